@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -54,8 +54,8 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 
 # The newest torch that was tried: the second pass of the tests. Without `tch`, whose crate links the torch of .venv.
 NEWEST := $(lastword $(TORCHES))
-# What builds, gates, and answers: MiniLM, the vision-language model, the stack of blocks, custom operators, eager, values.
-NEWEST_TESTS := minilm_ tied_ an_output_ vlm:: operators:: values:: moved::
+# A build, its gates and answers, custom operators, and older releases. `make test-newest NEWEST_TESTS=` runs all numerics.
+NEWEST_TESTS ?= tied_ an_output_ operators:: moved::releases
 
 NEWEST_ENV := .venv-torch-$(NEWEST)
 
@@ -115,6 +115,10 @@ test-long: test-build
 
 test-short: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out $(LONG_TESTS),$(RUST_TESTS)))
+
+sweep: ## `init`, `build` and `run` of all architectures that .venv has the packages of (ARGS="bert gpt2")
+	$(CARGO) build --bin precast
+	$(PY) tests/sweep/sweep.py --precast target/debug/precast $(ARGS)
 
 # Without make's own flags, which rustdoc would warn about.
 test-doc: test-build

@@ -137,9 +137,7 @@ fn a_mistake_in_a_name_that_the_spec_has() {
 
 #[test]
 fn a_warning_about_the_model_is_printed_once() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: trains");
-    sandbox.append("model.py", "# fake: returns text");
+    let sandbox = Sandbox::steered(&["trains", "returns text"]);
     let ran = sandbox.run(&["build", "-j", "1"]);
     let notes: Vec<_> = (ran.stderr.lines())
         .filter(|line| line.starts_with("note:"))
@@ -155,8 +153,7 @@ fn a_warning_about_the_model_is_printed_once() {
 
 #[test]
 fn a_bucket_that_takes_no_smaller_request_and_eager_that_nobody_asked_for() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: padding is refused batch=4");
+    let sandbox = Sandbox::steered(&["padding is refused batch=4"]);
     let errors = sandbox.run(&["build", "-j", "1"]).stderr;
     for line in [
         "exact sizes only affine batch=4: it refuses",
@@ -174,8 +171,7 @@ fn a_bucket_that_takes_no_smaller_request_and_eager_that_nobody_asked_for() {
 
 #[test]
 fn a_bucket_is_padded_in_the_dimensions_that_can_be() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: seq is exact");
+    let sandbox = Sandbox::steered(&["seq is exact"]);
     sandbox.edit("precast.toml", "[\"batch\", 3]", "[\"batch\", \"seq\"]");
     sandbox.append("precast.toml", "seq = [3]");
     let errors = sandbox.run(&["build", "-j", "1"]).stderr;
@@ -200,11 +196,7 @@ fn a_bucket_is_padded_in_the_dimensions_that_can_be() {
         sandbox.run(&["run", "affine", "--inputs", "x.safetensors"])
     };
     let padded = run(&[3, 3]);
-    assert!(
-        padded.stdout.contains("padded from batch=3 seq=3"),
-        "{}",
-        padded.text()
-    );
+    padded.prints("padded from batch=3 seq=3");
     let refused = run(&[4, 2]);
     assert!(
         refused.code == 3 || refused.stdout.contains("eager"),
@@ -266,9 +258,7 @@ fn an_entry_that_fails() {
 #[test]
 fn a_file_of_weights_that_is_none() {
     let sandbox = Sandbox::new();
-    let entry = "entry = \"model:load\"";
-    let with = format!("{entry}\nweights = \"w.safetensors\"");
-    sandbox.edit("precast.toml", entry, &with);
+    sandbox.weights_file();
     // No Python is needed to say so.
     sandbox.script("worker", "exit 1");
     assert_run!(sandbox, ["build"], @"
@@ -309,19 +299,12 @@ fn a_file_of_weights_that_is_none() {
 #[test]
 fn a_module_path_that_does_not_exist() {
     let sandbox = Sandbox::new();
-    sandbox.edit(
-        "precast.toml",
-        "name = \"affine\"",
-        "name = \"affine\"\npath = \"encoder.layers.0\"",
-    );
+    sandbox.module("path = \"encoder.layers.0\"");
     // A second worker may or may not have made the model by then.
-    assert_run!(sandbox, ["build", "-j", "1"], @r#"
+    assert_run!(brief sandbox, ["build", "-j", "1"], @r#"
     exit code 2
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    capture: affine batch=1 ([TIME])
     error: the model has no submodule `encoder.layers.0`
       --> precast.toml:12:8
        |

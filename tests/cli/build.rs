@@ -20,9 +20,8 @@ fn states(ran: &str) -> Vec<(String, String)> {
 
 /// Runs a build and returns how many artifacts it compiled.
 fn compiled(sandbox: &Sandbox) -> u64 {
-    let ran = sandbox.run(&["build", "--format", "json"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    let ran = sandbox.ok(&["build", "--format", "json"]);
+    let last = ran.last();
     last["compiled"].as_u64().unwrap()
 }
 
@@ -139,7 +138,7 @@ fn a_model_that_goes_back_gets_its_weights_of_then_without_python() {
     };
     let first = weights(&sandbox);
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     assert_ne!(weights(&sandbox).1, first.1);
     sandbox.edit("model.py", "SCALE = 10.0", "SCALE = 2.0");
     sandbox.script("worker", "exit 1");
@@ -169,28 +168,17 @@ fn locked_fails_instead_of_compiling() {
     hint: run `precast build` where compiling is allowed, then deploy the store
     ");
     assert_eq!(compiled(&sandbox), 2);
-    assert_eq!(sandbox.run(&["build", "--locked"]).code, 0);
+    sandbox.ok(&["build", "--locked"]);
 }
 
 #[test]
 fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile fails batch=4");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    let sandbox = Sandbox::steered(&["compile fails batch=4"]);
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
-    shim: torch [TORCH] ([TIME])
-    compile: affine batch=4 ([TIME])
     failed: affine batch=4: the C++ compiler failed with exit code 1
-    compile: affine batch=1 ([TIME])
-    gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
     failed affine batch=4: the C++ compiler failed with exit code 1
            hint: other `options` or another `mode` may do; `enabled = false` leaves the module to eager
@@ -213,14 +201,8 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
         .unwrap()
         .iter()
         .find(|p| p["state"] == "failed" && p["bucket"] == "batch=4");
-    let log = sandbox.run(&["log", failed.unwrap()["id"].as_str().unwrap()]);
-    assert_eq!(log.code, 0, "{}", log.text());
-    assert!(
-        log.stdout
-            .contains("kernel.cpp:12: error: this line is in the log"),
-        "{}",
-        log.text()
-    );
+    let log = sandbox.ok(&["log", failed.unwrap()["id"].as_str().unwrap()]);
+    log.prints("kernel.cpp:12: error: this line is in the log");
     // The next build retries the failed program alone.
     sandbox.edit("model.py", "# fake: compile fails batch=4", "");
     assert_eq!(compiled(&sandbox), 1);
@@ -229,11 +211,7 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
 #[test]
 fn a_failure_under_raise_is_exit_code_1() {
     let sandbox = Sandbox::new();
-    sandbox.edit(
-        "precast.toml",
-        "name = \"affine\"",
-        "name = \"affine\"\nfail_policy = \"raise\"",
-    );
+    sandbox.module("fail_policy = \"raise\"");
     sandbox.append("model.py", "# fake: compile fails batch=4");
     assert_run!(sandbox, ["build", "-q", "-j", "1"], @"
     exit code 1
@@ -245,23 +223,12 @@ fn a_failure_under_raise_is_exit_code_1() {
 
 #[test]
 fn a_worker_that_dies_fails_one_program() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile dies batch=1");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    let sandbox = Sandbox::steered(&["compile dies batch=1"]);
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
-    shim: torch [TORCH] ([TIME])
-    compile: affine batch=4 ([TIME])
-    gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
-    compile: affine batch=1 ([TIME])
     failed: affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
     failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
            hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
@@ -321,25 +288,12 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
 
 #[test]
 fn artifacts_with_wrong_answers_are_not_published() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: answers wrong batch=1");
-    sandbox.append("model.py", "# fake: answers nan batch=4");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    let sandbox = Sandbox::steered(&["answers wrong batch=1", "answers nan batch=4"]);
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 1
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
-    shim: torch [TORCH] ([TIME])
-    compile: affine batch=1 ([TIME])
-    gate: affine batch=1 ([TIME])
     failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
-    compile: affine batch=4 ([TIME])
-    gate: affine batch=4 ([TIME])
     failed: affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
     failed affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
            hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
@@ -356,8 +310,7 @@ fn artifacts_with_wrong_answers_are_not_published() {
 
 #[test]
 fn an_interrupted_build_keeps_finished_programs() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile hangs batch=1");
+    let sandbox = Sandbox::steered(&["compile hangs batch=1"]);
     let mut command = sandbox.command(&["build", "-j", "1", "--format", "json"]);
     let child = command
         .stdout(Stdio::piped())
@@ -387,8 +340,7 @@ fn an_interrupted_build_keeps_finished_programs() {
 
 #[test]
 fn unanswered_sizes_are_reported() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "\n# fake: takes 2 to 40\n");
+    let sandbox = Sandbox::steered(&["takes 2 to 40"]);
     sandbox.append("precast.toml", "\n[compile]\nhealthcheck = false\n");
     let mut build = sandbox.command(&["build", "-j", "1"]);
     let ran = sandbox.output(build.env("FAKE_EAGER", "{}"));
@@ -399,19 +351,14 @@ fn unanswered_sizes_are_reported() {
         ran.text()
     );
     let plan = sandbox.run(&["plan"]);
-    assert!(
-        plan.stdout.contains("\n           batch 2 to 40\n"),
-        "{}",
-        plan.text()
-    );
+    plan.prints("\n           batch 2 to 40\n");
     let show = sandbox.run(&["show", "affine", "eager"]);
     let says = "eager runs it: it answers sizes that no bucket covers, batch 2 to 40\n";
-    assert!(show.stdout.contains(says), "{}", show.text());
+    show.prints(says);
 
     // Neither a larger nor a smaller request has an answer where nothing is padded and eager is left out.
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "\n# fake: padding is refused\n");
+    let sandbox = Sandbox::steered(&["padding is refused"]);
     let ran = sandbox.run(&["build"]);
     let refused = "; requests of other sizes than the buckets' are refused\n";
-    assert!(ran.stderr.contains(refused), "{}", ran.text());
+    ran.says(refused);
 }

@@ -7,11 +7,11 @@ use crate::{
 };
 
 fn faulty() -> Sandbox {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: finds print medium");
-    sandbox.append("model.py", "# fake: finds control-flow high");
-    sandbox.append("model.py", "# fake: finds expand low");
-    sandbox
+    Sandbox::steered(&[
+        "finds print medium",
+        "finds control-flow high",
+        "finds expand low",
+    ])
 }
 
 #[test]
@@ -58,8 +58,7 @@ fn the_spec_is_named_by_its_place_or_by_an_option() {
     std::fs::rename(sandbox.path("precast.toml"), sandbox.path("other.toml")).unwrap();
     for command in ["check", "plan"] {
         for args in [&["other.toml"][..], &["-f", "other.toml"]] {
-            let ran = sandbox.run(&[&[command], args].concat());
-            assert_eq!(ran.code, 0, "{}", ran.text());
+            sandbox.ok(&[&[command], args].concat());
         }
         let ran = sandbox.run(&[command, "other.toml", "-f", "other.toml"]);
         assert!(
@@ -68,7 +67,7 @@ fn the_spec_is_named_by_its_place_or_by_an_option() {
             ran.text()
         );
     }
-    assert_eq!(sandbox.run(&["build", "-q", "other.toml"]).code, 0);
+    sandbox.ok(&["build", "-q", "other.toml"]);
 }
 
 #[test]
@@ -104,21 +103,19 @@ fn a_clean_model() {
 
 #[test]
 fn the_exit_code_follows_the_severity_that_was_asked_for() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: finds print medium");
+    let sandbox = Sandbox::steered(&["finds print medium"]);
     for (severity, code) in [("high", 0), ("medium", 1), ("low", 1)] {
         assert_eq!(sandbox.run(&["check", "--fail-on", severity]).code, code);
     }
-    assert_eq!(sandbox.run(&["check", "--fail-on", "worst"]).code, 2);
-    assert_eq!(faulty().run(&["check"]).code, 1);
+    sandbox.run(&["check", "--fail-on", "worst"]).exits(2);
+    faulty().run(&["check"]).exits(1);
 }
 
 #[test]
 fn a_module_that_may_be_left_out_stops_no_build() {
     let sandbox = faulty();
-    let name = "name = \"affine\"\n";
-    sandbox.edit("precast.toml", name, &format!("{name}fullgraph = false\n"));
-    assert_eq!(sandbox.run(&["check"]).code, 0);
+    sandbox.module("fullgraph = false");
+    sandbox.ok(&["check"]);
 }
 
 #[test]
@@ -238,11 +235,7 @@ fn sizes_of_an_unknown_dimension_are_refused() {
     sandbox.write("sizes.json", "{\"seq\": [3]}");
     let ran = sandbox.run(&["check", "--sizes", "sizes.json"]);
     assert_eq!(ran.code, 2);
-    assert!(
-        ran.stderr.contains("no input has the dimension `seq`"),
-        "{}",
-        ran.text()
-    );
+    ran.says("no input has the dimension `seq`");
 }
 
 #[test]
@@ -264,20 +257,12 @@ fn a_build_is_predicted_from_earlier_ones() {
 fn a_failed_build_prints_the_finding_that_stops_it() {
     let sandbox = faulty();
     sandbox.append("model.py", "# fake: capture fails");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 1
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    check: affine batch=1 ([TIME])
     failed: affine batch=1: the fake model can't be captured
-    capture: affine batch=4 ([TIME])
     failed: affine batch=4: the fake model can't be captured
-    capture: affine eager ([TIME])
-    shim: torch [TORCH] ([TIME])
     failed affine batch=1: model.py:1: the fake model can't be captured
            hint: make it simpler
            `precast log [ID]` prints the whole log
@@ -297,7 +282,7 @@ fn a_failed_build_prints_the_finding_that_stops_it() {
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
     ");
     let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
-    let last: serde_json::Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    let last = ran.last();
     check("build", &last);
     assert_eq!(
         last["findings"][0]["findings"][0]["category"],
@@ -317,9 +302,8 @@ fn a_report_has_the_findings_of_a_check() {
     let found = sandbox.run(&["check", "--format", "json"]);
     sandbox.write("check.json", &found.stdout);
     sandbox.edit("model.py", "# fake: finds control-flow high\n", "");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    let ran = sandbox.run(&["report", "--check", "check.json"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&["build", "-q"]);
+    sandbox.ok(&["report", "--check", "check.json"]);
     let page = std::fs::read_to_string(sandbox.path("report.html")).unwrap();
     for part in [
         "What checks found",
@@ -334,8 +318,7 @@ fn a_report_has_the_findings_of_a_check() {
     check("report", &document);
     assert_eq!(document["checks"][0]["model"], "fake");
     sandbox.write("check.json", "{\"schema\": 1}");
-    let ran = sandbox.run(&["report", "--check", "check.json"]);
-    assert_eq!(ran.code, 2, "{}", ran.text());
+    sandbox.run(&["report", "--check", "check.json"]).exits(2);
 }
 
 #[test]

@@ -57,8 +57,7 @@ fn a_missing_library_is_named_with_its_user_and_where_it_was_looked_for() {
     let sandbox = Sandbox::built();
     let torch = wheels(&sandbox);
     fs::remove_file(sandbox.path("site-packages/nvidia/cu13/lib/libcudart.so.13")).unwrap();
-    let ran = sandbox.run(&DEPS);
-    assert_eq!(ran.code, 1, "{}", ran.text());
+    let ran = sandbox.run(&DEPS).exits(1);
     let line = ran
         .stdout
         .lines()
@@ -72,14 +71,8 @@ fn a_missing_library_is_named_with_its_user_and_where_it_was_looked_for() {
     check("deps", &sandbox.json(&DEPS));
     // A file that is no library.
     fs::write(torch.join("lib/libc10.so"), "text").unwrap();
-    let ran = sandbox.run(&DEPS);
-    assert_eq!(ran.code, 2, "{}", ran.text());
-    assert!(
-        ran.stderr
-            .contains("torch/lib/libc10.so` is not a sound 64-bit shared object"),
-        "{}",
-        ran.text()
-    );
+    let ran = sandbox.run(&DEPS).exits(2);
+    ran.says("torch/lib/libc10.so` is not a sound 64-bit shared object");
 }
 
 #[test]
@@ -88,29 +81,21 @@ fn a_torch_that_the_release_is_not_for_is_a_warning() {
     let torch = wheels(&sandbox);
     let text = "__version__ = '2.99.0'\ncuda = None\ngit_version = 'abc'\n";
     fs::write(torch.join("version.py"), text).unwrap();
-    let ran = sandbox.run(&DEPS);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(
-        ran.stderr.contains("warning: torch 2.99.0 in `[ROOT]/site-packages/torch/lib` is not the one of the release: 2."),
-        "{}",
-        ran.text()
-    );
+    let ran = sandbox.ok(&DEPS);
+    ran.says("warning: torch 2.99.0 in `[ROOT]/site-packages/torch/lib` is not the one of the release: 2.");
 }
 
 #[test]
 fn missing_releases_and_libraries_are_errors() {
     let sandbox = Sandbox::built();
     wheels(&sandbox);
-    let ran = sandbox.run(&["deps", "other", "--libtorch", "site-packages/torch"]);
-    assert_eq!(ran.code, 3, "{}", ran.text());
-    let ran = sandbox.run(&["deps", "fake", "--libtorch", "nowhere"]);
-    assert_eq!(ran.code, 2, "{}", ran.text());
-    assert!(
-        ran.stderr
-            .contains("there is no `libtorch_cpu.so` in `nowhere/lib` or `nowhere`"),
-        "{}",
-        ran.text()
-    );
+    sandbox
+        .run(&["deps", "other", "--libtorch", "site-packages/torch"])
+        .exits(3);
+    let ran = sandbox
+        .run(&["deps", "fake", "--libtorch", "nowhere"])
+        .exits(2);
+    ran.says("there is no `libtorch_cpu.so` in `nowhere/lib` or `nowhere`");
 }
 
 #[test]
@@ -177,20 +162,13 @@ fn a_gpu_release_needs_the_cuda_half() {
     store.records().put_program(&program).unwrap();
     release.programs = vec![program.id];
     store.releases().put(&release).unwrap();
-    let ran = sandbox.run(&DEPS);
-    assert_eq!(ran.code, 1, "{}", ran.text());
-    assert!(
-        ran.stdout
-            .contains("missing: libtorch_cuda.so, needed by precast;"),
-        "{}",
-        ran.text()
-    );
+    let ran = sandbox.run(&DEPS).exits(1);
+    ran.prints("missing: libtorch_cuda.so, needed by precast;");
     let lib = torch.join("lib");
     let needed = ["libtorch_cpu.so", "libcuda.so.1"];
     link(&lib.join("libtorch_cuda.so"), &needed, &[]);
     link(&lib.join("libtorch_cuda_linalg.so"), &[], &[]);
-    let ran = sandbox.run(&DEPS);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.ok(&DEPS);
     let lines = ran.stdout.lines();
     let lines: Vec<Vec<&str>> = lines
         .map(|line| line.split_whitespace().collect())
@@ -205,6 +183,6 @@ fn a_gpu_release_needs_the_cuda_half() {
         ["libtorch_cuda.so,", "while", "it", "runs", "torch/lib"]
     );
     // The driver is the host's own, be it there or not.
-    assert!(ran.stdout.contains("libcuda.so.1"), "{}", ran.text());
+    ran.prints("libcuda.so.1");
     assert_eq!(sandbox.json(&DEPS)["cuda"], true);
 }

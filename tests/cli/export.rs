@@ -31,7 +31,7 @@ fn the_folder_has_the_program_the_store_and_the_libraries() {
     let sandbox = Sandbox::built();
     // A second release: only the newest one is copied, with its number.
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     wheels(&sandbox);
     let mut before = names(&sandbox);
     let ran = export(&sandbox, &["out/host", "fake", "--format", "json"]);
@@ -145,7 +145,7 @@ fn only_a_new_or_an_empty_folder_is_written() {
         for args in [&[folder][..], &[folder, "-n"]] {
             let ran = export(&sandbox, args);
             assert_eq!(ran.code, 2, "{}", ran.text());
-            assert!(ran.stderr.contains(why), "{}", ran.text());
+            ran.says(why);
         }
     }
     assert_eq!(names(&sandbox), before);
@@ -167,13 +167,7 @@ fn an_export_that_could_not_run_is_refused_and_leaves_nothing() {
     link(&torch.join("lib/libc10.so"), &["libown.so"], &[]);
     let missing = export(&sandbox, &["out", "fake"]);
     assert_eq!(missing.code, 2, "{}", missing.text());
-    assert!(
-        missing
-            .stderr
-            .contains("`libown.so` is missing, needed by libc10.so;"),
-        "{}",
-        missing.text()
-    );
+    missing.says("`libown.so` is missing, needed by libc10.so;");
     assert_eq!(names(&sandbox), before);
 
     // It is found by its absolute path here, and by `$ORIGIN` in the copy.
@@ -187,14 +181,10 @@ fn an_export_that_could_not_run_is_refused_and_leaves_nothing() {
     let far = sandbox.path("far");
     let mut command = sandbox.command(&["export", "out", "--libtorch", "site-packages/torch"]);
     // In the copy nothing leads from it to the other one.
-    let lost = sandbox.output(command.env("LD_LIBRARY_PATH", &far));
-    assert_eq!(lost.code, 2, "{}", lost.text());
-    assert!(
-        lost.stderr
-            .contains("`libown.so` would not find `[ROOT]/far/libfar.so` in the folder"),
-        "{}",
-        lost.text()
-    );
+    let lost = sandbox
+        .output(command.env("LD_LIBRARY_PATH", &far))
+        .exits(2);
+    lost.says("`libown.so` would not find `[ROOT]/far/libfar.so` in the folder");
     assert!(!sandbox.path("out").exists());
     link(&other.join("libown.so"), &[], &[]);
     let found = export(&sandbox, &["out", "fake"]);
@@ -279,12 +269,7 @@ fn a_killed_export_is_removed_by_the_next_one() {
     );
     let ran = export(&sandbox, &["other"]);
     assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(
-        ran.stderr
-            .contains("removed 1 folder of exports that were killed"),
-        "{}",
-        ran.text()
-    );
+    ran.says("removed 1 folder of exports that were killed");
     let mut after = before;
     after.push(sandbox.path("other"));
     after.sort();

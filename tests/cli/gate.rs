@@ -15,8 +15,7 @@ fn built(lines: &[&str], args: &[&str]) -> (Sandbox, Value) {
     for line in lines {
         sandbox.append("model.py", line);
     }
-    let ran = sandbox.run(&[&["build", "--only", FOUR], args].concat());
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&[&["build", "--only", FOUR], args].concat());
     let listed = sandbox.json(&["ls"]);
     let id = listed["programs"][0]["id"].as_str().unwrap();
     let record = sandbox.json(&["show", id]);
@@ -39,13 +38,11 @@ fn a_receipt_says_whether_two_runs_are_equal() {
 
 #[test]
 fn an_object_that_asks_for_an_executable_stack_is_not_published() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: link -Wl,-z,execstack");
-    sandbox.append("model.py", "# fake: link -Wl,-rpath,/elsewhere");
+    let sandbox = Sandbox::steered(&["link -Wl,-z,execstack", "link -Wl,-rpath,/elsewhere"]);
     let ran = sandbox.run(&["build", "--only", FOUR]);
     let line = "failed affine batch=4: the artifact's shared object is refused: it asks for an executable stack, it says \
         where libraries are looked for (RPATH or RUNPATH)\n";
-    assert!(ran.text().contains(line), "{}", ran.text());
+    ran.shows(line);
     assert_eq!(sandbox.json(&["ls"])["programs"][0]["state"], "failed");
 }
 
@@ -58,7 +55,7 @@ fn an_object_that_exports_the_cpp_library_is_not_published() {
     }
     let ran = sandbox.run(&["build", "--only", FOUR]);
     let line = format!("failed affine batch=4: the artifact's {refused}\n");
-    assert!(ran.text().contains(&line), "{}", ran.text());
+    ran.shows(&line);
 
     let sandbox = Sandbox::new();
     sandbox.write(
@@ -82,13 +79,8 @@ fn an_object_that_exports_the_cpp_library_is_not_published() {
     let mut build = sandbox.command(&["build", "--only", FOUR]);
     let ran = sandbox.output(build.env("FAKE_SHIM", sandbox.path("answer")));
     assert_ne!(ran.code, 0);
-    assert!(
-        ran.text()
-            .contains(&format!("error: the shim's {refused}\n")),
-        "{}",
-        ran.text()
-    );
-    assert!(ran.text().contains("`CXX`"), "{}", ran.text());
+    ran.shows(&format!("error: the shim's {refused}\n"));
+    ran.shows("`CXX`");
 }
 
 #[test]
@@ -116,19 +108,14 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     hint: batch=4 covers it, and its record says why it can't be padded into
     ");
     sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
-    assert_eq!(
-        sandbox
-            .run(&[
-                "run",
-                "affine",
-                "--model",
-                "fake@1",
-                "--inputs",
-                "x.safetensors"
-            ])
-            .code,
-        0
-    );
+    sandbox.ok(&[
+        "run",
+        "affine",
+        "--model",
+        "fake@1",
+        "--inputs",
+        "x.safetensors",
+    ]);
 }
 
 /// Returns a build command whose gates report these figures: `beside` while other tasks run, `alone` in an exclusive
@@ -182,8 +169,7 @@ fn a_gate_out_of_memory_is_retried_exclusively() {
         env!("CARGO_BIN_EXE_precast"),
     );
     sandbox.script("gate", &script);
-    let ran = sandbox.output(&mut build);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.output(&mut build).exits(0);
     let again = ran.stderr.matches("CUDA out of memory").count();
     assert_eq!(again, 1, "{}", ran.text());
     assert!(
@@ -242,8 +228,7 @@ fn only_a_slower_artifact_of_an_exclusive_run_is_marked() {
     ];
     for (beside, alone, says, measured) in cases {
         let sandbox = Sandbox::new();
-        let ran = sandbox.output(&mut timed(&sandbox, beside, alone));
-        assert_eq!(ran.code, 0, "{}", ran.text());
+        let ran = sandbox.output(&mut timed(&sandbox, beside, alone)).exits(0);
         let lines: Vec<&str> = ran.stderr.lines().collect();
         let at = |start: &str| {
             let all = lines.iter().enumerate();
@@ -285,9 +270,8 @@ fn a_measurement_waits_for_no_unneeded_model() {
     let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
     // So many workers that one has nothing else to do, however slow the compiles.
     let mut command = timed_by("6", &sandbox, &slow, &fast);
-    let ran = sandbox.output(command.arg("-v"));
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(ran.stderr.contains("measure: affine"), "{}", ran.text());
+    let ran = sandbox.output(command.arg("-v")).exits(0);
+    ran.says("measure: affine");
     assert_eq!(faster(&sandbox), "artifact");
 }
 
@@ -295,8 +279,7 @@ fn a_measurement_waits_for_no_unneeded_model() {
 fn a_program_with_other_weights_is_measured_again() {
     let sandbox = Sandbox::new();
     let slow = took(300.0, 100.0, 20);
-    let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow));
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.output(&mut timed(&sandbox, &slow, &slow)).exits(0);
     let faster = || {
         sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
     };
@@ -308,12 +291,7 @@ fn a_program_with_other_weights_is_measured_again() {
     // With other weights it is gated.
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
     let ran = sandbox.output(&mut timed(&sandbox, &took(100.0, 300.0, 0), &slow));
-    assert!(
-        ran.stderr
-            .contains("built 2 programs, 0 artifacts compiled"),
-        "{}",
-        ran.text()
-    );
+    ran.says("built 2 programs, 0 artifacts compiled");
     assert_eq!(faster(), "artifact");
 }
 
@@ -324,8 +302,7 @@ fn faster(sandbox: &Sandbox) -> Value {
 
 /// Builds all, and returns for each program that was built whether it was not gated again, with the exit code.
 fn gated_before(sandbox: &Sandbox, args: &[&str]) -> Vec<bool> {
-    let ran = sandbox.run(&[&["build", "--format", "json", "-j", "1"], args].concat());
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.ok(&[&["build", "--format", "json", "-j", "1"], args].concat());
     let lines = ran.stdout.lines();
     let lines: Vec<Value> = lines
         .map(|line| serde_json::from_str(line).unwrap())
@@ -355,16 +332,10 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     let sandbox = Sandbox::built();
     let first = sandbox.json(&["show", FOUR]);
     sandbox.append("model.py", "# a comment");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 0
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
     gate: affine batch=1: that of [ID] holds, it looked at the same
     published: affine batch=1 [ID]
     gate: affine batch=4: that of [ID] holds, it looked at the same
@@ -382,7 +353,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
         first["receipt"]["gate_given"]
     );
     let shown = sandbox.run(&["show", FOUR]);
-    assert!(shown.stdout.contains("gated       as "), "{}", shown.text());
+    shown.prints("gated       as ");
     // The first gate is named, however often it is taken over.
     sandbox.append("model.py", "# another comment");
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
@@ -404,14 +375,14 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     assert_eq!(gated_before(&sandbox, &[]), [false, false], "tolerances");
     comment();
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]
 fn the_change_of_the_graph_is_reported() {
     let sandbox = Sandbox::built();
     sandbox.append("model.py", "# a comment");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let id = |name: &str| {
         sandbox.json(&["show", name])["id"]
             .as_str()
@@ -445,7 +416,7 @@ fn the_change_of_the_graph_is_reported() {
     the captured graph is the same, and so are its artifacts
     ");
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let why = sandbox.json(&["why", FOUR]);
     crate::schemas::check("why", &why);
     assert_eq!(why["why"][0]["graph"]["is"], "changed", "{why}");
@@ -471,6 +442,6 @@ fn the_change_of_the_graph_is_reported() {
     crate::schemas::check("plan", &plan);
     assert_eq!(plan["programs"][0]["capture_only"], true, "{plan}");
     let ran = sandbox.run(&["build", "--format", "json"]);
-    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    let last = ran.last();
     assert_eq!(last["compiled"], 0, "{last}");
 }

@@ -114,9 +114,7 @@ fn inputs_from_the_command_line_and_buckets_from_a_file() {
 
 #[test]
 fn nested_inputs_are_left_to_the_samples() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: inputs are nested");
-    sandbox.append("model.py", "# fake: capture fails");
+    let sandbox = Sandbox::steered(&["inputs are nested", "capture fails"]);
     assert_run!(sandbox, FROM_SAMPLE, @"
     exit code 0
     ----- stderr

@@ -31,7 +31,7 @@ fn programs_are_listed_and_shown() {
     let id = programs[0]["id"].as_str().unwrap();
     // Any unique prefix is accepted.
     for id in [id, &id[..12], &id[..6]] {
-        assert_eq!(sandbox.run(&["show", id]).code, 0);
+        sandbox.ok(&["show", id]);
     }
     // tests/inspect.rs has a snapshot of a whole program.
     let shown = sandbox.run(&["show", &id[..12]]).stdout;
@@ -64,6 +64,6 @@ fn help_and_version_are_data() {
 
     For more information, try '--help'.
     ");
-    assert_eq!(sandbox.run(&["--help"]).code, 0);
-    assert_eq!(sandbox.run(&["build", "--help"]).code, 0);
+    sandbox.ok(&["--help"]);
+    sandbox.ok(&["build", "--help"]);
 }

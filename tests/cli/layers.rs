@@ -23,7 +23,7 @@ fn every_layer_decides_unless_a_stronger_one_does() {
         name,
         &format!("{name}mode = \"max-autotune\"\n"),
     );
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     assert_run!(sandbox, ["plan", "-v", "--only", "* batch=2", "--set", "fullgraph=true", "--set", "first.options.b=9", "--set", "first.fullgraph = false"], @r#"
     exit code 0
     ----- stdout
@@ -64,7 +64,7 @@ fn every_layer_decides_unless_a_stronger_one_does() {
 #[test]
 fn settings_of_the_command_line_are_built_and_the_spec_comes_back() {
     let sandbox = two();
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let plain = id(&sandbox, "first");
     assert_run!(sandbox, ["plan", "--set", "first.mode=reduce-overhead"], @r#"
     exit code 0
@@ -76,12 +76,7 @@ fn settings_of_the_command_line_are_built_and_the_spec_comes_back() {
     skip  second eager  the fake model has no dynamic dimensions
     2 of 3 programs would be built
     "#);
-    assert_eq!(
-        sandbox
-            .run(&["build", "-q", "--set", "first.mode=reduce-overhead"])
-            .code,
-        0
-    );
+    sandbox.ok(&["build", "-q", "--set", "first.mode=reduce-overhead"]);
     assert_ne!(id(&sandbox, "first"), plain);
     assert_eq!(
         compiled_with(&sandbox, "first"),

@@ -6,10 +6,8 @@ use crate::sandbox::{Sandbox, alive, wait_until};
 
 #[test]
 fn a_worker_over_its_memory_limit_fails_one_program() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile eats batch=1");
-    let ran = sandbox.run(&["build", "-j", "1", "--memory", "300MiB"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let sandbox = Sandbox::steered(&["compile eats batch=1"]);
+    let ran = sandbox.ok(&["build", "-j", "1", "--memory", "300MiB"]);
     let text = ran.text();
     assert!(
         text.contains("failed affine batch=1: the worker took too much memory: ")
@@ -24,27 +22,17 @@ fn a_worker_over_its_memory_limit_fails_one_program() {
 
 #[test]
 fn a_worker_that_hangs_fails_one_program() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile hangs batch=4");
-    assert_eq!(
-        sandbox
-            .run(&["build", "-q", "-j", "1", "--timeout", "15"])
-            .code,
-        0
-    );
+    let sandbox = Sandbox::steered(&["compile hangs batch=4"]);
+    sandbox.ok(&["build", "-q", "-j", "1", "--timeout", "15"]);
     let ran = sandbox.run(&["ls"]);
-    assert!(ran.stdout.contains("batch=1"), "{}", ran.text());
+    ran.prints("batch=1");
     let shown = sandbox.json(&["ls"]);
     let failed = shown["programs"].as_array().unwrap().iter();
     let failed: Vec<_> = failed
         .filter(|p| p["state"] == "failed" && p["bucket"] == "batch=4")
         .collect();
     let log = sandbox.run(&["log", failed[0]["id"].as_str().unwrap()]);
-    assert!(
-        log.stdout.contains("the worker did not answer within 15 s"),
-        "{}",
-        log.text()
-    );
+    log.prints("the worker did not answer within 15 s");
 }
 
 #[test]
@@ -119,26 +107,25 @@ fn a_killed_build_leaves_no_process_and_its_folder_goes_with_the_next_command() 
     kill();
     let ran = sandbox.run(&["gc", "--dry-run"]);
     let message = "would remove 1 folder of builds that were killed\n";
-    assert!(ran.stderr.contains(message), "{}", ran.text());
+    ran.says(message);
     assert!(!sandbox.files("tmp").is_empty());
     let ran = sandbox.run(&["gc"]);
     let message = "removed 1 folder of builds that were killed\n";
-    assert!(ran.stderr.contains(message), "{}", ran.text());
+    ran.says(message);
     gone();
     kill();
-    assert_eq!(sandbox.run(&["verify", "--repair"]).code, 0);
+    sandbox.ok(&["verify", "--repair"]);
     gone();
     kill();
     sandbox.write("go", "");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     gone();
 }
 
 #[test]
 fn a_trace_has_a_lane_for_each_worker() {
     let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["build", "-q", "-j", "2", "--trace", "trace.json"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&["build", "-q", "-j", "2", "--trace", "trace.json"]);
     let text = std::fs::read_to_string(sandbox.path("trace.json")).unwrap();
     let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
     let slices = trace["traceEvents"].as_array().unwrap();

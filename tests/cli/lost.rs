@@ -10,33 +10,19 @@ use std::{
 
 use crate::sandbox::{Ran, Sandbox, assert_ran, assert_run};
 
-const RUN: [&str; 7] = [
-    "run",
-    "affine",
-    "--inputs",
-    "x.safetensors",
-    "--outputs",
-    "y.safetensors",
-    "-q",
-];
-
 /// A sandbox whose model is built at one bucket. Its eager program has failed.
 fn built() -> Sandbox {
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [4]");
-    let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    let values: Vec<f32> = (0..12).map(|i| i as f32).collect();
-    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &values)]);
+    sandbox.ok(&["build", "-q"]);
+    sandbox.rows(4);
     answers(&sandbox);
     sandbox
 }
 
 fn answers(sandbox: &Sandbox) {
-    let ran = sandbox.run(&RUN);
-    assert_eq!(ran.code, 0, "{}", ran.text());
     let expected: Vec<f32> = (0..12).map(|i| 2.0 * i as f32 + 1.0).collect();
-    assert_eq!(sandbox.tensor("y.safetensors").1, expected);
+    assert_eq!(sandbox.answer(&[]), expected);
 }
 
 /// Returns every file of the store that a build publishes, relative to it.
@@ -116,12 +102,10 @@ fn a_build_makes_good_the_loss_of_any_one_file() {
                     eprintln!("{} {how}", path.display());
                     copy(&store, &sandbox);
                     damage(&sandbox.path("artifacts").join(path), how);
-                    let ran = sandbox.run(&["build"]);
-                    assert_eq!(ran.code, 0, "{}", ran.text());
+                    sandbox.ok(&["build"]);
                     answers(&sandbox);
-                    let ran = sandbox.run(&["verify"]);
-                    assert_eq!(ran.code, 0, "{}", ran.text());
-                    assert!(ran.stdout.contains("sound"), "{}", ran.text());
+                    let ran = sandbox.ok(&["verify"]);
+                    ran.prints("sound");
                 }
             });
         }
@@ -145,37 +129,26 @@ fn lost_weights_come_back_without_python_where_they_are_somewhere() {
     let [object, ready] = weights(&sandbox);
     for how in ["deleted", "changed"] {
         damage(&object, how);
-        assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-        assert_eq!(sandbox.run(&["verify"]).code, 0);
+        sandbox.ok(&["build", "-q"]);
+        sandbox.ok(&["verify"]);
         damage(&object, how);
-        let ran = sandbox.run(&["verify", "--repair"]);
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        assert!(
-            ran.stdout.contains("1 object made again from `ready/`"),
-            "{}",
-            ran.text()
-        );
+        let ran = sandbox.ok(&["verify", "--repair"]);
+        ran.prints("1 object made again from `ready/`");
         assert!(ready.exists());
         answers(&sandbox);
     }
     // From the file that the spec names.
     let sandbox = Sandbox::new();
     sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [4]");
-    let entry = "entry = \"model:load\"";
-    sandbox.edit(
-        "precast.toml",
-        entry,
-        &format!("{entry}\nweights = \"w.safetensors\""),
-    );
+    sandbox.weights_file();
     sandbox.tensors("w.safetensors", &[("scale", &[1], &[2.0])]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     sandbox.script("worker", "exit 1");
     for path in weights(&sandbox) {
         fs::remove_file(path).unwrap();
     }
-    let ran = sandbox.run(&["build"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["build"]);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]
@@ -184,17 +157,11 @@ fn parts_that_a_repair_set_aside_are_rebuilt() {
     for path in weights(&sandbox) {
         fs::remove_file(path).unwrap();
     }
-    let ran = sandbox.run(&["verify", "--repair"]);
-    assert_eq!(ran.code, 3, "{}", ran.text());
-    assert!(
-        ran.stderr
-            .contains("`precast build` makes what was lost again"),
-        "{}",
-        ran.text()
-    );
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    let ran = sandbox.run(&["verify", "--repair"]).exits(3);
+    ran.says("`precast build` makes what was lost again");
+    sandbox.ok(&["build", "-q"]);
     answers(&sandbox);
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]
@@ -212,20 +179,11 @@ fn a_lost_file_is_named_and_not_called_there() {
     skip  affine eager  the fake model has no dynamic dimensions
     1 of 1 programs would be built
     ");
-    let locked = sandbox.run(&["build", "--locked"]);
-    assert_eq!(locked.code, 1, "{}", locked.text());
-    assert!(
-        locked.stderr.contains("1 of 1 programs are missing"),
-        "{}",
-        locked.text()
-    );
+    let locked = sandbox.run(&["build", "--locked"]).exits(1);
+    locked.says("1 of 1 programs are missing");
     // Its gate runs again: the new artifact may have other bytes.
     let ran = sandbox.run(&["build"]);
-    assert!(
-        ran.stderr.contains("gate: affine batch=4"),
-        "{}",
-        ran.text()
-    );
+    ran.says("gate: affine batch=4");
     assert!(
         !ran.stderr.contains("published fake release"),
         "{}",

@@ -32,7 +32,6 @@ pub fn built(name: &str) -> Sandbox {
     sandbox.edit("model.py", "encoder.layer.1", "bert.encoder.layer.1");
     fs::create_dir(sandbox.path(".venv")).unwrap();
     std::os::unix::fs::symlink(crate::sandbox::LIBTORCH, sandbox.path(".venv/libtorch")).unwrap();
-    let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&["build", "-q"]);
     sandbox
 }

@@ -1,36 +1,29 @@
 //! Releases from the command line: whole or not at all, loaded by name, and back in one command.
 
-use crate::sandbox::{LIBTORCH, assert_ran, wait_until};
-use crate::sandbox::{Sandbox, assert_run};
+use crate::sandbox::{LIBTORCH, RUN, Sandbox, assert_ran, assert_run, wait_until};
 
 #[test]
 fn a_named_release_is_whole_or_not_there() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile fails batch=4");
-    let failed = sandbox.run(&["build", "-q", "-j", "1", "--release", "v1"]);
-    assert_eq!(failed.code, 1, "{}", failed.text());
-    assert!(
-        failed
-            .stderr
-            .contains("release `v1` would lack 1 of 3 programs"),
-        "{}",
-        failed.text()
-    );
+    let sandbox = Sandbox::steered(&["compile fails batch=4"]);
+    let failed = sandbox
+        .run(&["build", "-q", "-j", "1", "--release", "v1"])
+        .exits(1);
+    failed.says("release `v1` would lack 1 of 3 programs");
     assert_eq!(
         sandbox.json(&["release", "ls"])["releases"],
         serde_json::json!([])
     );
     // Finished programs are kept, but a part of them makes no named release.
     let sandbox = Sandbox::new();
-    let part = sandbox.run(&["build", "-q", "--only", "affine batch=1", "--release", "v1"]);
-    assert_eq!(part.code, 1, "{}", part.text());
-    assert!(part.stderr.contains("would lack 1 of"), "{}", part.text());
+    let part = sandbox
+        .run(&["build", "-q", "--only", "affine batch=1", "--release", "v1"])
+        .exits(1);
+    part.says("would lack 1 of");
     assert_eq!(
         sandbox.json(&["release", "ls"])["releases"],
         serde_json::json!([])
     );
-    let rest = sandbox.run(&["build", "-q", "--only", "affine batch=4", "--release", "v1"]);
-    assert_eq!(rest.code, 0, "{}", rest.text());
+    sandbox.ok(&["build", "-q", "--only", "affine batch=4", "--release", "v1"]);
     let all = sandbox.json(&["release", "ls"]);
     assert_eq!(all["releases"][0]["name"], "v1");
     assert_eq!(all["releases"][0]["programs"].as_array().unwrap().len(), 2);
@@ -39,24 +32,11 @@ fn a_named_release_is_whole_or_not_there() {
 #[test]
 fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
     let sandbox = Sandbox::new();
-    sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
-    let answers = |model: &[&str]| {
-        let args = [
-            "run",
-            "affine",
-            "--inputs",
-            "x.safetensors",
-            "--outputs",
-            "y.safetensors",
-            "-q",
-        ];
-        let ran = sandbox.run(&[&args, model].concat());
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        sandbox.tensor("y.safetensors").1
-    };
-    assert_eq!(sandbox.run(&["build", "-q", "--release", "v1"]).code, 0);
+    sandbox.rows(1);
+    let answers = |model: &[&str]| sandbox.answer(model);
+    sandbox.ok(&["build", "-q", "--release", "v1"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q", "--release", "v2"]).code, 0);
+    sandbox.ok(&["build", "-q", "--release", "v2"]);
     assert_eq!(answers(&[]), [3.0, 5.0, 7.0]);
     assert_eq!(answers(&["--model", "fake@v1"]), [1.0, 3.0, 5.0]);
     assert_run!(sandbox, ["release", "rollback", "fake"], @"
@@ -67,12 +47,7 @@ fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
     assert_eq!(answers(&[]), [1.0, 3.0, 5.0]);
     // The releases that stay keep all they need.
     let gc = sandbox.run(&["gc", "--unreleased", "--keep-releases", "1"]);
-    assert!(
-        gc.stdout
-            .contains("deleted 2 releases, 2 programs, 2 artifacts"),
-        "{}",
-        gc.text()
-    );
+    gc.prints("deleted 2 releases, 2 programs, 2 artifacts");
     assert_eq!(answers(&[]), [1.0, 3.0, 5.0]);
 }
 
@@ -93,16 +68,10 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
         listed["programs"].as_array().unwrap().len()
     };
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_run!(sandbox, ["build", "-j", "1", "--only", "affine batch=4"], @"
+    assert_run!(brief sandbox, ["build", "-j", "1", "--only", "affine batch=4"], @"
     exit code 0
     ----- stderr
     plan: 1 of 1 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=4 ([TIME])
-    compile: affine batch=4 ([TIME])
-    gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
     built 1 program, 1 artifact compiled ([TIME])
     published fake release 2, a partial one
@@ -160,27 +129,16 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
         (&4.into(), &true.into())
     );
     assert_eq!(back["release"]["programs"].as_array().unwrap().len(), 2);
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]
 fn a_partial_release_is_loaded_by_its_number_alone() {
     let sandbox = Sandbox::new();
     sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[0.0; 12])]);
-    let run = |model: &[&str]| {
-        let args = [
-            "run",
-            "affine",
-            "--inputs",
-            "x.safetensors",
-            "--outputs",
-            "y.safetensors",
-            "-q",
-        ];
-        sandbox.run(&[&args, model].concat())
-    };
+    let run = |model: &[&str]| sandbox.run(&[&RUN[..], model].concat());
     let part = ["build", "-q", "--only", "affine batch=4"];
-    assert_eq!(sandbox.run(&part).code, 0);
+    sandbox.ok(&part);
     assert_ran!(run(&[]), @"
     exit code 3
     ----- stderr
@@ -188,9 +146,9 @@ fn a_partial_release_is_loaded_by_its_number_alone() {
     hint: `precast build` makes the rest; `fake@1` names the last one
     ");
     assert_eq!(run(&["--model", "fake@1"]).code, 0);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&part).code, 0);
+    sandbox.ok(&part);
     for (model, answer) in [
         (&[][..], 1.0),
         (&["--model", "fake@3"], 3.0),
@@ -210,29 +168,15 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
         "\n[[module]]\nname = \"second\"\npath = \"encoder\"\n[module.inputs]\n\
         x = { dtype = \"float32\", shape = [\"rows\", 3] }\n[module.buckets]\nrows = [2]",
     );
-    let first = sandbox.run(&["build", "-q"]);
-    assert_eq!(first.code, 0, "{}", first.text());
+    sandbox.ok(&["build", "-q"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.append("model.py", "# fake: capture fails rows=2");
-    assert_run!(sandbox, ["build", "-j", "1"], @"
+    assert_run!(brief sandbox, ["build", "-j", "1"], @"
     exit code 1
     ----- stderr
     plan: 5 of 5 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
-    capture: second rows=2 ([TIME])
-    check: second rows=2 ([TIME])
     failed: second rows=2: the fake model can't be captured
-    capture: second eager ([TIME])
-    compile: affine batch=4 ([TIME])
-    gate: affine batch=4 ([TIME])
     published: affine batch=4 [ID]
-    compile: affine batch=1 ([TIME])
-    gate: affine batch=1 ([TIME])
     published: affine batch=1 [ID]
     failed second rows=2: model.py:1: the fake model can't be captured
            hint: make it simpler
@@ -249,12 +193,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
         "{document}"
     );
     assert_eq!(document["release"]["seq"], 1, "{document}");
-    let releases = || {
-        sandbox.json(&["release", "ls"])["releases"]
-            .as_array()
-            .unwrap()
-            .len()
-    };
+    let releases = || sandbox.releases();
     assert_eq!(releases(), 1);
     // A narrowed build of another module publishes nothing either.
     let (code, document) = finished(&sandbox, &["--only", "affine*"]);
@@ -265,15 +204,10 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     error: the spec has no module `other`
     hint: it has affine, second
     ");
-    assert_run!(sandbox, ["build", "--without", "second"], @"
+    assert_run!(brief sandbox, ["build", "--without", "second"], @"
     exit code 0
     ----- stderr
     plan: 1 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: second rows=2 ([TIME])
-    check: second rows=2 ([TIME])
     failed: second rows=2: the fake model can't be captured
     failed second rows=2: model.py:1: the fake model can't be captured
            hint: make it simpler
@@ -342,9 +276,9 @@ fn builders_of_one_change_publish_it_once() {
 #[test]
 fn a_release_is_named_by_its_number_wherever_a_model_is() {
     let sandbox = Sandbox::new();
-    assert_eq!(sandbox.run(&["build", "-q", "--release", "v1"]).code, 0);
+    sandbox.ok(&["build", "-q", "--release", "v1"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let id = |args: &[&str]| sandbox.json(args)["id"].as_str().unwrap().to_owned();
     let old = id(&["show", "fake@1", "affine", "batch=4"]);
     assert_eq!(old, id(&["show", "fake@v1 affine batch=4"]));
@@ -363,9 +297,8 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
     assert_eq!(report["models"][0]["release"], 1, "{report}");
     let all = sandbox.json(&["release", "ls", "fake@1"]);
     assert_eq!(all["releases"].as_array().unwrap().len(), 1);
-    assert_eq!(sandbox.run(&["diff", "fake@1", "fake@2"]).code, 0);
-    let log = sandbox.run(&["log", "fake@1 affine batch=4"]);
-    assert_eq!(log.code, 0, "{}", log.text());
+    sandbox.ok(&["diff", "fake@1", "fake@2"]);
+    sandbox.ok(&["log", "fake@1 affine batch=4"]);
     assert_run!(sandbox, ["show", "fake@1"], @"
     exit code 2
     ----- stderr
@@ -393,21 +326,11 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
     let back = sandbox.json(&["release", "rollback", "fake@1"]);
     assert_eq!(back["release"]["seq"], 3, "{back}");
     {
-        sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
+        sandbox.rows(1);
         for (model, answer) in [("fake@1", 1.0), ("fake@2", 3.0), ("fake", 1.0)] {
-            let args = [
-                "run",
-                "affine",
-                "--inputs",
-                "x.safetensors",
-                "--outputs",
-                "y.safetensors",
-            ];
-            let ran = sandbox.run(&[&args[..], &["--model", model]].concat());
-            assert_eq!(ran.code, 0, "{}", ran.text());
-            assert_eq!(sandbox.tensor("y.safetensors").1[0], answer, "{model}");
+            assert_eq!(sandbox.answer(&["--model", model])[0], answer, "{model}");
             let bench = ["bench", "affine", "--seconds", "0.01", "--model", model];
-            assert_eq!(sandbox.run(&bench).code, 0, "{model}");
+            sandbox.ok(&bench);
         }
         assert_run!(sandbox, ["run", "affine", "--inputs", "x.safetensors", "--model", "fake@9"], @"
     exit code 3
@@ -429,40 +352,25 @@ fn gc_keeps_the_release_of_a_loaded_model_and_programs_of_a_running_build() {
         runtime.load("fake").unwrap()
     };
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let gc = ["gc", "--unreleased", "--keep-releases", "1"];
     let held = sandbox.run(&gc);
-    assert!(
-        held.stdout
-            .contains("deleted 1 release, 0 programs, 0 artifacts"),
-        "{}",
-        held.text()
-    );
+    held.prints("deleted 1 release, 0 programs, 0 artifacts");
     drop(model);
     let free = sandbox.run(&gc);
-    assert!(
-        free.stdout
-            .contains("deleted 0 releases, 2 programs, 2 artifacts"),
-        "{}",
-        free.text()
-    );
+    free.prints("deleted 0 releases, 2 programs, 2 artifacts");
     // A build that takes long has found a program that no release has: its own has it at the end.
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile waits batch=4");
+    let sandbox = Sandbox::steered(&["compile waits batch=4"]);
     let part = ["build", "-q", "--release", "v1", "--only", "affine batch=1"];
-    assert_eq!(sandbox.run(&part).code, 1);
+    sandbox.run(&part).exits(1);
     let build = sandbox.command(&part[..4]).spawn().unwrap();
     wait_until("no compile", || sandbox.path("waiting").exists());
     let held = sandbox.run(&gc);
-    assert!(
-        held.stdout.contains("0 programs, 0 artifacts"),
-        "{}",
-        held.text()
-    );
+    held.prints("0 programs, 0 artifacts");
     sandbox.write("go", "");
     let built = build.wait_with_output().unwrap();
     assert!(built.status.success());
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]

@@ -4,28 +4,12 @@ use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 
 use precast::Store;
 
-use crate::sandbox::{Sandbox, assert_run, wait_until};
-
-/// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
-fn rows(sandbox: &Sandbox, count: usize) {
-    let values: Vec<f32> = (0..count * 3).map(|i| i as f32).collect();
-    sandbox.tensors("x.safetensors", &[("x", &[count, 3], &values)]);
-}
-
-const RUN: [&str; 7] = [
-    "run",
-    "affine",
-    "--inputs",
-    "x.safetensors",
-    "--outputs",
-    "y.safetensors",
-    "-q",
-];
+use crate::sandbox::{RUN, Sandbox, assert_run, wait_until};
 
 #[test]
 fn an_exact_bucket() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 4);
+    sandbox.rows(4);
     assert_run!(sandbox, RUN, @"
     exit code 0
     ----- stdout
@@ -42,24 +26,21 @@ fn an_exact_bucket() {
 
 #[test]
 fn warnings_of_libtorch_are_printed_on_request() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: run warns");
-    let built = sandbox.run(&["build"]);
-    assert_eq!(built.code, 0, "{}", built.text());
+    let sandbox = Sandbox::steered(&["run warns"]);
+    let built = sandbox.ok(&["build"]);
     assert!(!built.text().contains("fake artifact warns"));
-    rows(&sandbox, 4);
-    let ran = sandbox.run(&RUN);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.rows(4);
+    let ran = sandbox.ok(&RUN);
     assert!(!ran.text().contains("fake artifact warns"));
     let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
     let ran = sandbox.run(&loud);
-    assert!(ran.stderr.contains("fake artifact warns"), "{}", ran.text());
+    ran.says("fake artifact warns");
 }
 
 #[test]
 fn the_smallest_bucket_that_covers_padded_and_sliced_back() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 3);
+    sandbox.rows(3);
     assert_run!(sandbox, RUN, @"
     exit code 0
     ----- stdout
@@ -78,9 +59,9 @@ fn the_smallest_bucket_that_covers_padded_and_sliced_back() {
 fn weights_are_bound_at_load() {
     let sandbox = Sandbox::built();
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    rows(&sandbox, 1);
-    assert_eq!(sandbox.run(&RUN).code, 0);
+    sandbox.ok(&["build", "-q"]);
+    sandbox.rows(1);
+    sandbox.ok(&RUN);
     assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 11.0, 21.0]);
 }
 
@@ -91,28 +72,18 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
         let shape = [values.len()];
         sandbox.tensors("w.safetensors", &[(name, &shape[..], values)]);
     };
-    let answer = || {
-        let ran = sandbox.run(&RUN);
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        sandbox.tensor("y.safetensors").1
-    };
-    let entry = "entry = \"model:load\"";
-    let with = format!("{entry}\nweights = \"w.safetensors\"");
-    sandbox.edit("precast.toml", entry, &with);
+    let answer = || sandbox.answer(&[]);
+    sandbox.weights_file();
     weights("scale", &[10.0]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    rows(&sandbox, 1);
+    sandbox.ok(&["build", "-q"]);
+    sandbox.rows(1);
     assert_eq!(answer(), [1.0, 11.0, 21.0]);
     let worker = std::fs::read_to_string(sandbox.path("worker")).unwrap();
     sandbox.script("worker", "exit 1");
     weights("scale", &[3.0]);
     let ran = sandbox.run(&["build"]);
     assert_eq!(ran.code, 0);
-    assert!(
-        ran.stderr.contains("its weights changed: "),
-        "{}",
-        ran.stderr
-    );
+    ran.says("its weights changed: ");
     assert_eq!(answer(), [1.0, 4.0, 7.0]);
     let mut loud = RUN.to_vec();
     loud[6] = "-v";
@@ -122,7 +93,7 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
         "input x: float32 [1, 3]",
         "asked for batch=1, answered by batch=1 (exact)",
     ] {
-        assert!(ran.stderr.contains(line), "{}", ran.stderr);
+        ran.says(line);
     }
     // The model refuses other tensors.
     sandbox.script("worker", worker.trim_start_matches("#!/bin/sh\n"));
@@ -148,30 +119,27 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
 #[test]
 fn a_file_of_weights_is_distinguished_from_the_models_own() {
     let sandbox = Sandbox::new();
-    let entry = "entry = \"model:load\"";
-    let with = format!("{entry}\nweights = \"w.safetensors\"");
     sandbox.tensors("w.safetensors", &[("scale", &[1], &[10.0])]);
-    rows(&sandbox, 1);
+    sandbox.rows(1);
     let answer = || {
-        assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-        assert_eq!(sandbox.run(&RUN).code, 0);
-        sandbox.tensor("y.safetensors").1
+        sandbox.ok(&["build", "-q"]);
+        sandbox.answer(&[])
     };
     assert_eq!(answer(), [1.0, 3.0, 5.0]);
-    sandbox.edit("precast.toml", entry, &with);
+    sandbox.weights_file();
     assert_eq!(answer(), [1.0, 11.0, 21.0]);
     // Both are there by now, and neither needs Python.
     sandbox.script("worker", "exit 1");
-    sandbox.edit("precast.toml", &with, entry);
+    sandbox.edit("precast.toml", "weights = \"w.safetensors\"\n", "");
     assert_eq!(answer(), [1.0, 3.0, 5.0]);
-    sandbox.edit("precast.toml", entry, &with);
+    sandbox.weights_file();
     assert_eq!(answer(), [1.0, 11.0, 21.0]);
 }
 
 #[test]
 fn a_disk_that_is_full_when_outputs_are_written() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
+    sandbox.rows(1);
     let mut full = RUN.to_vec();
     let last = full.len() - 2;
     full[last] = "/dev/full";
@@ -199,7 +167,7 @@ fn a_disk_that_is_full_when_outputs_are_written() {
 #[test]
 fn a_shape_that_no_bucket_covers() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 5);
+    sandbox.rows(5);
     assert_run!(sandbox, RUN, @"
     exit code 3
     ----- stderr
@@ -248,7 +216,7 @@ fn a_wrong_dtype() {
 #[test]
 fn a_module_that_is_not_there() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
+    sandbox.rows(1);
     assert_run!(sandbox, ["run", "afine", "--inputs", "x.safetensors"], @"
     exit code 3
     ----- stderr
@@ -280,7 +248,7 @@ fn inputs_that_are_not_safetensors() {
 #[test]
 fn an_object_with_a_flipped_byte_is_never_run() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
+    sandbox.rows(1);
     // Without unpacked files every object is read again. Each is damaged in turn, in its middle.
     let objects = sandbox.files("artifacts/objects");
     assert!(!objects.is_empty());
@@ -297,7 +265,7 @@ fn an_object_with_a_flipped_byte_is_never_run() {
         let ran = sandbox.run(&RUN);
         if ran.code != 0 {
             refused += 1;
-            assert!(ran.stderr.contains(&short_name(&object)), "{}", ran.text());
+            ran.says(&short_name(&object));
         } else {
             // An object that this run does not need, or an artifact that another bucket stands in for.
             let padded = ran.stdout.contains("padded from batch=1");
@@ -310,14 +278,14 @@ fn an_object_with_a_flipped_byte_is_never_run() {
     }
     assert!(refused >= 1, "the weights are needed");
     assert_eq!(set_aside, 1, "one artifact is needed");
-    assert_eq!(sandbox.run(&RUN).code, 0);
+    sandbox.ok(&RUN);
 }
 
 #[test]
 fn a_damaged_unpacked_file_is_made_again() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
-    assert_eq!(sandbox.run(&RUN).code, 0);
+    sandbox.rows(1);
+    sandbox.ok(&RUN);
     let unpacked = sandbox.files("artifacts/ready");
     assert!(!unpacked.is_empty());
     for file in unpacked {
@@ -326,7 +294,7 @@ fn a_damaged_unpacked_file_is_made_again() {
         bytes[middle] ^= 1;
         replace(&file, &bytes);
     }
-    assert_eq!(sandbox.run(&RUN).code, 0);
+    sandbox.ok(&RUN);
     assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 3.0, 5.0]);
 }
 
@@ -345,7 +313,7 @@ fn short_name(object: &std::path::Path) -> String {
 fn runs_add_up_in_a_file_of_counts() {
     let sandbox = Sandbox::built();
     for count in [4, 3, 3, 5] {
-        rows(&sandbox, count);
+        sandbox.rows(count);
         sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
     }
     assert_run!(sandbox, ["stats", "counts.json"], @"
@@ -361,21 +329,18 @@ fn runs_add_up_in_a_file_of_counts() {
       batch=5  refused  1
     ");
     sandbox.edit("counts.json", "fake", "other");
-    let ran = sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
-    assert_eq!(ran.code, 2, "{}", ran.text());
+    let ran = sandbox
+        .run(&[&RUN[..], &["--counts", "counts.json"]].concat())
+        .exits(2);
     assert!(ran.stderr.contains("`counts.json` counts calls of `other`"));
 }
 
 #[test]
 fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they_are_trusted() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
-    assert_eq!(sandbox.run(&RUN).code, 0);
-    let answer = |more: &[&str]| {
-        let ran = sandbox.run(&[&RUN[..], more].concat());
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        sandbox.tensor("y.safetensors").1
-    };
+    sandbox.rows(1);
+    sandbox.ok(&RUN);
+    let answer = |more| sandbox.answer(more);
     let flip = || {
         let mut shards = fs::read_dir(sandbox.path("artifacts/ready")).unwrap();
         let shard = shards.next().unwrap().unwrap().path();
@@ -400,7 +365,7 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
 #[test]
 fn a_first_load_is_tried_once_and_gated_objects_are_known() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 4);
+    sandbox.rows(4);
     let memory = sandbox.path("artifacts/cache/loads");
     let gated = fs::read_to_string(&memory).unwrap();
     let store = Store::open(sandbox.path("artifacts")).unwrap();
@@ -411,8 +376,7 @@ fn a_first_load_is_tried_once_and_gated_objects_are_known() {
         "{gated}"
     );
     let run = || {
-        let ran = sandbox.run(&RUN);
-        assert_eq!(ran.code, 0, "{}", ran.text());
+        sandbox.ok(&RUN);
         fs::read_to_string(&memory).unwrap()
     };
     assert_eq!(run(), gated, "the gate loaded it in a process of its own");
@@ -430,7 +394,7 @@ fn a_first_load_is_tried_once_and_gated_objects_are_known() {
 #[test]
 fn a_program_without_a_file_handle_says_so_and_not_that_there_is_no_bucket() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 4);
+    sandbox.rows(4);
     let program = sandbox.command(&[]).get_program().to_owned();
     let mut codes = Vec::new();
     for files in 6..=16 {
@@ -462,7 +426,7 @@ fn a_program_without_a_file_handle_says_so_and_not_that_there_is_no_bucket() {
 fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
     for (named, code) in [(None, 0), (Some("fake@1"), 3)] {
         let sandbox = Sandbox::built();
-        rows(&sandbox, 1);
+        sandbox.rows(1);
         let sync = tempfile::tempdir().unwrap();
         let at = |end: &str| sync.path().join(format!("lease:before-hold.{end}"));
         fs::write(at("stop"), "").unwrap();
@@ -475,9 +439,9 @@ fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
             // It has read release 1, which it does not hold yet.
             wait_until("the load comes to its lease", || at("here").exists());
             sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
-            assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+            sandbox.ok(&["build", "-q"]);
             let gc = sandbox.run(&["gc", "--keep-releases", "1"]);
-            assert!(gc.stdout.contains("deleted 1 release"), "{}", gc.text());
+            gc.prints("deleted 1 release");
             fs::write(at("go"), "").unwrap();
             running.join().unwrap()
         });
@@ -496,13 +460,12 @@ fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
 #[test]
 fn a_missing_lease_is_reported() {
     let sandbox = Sandbox::built();
-    rows(&sandbox, 1);
+    sandbox.rows(1);
     let lock = sandbox.path("artifacts/locks/use");
     fs::remove_file(&lock).unwrap();
     fs::create_dir(&lock).unwrap();
     let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
-    let ran = sandbox.run(&loud);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.ok(&loud);
     let said = "no lease on release 1 of `fake`: gc may delete what this process reads: can't open the lock";
-    assert!(ran.stderr.contains(said), "{}", ran.text());
+    ran.says(said);
 }

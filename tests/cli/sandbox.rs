@@ -49,6 +49,23 @@ x = { dtype = "float32", shape = ["batch", 3], pad = 0 }
 batch = [1, 4]
 "#;
 
+/// Runs `affine` on `x.safetensors`, into `y.safetensors`.
+pub const RUN: [&str; 7] = [
+    "run",
+    "affine",
+    "--inputs",
+    "x.safetensors",
+    "--outputs",
+    "y.safetensors",
+    "-q",
+];
+
+/// The graph that eager runs for the fake model: `2 * x + 1`.
+pub const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
+  {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
+  {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
+]}"#;
+
 pub struct Sandbox {
     root: TempDir,
 }
@@ -73,8 +90,16 @@ impl Sandbox {
     /// Returns a sandbox whose model is built.
     pub fn built() -> Self {
         let sandbox = Self::new();
-        let ran = sandbox.run(&["build", "-q"]);
-        assert_eq!(ran.code, 0, "{}", ran.text());
+        sandbox.ok(&["build", "-q"]);
+        sandbox
+    }
+
+    /// Returns a sandbox whose model's file has these `# fake:` lines for the worker.
+    pub fn steered(lines: &[&str]) -> Self {
+        let sandbox = Self::new();
+        for line in lines {
+            sandbox.append("model.py", &format!("# fake: {line}"));
+        }
         sandbox
     }
 
@@ -111,6 +136,19 @@ impl Sandbox {
         self.write(name, text.replacen(from, to, 1));
     }
 
+    /// Adds a line to the first module of the spec.
+    pub fn module(&self, line: &str) {
+        let name = "name = \"affine\"\n";
+        self.edit("precast.toml", name, &format!("{name}{line}\n"));
+    }
+
+    /// Names `w.safetensors` as the model's weights in the spec.
+    pub fn weights_file(&self) {
+        let entry = "entry = \"model:load\"\n";
+        let with = format!("{entry}weights = \"w.safetensors\"\n");
+        self.edit("precast.toml", entry, &with);
+    }
+
     /// Adds a line to the end of a file.
     pub fn append(&self, name: &str, line: &str) {
         let text = fs::read_to_string(self.path(name)).unwrap();
@@ -138,6 +176,31 @@ impl Sandbox {
 
     pub fn output(&self, command: &mut Command) -> Ran {
         Ran::new(command.output().unwrap(), self.root.path())
+    }
+
+    /// Runs a command that must succeed.
+    pub fn ok(&self, args: &[&str]) -> Ran {
+        self.run(args).exits(0)
+    }
+
+    /// Returns the number of releases.
+    pub fn releases(&self) -> usize {
+        self.json(&["release", "ls"])["releases"]
+            .as_array()
+            .unwrap()
+            .len()
+    }
+
+    /// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
+    pub fn rows(&self, count: usize) {
+        let values: Vec<f32> = (0..count * 3).map(|i| i as f32).collect();
+        self.tensors("x.safetensors", &[("x", &[count, 3], &values)]);
+    }
+
+    /// Returns the answer to `x.safetensors`, with more arguments of `run`.
+    pub fn answer(&self, more: &[&str]) -> Vec<f32> {
+        self.ok(&[&RUN[..], more].concat());
+        self.tensor("y.safetensors").1
     }
 
     /// Returns the JSON document that a command prints.
@@ -232,6 +295,74 @@ impl Ran {
         }
     }
 
+    /// Fails unless the command ended with this exit code.
+    pub fn exits(self, code: i32) -> Self {
+        assert_eq!(self.code, code, "{}", self.text());
+        self
+    }
+
+    /// Fails unless stderr has this text.
+    pub fn says(&self, text: &str) {
+        assert!(
+            self.stderr.contains(text),
+            "`{text}` is not in\n{}",
+            self.text()
+        );
+    }
+
+    /// Fails unless stdout has this text.
+    pub fn prints(&self, text: &str) {
+        assert!(
+            self.stdout.contains(text),
+            "`{text}` is not in\n{}",
+            self.text()
+        );
+    }
+
+    /// Fails unless stdout or stderr has this text.
+    pub fn shows(&self, text: &str) {
+        assert!(
+            self.text().contains(text),
+            "`{text}` is not in\n{}",
+            self.text()
+        );
+    }
+
+    /// Returns the JSON documents of stdout, one a line.
+    pub fn events(&self) -> Vec<Value> {
+        let lines = self.stdout.lines();
+        lines
+            .map(|line| {
+                serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}:\n{}", self.text()))
+            })
+            .collect()
+    }
+
+    /// Returns the last JSON document of stdout.
+    pub fn last(&self) -> Value {
+        self.events()
+            .pop()
+            .unwrap_or_else(|| panic!("{}", self.text()))
+    }
+
+    /// Returns the text without the lines of finished tasks, whose order `build` has in full.
+    pub fn brief(&self) -> String {
+        let tasks = [
+            "worker", "model", "weights", "shim", "capture", "compile", "gate", "check", "measure",
+        ];
+        let finished = |line: &&str| {
+            let task = line
+                .split_once(": ")
+                .is_some_and(|(task, _)| tasks.contains(&task));
+            task && line.ends_with(')')
+        };
+        self.text()
+            .lines()
+            .filter(|line| !finished(line))
+            .collect::<Vec<_>>()
+            .join("\n")
+    }
+
     /// Returns everything about it in one text, as the snapshots show it.
     pub fn text(&self) -> String {
         let mut text = format!("exit code {}\n", self.code);
@@ -281,8 +412,13 @@ pub const FILTERS: &[(&str, &str)] = &[
     (r"Python 3\.\d+\.\d+", "Python [PYTHON]"),
 ];
 
-/// Compares exit code, stdout and stderr with an inline snapshot.
+/// Compares exit code, stdout and stderr with an inline snapshot; `brief` leaves out the lines of finished tasks.
 macro_rules! assert_ran {
+    (brief $ran:expr, @$snapshot:literal) => {
+        insta::with_settings!({ filters => $crate::sandbox::FILTERS.to_vec() }, {
+            insta::assert_snapshot!($ran.brief(), @$snapshot);
+        })
+    };
     ($ran:expr, @$snapshot:literal) => {
         insta::with_settings!({ filters => $crate::sandbox::FILTERS.to_vec() }, {
             insta::assert_snapshot!($ran.text(), @$snapshot);
@@ -293,6 +429,10 @@ pub(crate) use assert_ran;
 
 /// Runs a command in a sandbox and compares exit code, stdout and stderr with an inline snapshot.
 macro_rules! assert_run {
+    (brief $sandbox:expr, $args:expr, @$snapshot:literal) => {{
+        let ran = $sandbox.run(&$args);
+        $crate::sandbox::assert_ran!(brief ran, @$snapshot);
+    }};
     ($sandbox:expr, $args:expr, @$snapshot:literal) => {{
         let ran = $sandbox.run(&$args);
         $crate::sandbox::assert_ran!(ran, @$snapshot);

@@ -4,13 +4,11 @@ use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
 
 use precast::{Store, record::Release};
 
-use crate::sandbox::{Ran, Sandbox, alive, assert_ran, assert_run, wait_until};
-
-const RUN: [&str; 5] = ["run", "affine", "--inputs", "x.safetensors", "-q"];
+use crate::sandbox::{EAGER, RUN, Ran, Sandbox, alive, assert_ran, assert_run, wait_until};
 
 fn built() -> Sandbox {
     let sandbox = Sandbox::built();
-    sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
+    sandbox.rows(1);
     sandbox
 }
 
@@ -27,12 +25,12 @@ fn with_shims(sandbox: &Sandbox, change: impl Fn(&Store, &mut Release)) {
     release.name = Some("changed".to_owned());
     assert!(store.releases().put(&release).unwrap().1);
     drop(store);
-    assert_eq!(sandbox.run(&["gc", "--keep-releases", "1"]).code, 0);
+    sandbox.ok(&["gc", "--keep-releases", "1"]);
 }
 
 fn refused(ran: &Ran, code: i32, message: &str) {
     assert_eq!(ran.code, code, "{}", ran.text());
-    assert!(ran.stderr.contains(message), "{}", ran.text());
+    ran.says(message);
 }
 
 #[test]
@@ -57,23 +55,18 @@ fn a_store_without_a_shim_gets_one_and_compiles_nothing_else() {
     hint: run `precast build` where compiling is allowed, then deploy the store
     ");
     let ran = sandbox.run(&["build"]);
-    assert_ran!(ran, @"
+    assert_ran!(brief ran, @"
     exit code 0
     ----- stderr
     plan: 0 of 2 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    shim: torch [TORCH] ([TIME])
     left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     published fake release 3
     ");
-    let ran = sandbox.run(&RUN);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&RUN);
     // The next one finds it.
     assert!(!sandbox.run(&["build"]).stderr.contains("shim"));
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 }
 
 #[test]
@@ -88,9 +81,9 @@ fn a_shim_of_other_sources_is_not_loaded() {
     });
     refused(&sandbox.run(&RUN), 4, "is of another version of Precast");
     let ran = sandbox.run(&["build"]);
-    assert!(ran.stderr.contains("shim: torch"), "{}", ran.text());
+    ran.says("shim: torch");
     assert_eq!(newest(&sandbox).shims.len(), 1);
-    assert_eq!(sandbox.run(&RUN).code, 0);
+    sandbox.ok(&RUN);
 }
 
 #[test]
@@ -129,15 +122,13 @@ fn a_damaged_shim_is_refused_and_found() {
         fs::write(&file, bytes).unwrap();
         fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
         refused(&sandbox.run(&RUN), 1, "shim `");
-        assert_eq!(sandbox.run(&["verify"]).code, 1);
+        sandbox.run(&["verify"]).exits(1);
         fs::remove_file(&file).unwrap();
         refused(&sandbox.run(&RUN), 1, "shim `");
         // A build compiles it again; a repair can't.
-        assert_eq!(sandbox.run(&["verify", "--repair"]).code, 3);
-        let ran = sandbox.run(&["build"]);
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        let ran = sandbox.run(&RUN);
-        assert_eq!(ran.code, 0, "{}", ran.text());
+        sandbox.run(&["verify", "--repair"]).exits(3);
+        sandbox.ok(&["build"]);
+        sandbox.ok(&RUN);
     }
 }
 
@@ -170,12 +161,6 @@ fn other_objects_are_refused_as_shims() {
     }
 }
 
-/// The graph that eager runs for the fake model: `2 * x + 1`.
-const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
-  {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
-  {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
-]}"#;
-
 #[test]
 fn a_host_runs_the_gates_of_a_release() {
     let sandbox = Sandbox::new();
@@ -202,7 +187,7 @@ fn a_host_runs_the_gates_of_a_release() {
     failed  affine batch=4: output `out` differs from eager in 12 of 12 elements (largest difference 5.000e-1, rtol 1.0e-4, atol 4.9e-5, cosine [NUMBER])
     ");
     assert_eq!(newest(&sandbox).shims, [], "it may not run here");
-    assert_eq!(sandbox.run(&["verify", "--host", "other"]).code, 3);
+    sandbox.run(&["verify", "--host", "other"]).exits(3);
 }
 
 /// Returns a shared object with this body of an initialiser.

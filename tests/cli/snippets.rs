@@ -147,7 +147,7 @@ fn the_first_models_program_prints_the_output_of_its_page() {
 fn weights_are_swapped_and_counts_written() {
     let sandbox = built(FIRST);
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     // 3 * 0.5 + 1, and then 2 * 0.5 + 1.
     assert_eq!(answer(&sandbox, "library-0"), "2.5 2\n");
     let stats = sandbox.json(&["stats", "counts.json"]);
@@ -178,7 +178,7 @@ fn a_running_service_takes_a_new_release() {
         "a wrong request has an error for its answer"
     );
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 4.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let ask = std::cell::RefCell::new(ask);
     wait_until("the new release answers", || {
         ask.borrow_mut()(ones).starts_with("[6.0, 6.0,")

@@ -160,9 +160,5 @@ fn without_a_terminal_a_build_prints_lines() {
     let sandbox = Sandbox::new();
     let ran = sandbox.run(&["build"]);
     assert!(!ran.stderr.contains(['\x1b', '\r']), "{}", ran.text());
-    assert!(
-        ran.stderr.contains("published: affine batch=4"),
-        "{}",
-        ran.text()
-    );
+    ran.says("published: affine batch=4");
 }

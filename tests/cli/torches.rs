@@ -41,8 +41,7 @@ fn built() -> Sandbox {
         sandbox.path("verdict").display()
     );
     let mut command = built_with_gate("1", &sandbox, &keep);
-    let ran = sandbox.output(command.arg("--python").arg(own()));
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.output(command.arg("--python").arg(own())).exits(0);
     sandbox
 }
 
@@ -92,8 +91,7 @@ fn one_store_holds_what_was_built_with_each() {
     // The newest release for this torch runs here.
     sandbox.tensors("x.safetensors", &[("x", &[1, 3], &[0.0, 1.0, 2.0])]);
     let run = ["run", "affine", "--inputs", "x.safetensors", "--model"];
-    let ran = sandbox.run(&[&run[..], &["fake"]].concat());
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&[&run[..], &["fake"]].concat());
     let named = sandbox.run(&[&run[..], &["fake@2"]].concat());
     assert!(
         named.code == 4 && named.stderr.contains("torch: artifact has `2.15.0`"),
@@ -138,19 +136,13 @@ fn one_store_holds_what_was_built_with_each() {
             ran.text()
         );
     }
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
 
     // The last build was with the older torch: its release could run under the newer one.
     let of_newer = |(_, _, target): &&(String, String, String)| target.starts_with("torch215-");
     let (id, _, _) = both.iter().find(of_newer).unwrap();
     let why = sandbox.run(&["why", id]);
-    assert!(
-        why.stderr.contains(
-            "hint: `precast verify --host fake` may let release 5 run under torch 2.15.0"
-        ),
-        "{}",
-        why.text()
-    );
+    why.says("hint: `precast verify --host fake` may let release 5 run under torch 2.15.0");
     let why = sandbox.json(&["why", id]);
     assert!(why["why"][0]["hint"].is_string(), "{why:#}");
     crate::schemas::check("why", &why);
@@ -190,8 +182,7 @@ fn a_release_says_under_which_torch_it_runs() {
     release.shims.clear();
     release.name = Some("early".to_owned());
     assert!(store.releases().put(&release).unwrap().1);
-    let back = sandbox.run(&["release", "rollback", "fake@2"]);
-    assert_eq!(back.code, 0, "{}", back.text());
+    sandbox.ok(&["release", "rollback", "fake@2"]);
     let hint = planned(&[]).stderr;
     assert_eq!(
         hint,

@@ -13,8 +13,7 @@ const ONE: &str = "affine batch=1";
 /// Returns a sandbox whose default artifact takes 4 ms a run, with more `# fake:` lines in the model's file. Faster
 /// option sets win by more than the noise of a busy machine.
 fn slow(lines: &[&str]) -> Sandbox {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: mode=default takes 4000");
+    let sandbox = Sandbox::steered(&["mode=default takes 4000"]);
     for line in lines {
         sandbox.append("model.py", &format!("# fake: {line}"));
     }
@@ -56,25 +55,10 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
         "coordinate_descent_tuning=true answers wrong",
         "max_autotune=true fails",
     ]);
-    assert_run!(sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
+    assert_run!(brief sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
     exit code 0
     ----- stderr
     plan: 1 of 1 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    shim: torch [TORCH] ([TIME])
-    compile: affine batch=1 [mode=default] ([TIME])
-    compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
-    compile: affine batch=1 [epilogue_fusion=false] ([TIME])
-    compile: affine batch=1 [max_autotune=true] ([TIME])
-    compile: affine batch=1 [freezing=false] ([TIME])
-    gate: affine batch=1 [mode=default] ([TIME])
-    gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
-    gate: affine batch=1 [epilogue_fusion=false] ([TIME])
-    gate: affine batch=1 [freezing=false] ([TIME])
-    measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     published: affine batch=1 [ID]
     built 1 program, 4 artifacts compiled ([TIME])
@@ -134,7 +118,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
 #[test]
 fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     let sandbox = slow(&["epilogue_fusion=false takes 200"]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let plain = record(&sandbox);
     assert_run!(sandbox, ["plan", "--tune", "--only", ONE], @"
     exit code 0
@@ -142,24 +126,10 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     build  affine batch=1  `tuned` changed: `false` -> `true`
     1 of 1 programs would be built
     ");
-    assert_run!(sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
+    assert_run!(brief sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
     exit code 0
     ----- stderr
     plan: 1 of 1 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    compile: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
-    compile: affine batch=1 [epilogue_fusion=false] ([TIME])
-    compile: affine batch=1 [max_autotune=true] ([TIME])
-    compile: affine batch=1 [freezing=false] ([TIME])
-    gate: affine batch=1 [mode=default] ([TIME])
-    gate: affine batch=1 [coordinate_descent_tuning=true] ([TIME])
-    gate: affine batch=1 [epilogue_fusion=false] ([TIME])
-    gate: affine batch=1 [max_autotune=true] ([TIME])
-    gate: affine batch=1 [freezing=false] ([TIME])
-    measure: affine batch=1 ([TIME])
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets)
     published: affine batch=1 [ID]
     built 1 program, 4 artifacts compiled ([TIME])
@@ -183,26 +153,19 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
         )
     };
     assert_eq!(built(), (0, tuned["id"].clone()));
-    assert_eq!(sandbox.run(&["release", "rollback", "fake"]).code, 0);
+    sandbox.ok(&["release", "rollback", "fake"]);
     assert_eq!(built(), (0, plain["id"].clone()));
 }
 
 #[test]
 fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
     let sandbox = slow(&["epilogue_fusion=false takes 200"]);
-    assert_eq!(
-        sandbox.run(&["build", "-q", "--tune", "--only", ONE]).code,
-        0
-    );
+    sandbox.ok(&["build", "-q", "--tune", "--only", ONE]);
     let tuned = record(&sandbox);
     for args in [&["build", "--tune"][..], &["build"], &["build"]] {
         sandbox.append("model.py", "# one more line");
         let ran = sandbox.run(&[args, &["-j", "1", "--only", ONE]].concat());
-        assert!(
-            ran.stderr.contains("built 1 program, 0 artifacts compiled"),
-            "{}",
-            ran.text()
-        );
+        ran.says("built 1 program, 0 artifacts compiled");
         let again = record(&sandbox);
         assert_ne!(again["id"], tuned["id"]);
         assert_eq!(artifacts(&again), artifacts(&tuned));
@@ -211,7 +174,7 @@ fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
     }
     // Another graph is another matter.
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 2.0");
-    assert_eq!(sandbox.run(&["build", "-q", "--only", ONE]).code, 0);
+    sandbox.ok(&["build", "-q", "--only", ONE]);
     assert_eq!(rows(&record(&sandbox)), [] as [&str; 0]);
 }
 
@@ -222,8 +185,7 @@ fn a_crash_or_failure_with_one_option_set_leaves_the_others() {
         "epilogue_fusion=false takes 200",
         "max_autotune=true takes 4000",
     ]);
-    let ran = sandbox.run(&["build", "--tune", "--only", ONE, "--format", "json"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.ok(&["build", "--tune", "--only", ONE, "--format", "json"]);
     let events: Vec<Value> = ran
         .stdout
         .lines()
@@ -252,14 +214,8 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
         "max_autotune=true takes 200",
     ]);
     // Two programs; each loses two workers.
-    let ran = sandbox.run(&["build", "-j", "2", "--tune", "--timeout", "15"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(
-        ran.stderr
-            .contains("built 2 programs, 6 artifacts compiled"),
-        "{}",
-        ran.text()
-    );
+    let ran = sandbox.ok(&["build", "-j", "2", "--tune", "--timeout", "15"]);
+    ran.says("built 2 programs, 6 artifacts compiled");
     let listed = sandbox.json(&["ls", "--state", "live"]);
     let programs = listed["programs"].as_array().unwrap();
     assert_eq!(programs.len(), 2, "{listed}");
@@ -294,19 +250,9 @@ fn a_mode_that_autotunes_must_beat_the_default() {
         (200, "mode=max-autotune", "mode=max-autotune"),
     ] {
         let sandbox = slow(&[&format!("mode=max-autotune takes {takes}")]);
-        sandbox.edit(
-            "precast.toml",
-            "name = \"affine\"",
-            "name = \"affine\"\nmode = \"max-autotune\"",
-        );
-        let ran = sandbox.run(&["build", "-j", "1", "--only", ONE]);
-        assert_eq!(ran.code, 0, "{}", ran.text());
-        assert!(
-            ran.stderr
-                .contains(&format!("tuned: affine batch=1: kept `{kept}`")),
-            "{}",
-            ran.text()
-        );
+        sandbox.module("mode = \"max-autotune\"");
+        let ran = sandbox.ok(&["build", "-j", "1", "--only", ONE]);
+        ran.says(&format!("tuned: affine batch=1: kept `{kept}`"));
         let record = record(&sandbox);
         assert_eq!(
             record["request"]["mode"], "max-autotune",
@@ -322,15 +268,8 @@ fn a_mode_that_autotunes_must_beat_the_default() {
 #[test]
 fn modules_without_a_healthcheck_are_not_tuned() {
     let sandbox = slow(&[]);
-    sandbox.edit(
-        "precast.toml",
-        "name = \"affine\"",
-        "name = \"affine\"\nhealthcheck = false",
-    );
-    assert_eq!(
-        sandbox.run(&["build", "-q", "--tune", "--only", ONE]).code,
-        0
-    );
+    sandbox.module("healthcheck = false");
+    sandbox.ok(&["build", "-q", "--tune", "--only", ONE]);
     let plain = record(&sandbox);
     assert_eq!(plain["request"]["tuned"], false);
     assert_eq!(rows(&plain), [] as [&str; 0]);
@@ -357,7 +296,7 @@ fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
     };
     // A module's own pass for segments is in the key; offered passes are tried by tuning alone.
     let own = ["build", "-q", "--only", ONE, "--set", "passes=['own:pass']"];
-    assert_eq!(sandbox.run(&own).code, 0);
+    sandbox.ok(&own);
     let plain = record(&sandbox);
     assert_eq!(passes(&plain), ["own:pass"]);
     let tuned = [
@@ -369,7 +308,7 @@ fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
         "--set",
         "passes=['own:pass']",
     ];
-    assert_eq!(sandbox.run(&tuned).code, 0);
+    sandbox.ok(&tuned);
     let tuned = record(&sandbox);
     let tried = rows(&tuned);
     assert_eq!(

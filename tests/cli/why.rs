@@ -4,8 +4,7 @@ use crate::sandbox::{Sandbox, assert_run};
 
 /// Builds, and returns the ID of the program of `affine batch=1` that is live then.
 fn rebuilt(sandbox: &Sandbox) -> String {
-    let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    sandbox.ok(&["build", "-q"]);
     let listed = sandbox.json(&["ls", "affine", "--bucket", "batch=1", "--state", "live"]);
     listed["programs"][0]["id"].as_str().unwrap()[..12].to_owned()
 }
@@ -139,7 +138,7 @@ fn variants_are_compared_with_themselves() {
         "[[module]]\nname = \"affine\"\n[module.inputs]\nx = { dtype = \"float32\", shape = [\"batch\", 3], pad = 0 }\n\
          y = { dtype = \"float32\", shape = [\"batch\", 3], pad = 0 }\n[module.buckets]\nbatch = [1]\n",
     );
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     assert_run!(sandbox, ["plan"], @"
     exit code 0
     ----- stdout
@@ -168,7 +167,7 @@ fn variants_are_compared_with_themselves() {
                answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
     5 of 5 programs would be built
     "#);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
     let why = sandbox.json(&["why", "affine"]);
     let reasons = why["why"].as_array().unwrap().iter().map(|why| {
         let reasons = why["reasons"].as_array().unwrap().iter();

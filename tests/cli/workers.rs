@@ -16,8 +16,7 @@ use crate::sandbox::{Sandbox, wait_until};
 
 /// Returns the events of a successful build.
 pub fn events(sandbox: &Sandbox, args: &[&str]) -> Vec<Value> {
-    let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
-    assert_eq!(ran.code, 0, "{}", ran.text());
+    let ran = sandbox.ok(&[&["build", "--format", "json"], args].concat());
     let lines = ran.stdout.lines();
     lines
         .map(|line| serde_json::from_str(line).unwrap())
@@ -82,8 +81,7 @@ fn as_many_workers_as_there_is_work_for_and_no_more() {
 
 #[test]
 fn captures_run_side_by_side() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: capture waits");
+    let sandbox = Sandbox::steered(&["capture waits"]);
     let begun = |events: &[Value]| {
         let captures = events.iter().filter(|event| event["job"] == "capture");
         let order = captures.map(|event| event["event"].as_str().unwrap().to_owned());
@@ -110,8 +108,7 @@ fn compiles_run_beside_captures() {
 
 #[test]
 fn artifacts_for_a_failed_capture_alone_are_not_compiled() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: eager fails batch=4");
+    let sandbox = Sandbox::steered(&["eager fails batch=4"]);
     let built = events(&sandbox, &["-j", "1"]);
     assert_eq!(states(&built), ["built", "failed", "skipped"], "{built:?}");
     assert_eq!(done(&built, "compile"), ["affine batch=1"], "{built:?}");
@@ -119,11 +116,7 @@ fn artifacts_for_a_failed_capture_alone_are_not_compiled() {
 
 #[test]
 fn a_compile_that_fails_before_the_capture_is_over_fails_once() {
-    let sandbox = Sandbox::new();
-    sandbox.append(
-        "model.py",
-        "# fake: eager is slow batch=4\n# fake: compile fails batch=4",
-    );
+    let sandbox = Sandbox::steered(&["eager is slow batch=4", "compile fails batch=4"]);
     let built = events(&sandbox, &["-j", "6"]);
     assert_eq!(states(&built), ["built", "failed", "skipped"], "{built:?}");
     let tried = done(&built, "compile").into_iter();
@@ -141,8 +134,7 @@ fn a_compile_that_fails_before_the_capture_is_over_fails_once() {
 
 #[test]
 fn a_task_out_of_memory_is_retried_exclusively() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: device is small");
+    let sandbox = Sandbox::steered(&["device is small"]);
     let built = events(&sandbox, &["-j", "6"]);
     assert_eq!(states(&built), ["built", "built", "skipped"], "{built:?}");
     let of = |event: &Value| (event["job"].clone(), event["what"].clone());
@@ -223,11 +215,7 @@ fn a_retry_out_of_memory_fails_and_the_next_build_tries_again() {
 
 #[test]
 fn a_build_waits_for_no_model_that_nothing_needs() {
-    let sandbox = Sandbox::new();
-    sandbox.append(
-        "model.py",
-        "# fake: open hangs again\n# fake: capture is slow",
-    );
+    let sandbox = Sandbox::steered(&["open hangs again", "capture is slow"]);
     let built = events(&sandbox, &["-j", "6"]);
     assert!(!by(&built, "open").is_empty(), "{built:?}");
     assert_eq!(by(&built, "capture"), BTreeSet::from([0]), "{built:?}");
@@ -264,8 +252,7 @@ fn a_segment_that_several_programs_need_is_compiled_once() {
 
 #[test]
 fn two_builds_of_one_spec_compile_each_artifact_once() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile waits");
+    let sandbox = Sandbox::steered(&["compile waits"]);
     let start = || {
         let mut command = sandbox.command(&["build", "-j", "2", "--format", "json"]);
         command.stdout(Stdio::piped()).spawn().unwrap()
@@ -288,8 +275,7 @@ fn two_builds_of_one_spec_compile_each_artifact_once() {
 
 #[test]
 fn folders_of_workers_are_private_and_not_shared() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: compile waits");
+    let sandbox = Sandbox::steered(&["compile waits"]);
     let mut command = sandbox.command(&["build", "-q", "-j", "3"]);
     let mut child = command.spawn().unwrap();
     let folders = |path: &Path| -> Vec<PathBuf> {

@@ -2,26 +2,12 @@
 
 use std::path::PathBuf;
 
-use crate::sandbox::{Sandbox, assert_ran, assert_run};
-
-/// The graph that eager runs for the fake model: `2 * x + 1`.
-const EAGER: &str = r#"{"format": 1, "inputs": 1, "outputs": [2], "calls": [
-  {"op": "aten::mul.Scalar", "args": {"self": {"value": 0}, "other": {"float": "2.0"}}, "results": [1]},
-  {"op": "aten::add.Scalar", "args": {"self": {"value": 1}, "other": {"float": "1.0"}, "alpha": 1}, "results": [2]}
-]}"#;
-
-fn releases(sandbox: &Sandbox) -> usize {
-    let listed = sandbox.json(&["release", "ls"]);
-    listed["releases"].as_array().unwrap().len()
-}
+use crate::sandbox::{EAGER, Sandbox, assert_ran, assert_run};
 
 /// Answers four rows of zeros with the newest release.
 fn answer(sandbox: &Sandbox) -> f32 {
     sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
-    let args = ["run", "affine", "--inputs", "x.safetensors"];
-    let ran = sandbox.run(&[&args[..], &["--outputs", "y.safetensors", "-q"]].concat());
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    sandbox.tensor("y.safetensors").1[0]
+    sandbox.answer(&[])[0]
 }
 
 #[test]
@@ -35,15 +21,14 @@ fn a_release_without_a_program_of_the_newest_one_needs_a_word() {
     error: no release was published: it would lack `affine batch=4`, which the newest one has
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish without them: `precast build --allow-lost`
     ");
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (1, 3.0));
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (1, 3.0));
     // The same once more, and for a part of the spec.
     for args in [&["build"][..], &["build", "--only", "affine batch=1"]] {
         let ran = sandbox.run(args);
-        assert_eq!((ran.code, releases(&sandbox)), (1, 1), "{}", ran.text());
+        assert_eq!((ran.code, sandbox.releases()), (1, 1), "{}", ran.text());
     }
     let json = sandbox.run(&["build", "--format", "json"]);
-    let last: serde_json::Value =
-        serde_json::from_str(json.stdout.lines().last().unwrap()).unwrap();
+    let last = json.last();
     crate::schemas::check("build", &last);
     assert_eq!(
         (&last["published"], &last["lost"]),
@@ -51,18 +36,13 @@ fn a_release_without_a_program_of_the_newest_one_needs_a_word() {
         "{last}"
     );
     // The command of the hint.
-    let ran = sandbox.run(&["build", "--allow-lost"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(
-        ran.stderr.contains("lost affine batch=4: release 1 has it"),
-        "{}",
-        ran.text()
-    );
-    assert_eq!((releases(&sandbox), sandbox.run(&["build"]).code), (2, 0));
+    let ran = sandbox.ok(&["build", "--allow-lost"]);
+    ran.says("lost affine batch=4: release 1 has it");
+    assert_eq!((sandbox.releases(), sandbox.run(&["build"]).code), (2, 0));
     // Or the model is fixed.
     sandbox.edit("model.py", "# fake: compile fails batch=4", "");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (3, 7.0));
+    sandbox.ok(&["build", "-q"]);
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (3, 7.0));
 }
 
 #[test]
@@ -70,32 +50,21 @@ fn a_bucket_that_leaves_the_spec_is_no_loss_unless_its_successor_failed() {
     let sandbox = Sandbox::built();
     sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
     sandbox.append("model.py", "# fake: compile fails batch=8");
-    let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!(ran.code, 1, "{}", ran.text());
-    assert!(
-        ran.stderr.contains("it would lack `affine batch=4`,"),
-        "{}",
-        ran.text()
-    );
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (1, 3.0));
+    let ran = sandbox.run(&["build", "-q"]).exits(1);
+    ran.says("it would lack `affine batch=4`,");
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (1, 3.0));
     // A new bucket beside all that was there may fail.
     sandbox.edit("precast.toml", "[1, 8]", "[1, 4, 8]");
     let ran = sandbox.run(&["build", "-q"]);
     assert_eq!((ran.code, answer(&sandbox)), (0, 3.0), "{}", ran.text());
     sandbox.edit("precast.toml", "[1, 4, 8]", "[1]");
-    let ran = sandbox.run(&["build"]);
-    assert_eq!(ran.code, 0, "{}", ran.text());
-    assert!(
-        ran.stderr.contains("lost affine batch=4: release"),
-        "{}",
-        ran.text()
-    );
+    let ran = sandbox.ok(&["build"]);
+    ran.says("lost affine batch=4: release");
 }
 
 #[test]
 fn eager_is_not_lost_without_a_word_and_may_answer_where_the_spec_says_so() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: has eager");
+    let sandbox = Sandbox::steered(&["has eager"]);
     let build = |args: &[&str]| {
         let mut command = sandbox.command(&[&["build", "-q"], args].concat());
         sandbox.output(command.env("FAKE_EAGER", EAGER))
@@ -117,22 +86,18 @@ fn eager_is_not_lost_without_a_word_and_may_answer_where_the_spec_says_so() {
         "# without",
         "# fake: has eager\n# fake: answers wrong batch=4",
     );
-    assert_eq!((build(&[]).code, releases(&sandbox)), (1, 1));
-    let name = "name = \"affine\"";
-    let policy = format!("{name}\nfail_policy = \"fallback_eager\"");
-    sandbox.edit("precast.toml", name, &policy);
+    assert_eq!((build(&[]).code, sandbox.releases()), (1, 1));
+    sandbox.module("fail_policy = \"fallback_eager\"");
     let ran = build(&[]);
-    assert_eq!((ran.code, releases(&sandbox)), (0, 2), "{}", ran.text());
+    assert_eq!((ran.code, sandbox.releases()), (0, 2), "{}", ran.text());
     assert_eq!(answer(&sandbox), 3.0);
 }
 
 #[test]
 fn other_buckets_leave_eager_as_it_is() {
-    let sandbox = Sandbox::new();
-    sandbox.append("model.py", "# fake: has eager");
+    let sandbox = Sandbox::steered(&["has eager"]);
     let mut build = sandbox.command(&["build", "-q"]);
-    let built = sandbox.output(build.env("FAKE_EAGER", EAGER));
-    assert_eq!(built.code, 0, "{}", built.text());
+    let built = sandbox.output(build.env("FAKE_EAGER", EAGER)).exits(0);
     sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0
@@ -147,25 +112,15 @@ fn other_buckets_leave_eager_as_it_is() {
     let sandbox = Sandbox::built();
     sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
     let plan = sandbox.run(&["plan"]);
-    assert!(
-        plan.stdout.contains("affine eager  failed before"),
-        "{}",
-        plan.text()
-    );
+    plan.prints("affine eager  failed before");
 }
 
 /// A model whose weights are a file, built.
 fn with_file() -> Sandbox {
     let sandbox = Sandbox::new();
-    let entry = "entry = \"model:load\"";
-    sandbox.edit(
-        "precast.toml",
-        entry,
-        &format!("{entry}\nweights = \"w.safetensors\""),
-    );
+    sandbox.weights_file();
     weights(&sandbox, &[("scale", &[1], &[10.0])]);
-    let built = sandbox.run(&["build", "-q"]);
-    assert_eq!(built.code, 0, "{}", built.text());
+    sandbox.ok(&["build", "-q"]);
     sandbox
 }
 
@@ -187,16 +142,15 @@ fn content(sandbox: &Sandbox) -> Vec<PathBuf> {
 
 /// Builds with a refused file of weights, and returns stderr.
 fn refused(sandbox: &Sandbox) -> String {
-    let before = (content(sandbox), releases(sandbox));
-    let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!(ran.code, 1, "{}", ran.text());
+    let before = (content(sandbox), sandbox.releases());
+    let ran = sandbox.run(&["build", "-q"]).exits(1);
     assert_eq!(
-        (content(sandbox), releases(sandbox)),
+        (content(sandbox), sandbox.releases()),
         before,
         "{}",
         ran.text()
     );
-    assert_eq!(sandbox.run(&["verify"]).code, 0);
+    sandbox.ok(&["verify"]);
     ran.stderr
 }
 
@@ -215,8 +169,8 @@ fn weights_that_the_model_lacks_are_refused_unless_they_are_named() {
     );
     // The right file after a wrong one.
     weights(&sandbox, &[("scale", &[1], &[3.0])]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (2, 4.0));
+    sandbox.ok(&["build", "-q"]);
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (2, 4.0));
     weights(&sandbox, &extra);
     sandbox.edit(
         "precast.toml",
@@ -224,10 +178,10 @@ fn weights_that_the_model_lacks_are_refused_unless_they_are_named() {
         "unused_weights = [\"extra.**\"]\nweights =",
     );
     let ran = sandbox.run(&["build", "-q"]);
-    assert_eq!((ran.code, releases(&sandbox)), (0, 3), "{}", ran.text());
+    assert_eq!((ran.code, sandbox.releases()), (0, 3), "{}", ran.text());
     weights(&sandbox, &[("scale", &[1], &[5.0])]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (4, 6.0));
+    sandbox.ok(&["build", "-q"]);
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (4, 6.0));
 }
 
 #[test]
@@ -256,17 +210,12 @@ fn weights_that_are_no_numbers_are_refused() {
     sandbox.edit("precast.toml", "[1, 4]", "[1, 4, 8]");
     refused(&sandbox);
     weights(&sandbox, &[("scale", &[1], &[2.0])]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    assert_eq!((releases(&sandbox), answer(&sandbox)), (2, 3.0));
+    sandbox.ok(&["build", "-q"]);
+    assert_eq!((sandbox.releases(), answer(&sandbox)), (2, 3.0));
     // Where nothing is compared, nothing is run.
-    let name = "name = \"affine\"";
-    sandbox.edit(
-        "precast.toml",
-        name,
-        &format!("{name}\nhealthcheck = false"),
-    );
+    sandbox.module("healthcheck = false");
     weights(&sandbox, &[("scale", &[1], &[f32::MAX])]);
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
 }
 
 #[test]
@@ -293,8 +242,8 @@ fn a_plan_says_that_other_weights_would_be_published() {
 fn a_rollback_is_listed_as_one_with_its_own_age() {
     let sandbox = Sandbox::built();
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
-    assert_eq!(sandbox.run(&["build", "-q"]).code, 0);
-    assert_eq!(sandbox.run(&["release", "rollback", "fake"]).code, 0);
+    sandbox.ok(&["build", "-q"]);
+    sandbox.ok(&["release", "rollback", "fake"]);
     assert_run!(sandbox, ["release", "ls"], @"
     exit code 0
     ----- stdout
