@@ -165,7 +165,7 @@ bench-overhead: venv ## what a call adds to the artifact's own, and what a refus
 		$(CARGO) bench -p precast-benches --features tch --bench overhead
 
 bench-store: ## how fast the store is, into benches/results/store-cpu.json
-	$(CARGO) test --release --test torture -- --ignored --exact speed --nocapture
+	$(CARGO) bench --bench store
 
 BENCH := .venv-bench/bin/python
 

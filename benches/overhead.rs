@@ -20,7 +20,7 @@ use std::{
 
 use criterion::{Criterion, criterion_group};
 use fake::{Fake, Memory};
-use precast_runtime::{Device, Model, Runtime};
+use precast_runtime::Model;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -115,10 +115,7 @@ impl Raw {
 
 fn overhead(criterion: &mut Criterion) {
     for (name, inputs) in [("one input", 1), ("eight inputs", 8)] {
-        let fake = Fake {
-            inputs,
-            ..Fake::sized(2, 2)
-        };
+        let fake = Fake::sized(2, 2).inputs(inputs);
         let model = load(Memory::with(std::slice::from_ref(&fake)));
         let raw = Raw::new(&fake);
         let tensors = good(inputs, &[2, 2]);
@@ -137,10 +134,7 @@ fn overhead(criterion: &mut Criterion) {
 
 /// The cost of checking 1,000 values of an input: a call of a program with bounds, and of one without.
 fn values(criterion: &mut Criterion) {
-    let fake = Fake {
-        inputs: 2,
-        ..Fake::sized(10, 100)
-    };
+    let fake = Fake::sized(10, 100).inputs(2);
     let mut group = criterion.benchmark_group("values");
     for (name, bounds) in [("unchecked", None), ("1,000 int64", Some([0, 30_522]))] {
         let mut memory = Memory::with(std::slice::from_ref(&fake));
@@ -159,10 +153,7 @@ fn values(criterion: &mut Criterion) {
 /// The cost of a refused call, by its mistake. `the last of eight` is the time of the checks of eight inputs, seven of
 /// them right.
 fn refused(criterion: &mut Criterion) {
-    let model = load(Memory::with(&[Fake {
-        inputs: 8,
-        ..Fake::sized(8, 4)
-    }]));
+    let model = load(Memory::with(&[Fake::sized(8, 4).inputs(8)]));
     let at = |index: usize, tensor: Tensor| {
         let mut inputs = good(8, &[8, 4]);
         inputs[index] = tensor;
@@ -242,7 +233,7 @@ fn refused(criterion: &mut Criterion) {
 const CPU: tch::Device = tch::Device::Cpu;
 
 fn load(memory: Memory) -> Model {
-    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let runtime = memory.runtime();
     runtime.load("fake").unwrap()
 }
 

@@ -16,7 +16,7 @@ use std::{
 };
 
 use fake::{Fake, Memory};
-use precast::{Device, Runtime, runtime::Tensor};
+use precast::runtime::Tensor;
 
 struct Counting;
 
@@ -52,21 +52,10 @@ fn allocations(work: impl FnOnce()) -> u64 {
 fn a_call_allocates_nothing_in_steady_state() {
     assert!(allocations(|| drop(Box::new(1))) > 0, "the counter counts");
     let fakes = [
-        Fake {
-            inputs: 8,
-            outputs: 2,
-            ..Fake::sized(4, 4)
-        },
-        Fake {
-            inputs: 8,
-            outputs: 2,
-            ..Fake::sized(2, 2)
-        },
+        Fake::sized(4, 4).inputs(8).outputs(2),
+        Fake::sized(2, 2).inputs(8).outputs(2),
     ];
-    let model = Runtime::over(Memory::with(&fakes).source(), Device::Cpu)
-        .unwrap()
-        .load("fake")
-        .unwrap();
+    let model = Memory::with(&fakes).runtime().load("fake").unwrap();
     for (rows, cols) in [(4, 4), (3, 2), (1, 1)] {
         let (shape, count) = ([rows, cols], (rows * cols) as usize);
         let mut inputs = vec![Tensor::from_slice(&vec![1.0_f32; count], &shape).unwrap()];

@@ -54,12 +54,8 @@ fn eager_has_a_span_within_the_call_that_it_answers() {
     opened();
     let spans = spans(|| {
         let mut memory = Memory::default();
-        memory.add_with_graph(&Fake {
-            behaviour: "NO_SYMBOL",
-            outputs: 2,
-            ..Fake::sized(4, 4)
-        });
-        let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+        memory.add_with_graph(&Fake::sized(4, 4).behaving("NO_SYMBOL").outputs(2));
+        let runtime = memory.runtime();
         let model = runtime.load("fake").unwrap();
         model.run("f", &[x(4, 4)]).unwrap();
         model.run("f", &[x(3, 4)]).unwrap();

@@ -15,10 +15,7 @@ fn sandbox(slow: bool) -> Sandbox {
     let sandbox = Sandbox::new();
     let store = Store::create(sandbox.path("artifacts")).unwrap();
     let mut memory = Memory::default();
-    let fake = |size| Fake {
-        outputs: 2,
-        ..Fake::sized(size, size)
-    };
+    let fake = |size| Fake::sized(size, size).outputs(2);
     memory.add_with_graph(&fake(4));
     if slow {
         for program in memory.programs.values_mut() {
@@ -145,10 +142,7 @@ fn eager_answers_with_no_bucket_in_a_run_in_counts_and_in_the_report() {
     let sandbox = Sandbox::new();
     let store = Store::create(sandbox.path("artifacts")).unwrap();
     let mut memory = Memory::default();
-    memory.add_with_graph(&Fake {
-        outputs: 2,
-        ..Fake::sized(4, 4)
-    });
+    memory.add_with_graph(&Fake::sized(4, 4).outputs(2));
     for program in memory.programs.values_mut() {
         program.steps.clear();
         let bounds = precast::record::Bounds { min: 1, max: 64 };

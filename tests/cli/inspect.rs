@@ -33,7 +33,7 @@ fn programs_are_listed_and_shown() {
     for id in [id, &id[..12], &id[..6]] {
         sandbox.ok(&["show", id]);
     }
-    // tests/inspect.rs has a snapshot of a whole program.
+    // `reading` has a snapshot of a whole program.
     let shown = sandbox.run(&["show", &id[..12]]).stdout;
     for part in [
         "fake affine batch=1",

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod bench;
+mod browser;
 mod build;
 mod check;
 mod container;
@@ -14,18 +15,28 @@ mod doctor;
 mod export;
 mod gate;
 mod hostile;
+mod huge;
 mod init;
 mod inspect;
 mod json;
+mod keeping;
 mod layers;
 mod limits;
 mod lost;
 mod page;
 #[path = "../pty/mod.rs"]
 mod pty;
+mod reading;
+mod reading_json;
+mod reading_terminal;
 mod release;
 mod run;
+#[path = "../sample/mod.rs"]
+mod sample;
 mod sandbox;
+#[allow(dead_code, reason = "each test target uses a part of it")]
+#[path = "../torture/scene.rs"]
+mod scene;
 mod schema;
 #[path = "../schemas/mod.rs"]
 mod schemas;

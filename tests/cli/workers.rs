@@ -6,8 +6,7 @@ use std::{
     io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
-    process::{Child, Stdio},
-    time::Duration,
+    process::Stdio,
 };
 
 use serde_json::Value;
@@ -259,18 +258,22 @@ fn two_builds_of_one_spec_compile_each_artifact_once() {
     };
     let first = start();
     wait_until("no compile", || sandbox.path("waiting").exists());
-    let second = start();
-    // It is at its compiles too, or waits for those of the first: in either case nothing ends before this.
-    std::thread::sleep(Duration::from_millis(500));
+    let mut builds = [first, start()].map(|mut child| {
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        (
+            child,
+            lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap()),
+        )
+    });
+    // The second build has captured: it compiles too, or waits for the compiles of the first.
+    assert!(builds[1].1.any(|event: Value| event["event"] == "captured"));
     sandbox.write("go", "");
-    let compiled = |child: Child| {
-        let output = child.wait_with_output().unwrap();
-        assert_eq!(output.status.code(), Some(0));
-        let text = String::from_utf8(output.stdout).unwrap();
-        let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let compiled = builds.map(|(mut child, events)| {
+        let last = events.last().unwrap();
+        assert!(child.wait().unwrap().success());
         last["compiled"].as_u64().unwrap()
-    };
-    assert_eq!(compiled(first) + compiled(second), 2);
+    });
+    assert_eq!(compiled.iter().sum::<u64>(), 2);
 }
 
 #[test]

@@ -97,7 +97,7 @@ fn eager_is_not_lost_without_a_word_and_may_answer_where_the_spec_says_so() {
 fn other_buckets_leave_eager_as_it_is() {
     let sandbox = Sandbox::steered(&["has eager"]);
     let mut build = sandbox.command(&["build", "-q"]);
-    let built = sandbox.output(build.env("FAKE_EAGER", EAGER)).exits(0);
+    sandbox.output(build.env("FAKE_EAGER", EAGER)).exits(0);
     sandbox.edit("precast.toml", "[1, 4]", "[1, 8]");
     assert_run!(sandbox, ["plan"], @r#"
     exit code 0

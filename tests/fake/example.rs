@@ -14,10 +14,7 @@ fn example() -> tempfile::TempDir {
     let store = precast_store::Store::create(folder.path()).unwrap();
     let mut memory = fake::Memory::default();
     for (rows, cols) in [(1, 4), (4, 8)] {
-        let fake = fake::Fake {
-            outputs: 2,
-            ..fake::Fake::sized(rows, cols)
-        };
+        let fake = fake::Fake::sized(rows, cols).outputs(2);
         memory.add("double", &fake);
     }
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));

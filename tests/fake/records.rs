@@ -9,6 +9,7 @@ use std::{
 };
 
 use precast_runtime::{
+    Runtime,
     command::{host, sealed},
     sources::{Source, SourceError},
 };
@@ -80,6 +81,39 @@ impl Fake {
             cols,
             ..Self::default()
         }
+    }
+
+    pub fn rows(self, rows: i64) -> Self {
+        Self { rows, ..self }
+    }
+
+    pub fn cols(self, cols: i64) -> Self {
+        Self { cols, ..self }
+    }
+
+    pub fn inputs(self, inputs: usize) -> Self {
+        Self { inputs, ..self }
+    }
+
+    pub fn outputs(self, outputs: usize) -> Self {
+        Self { outputs, ..self }
+    }
+
+    pub fn constants(self, constants: usize) -> Self {
+        Self { constants, ..self }
+    }
+
+    pub fn elements(self, elements: i64) -> Self {
+        Self { elements, ..self }
+    }
+
+    pub fn behaving(self, behaviour: &'static str) -> Self {
+        Self { behaviour, ..self }
+    }
+
+    /// Returns one whose object no other test loads.
+    pub fn salted(self, salt: u32) -> Self {
+        Self { salt, ..self }
     }
 
     /// Returns the shared object, compiled at most once.
@@ -356,6 +390,11 @@ impl Memory {
 
     pub fn source(self) -> Arc<dyn Source> {
         Arc::new(self)
+    }
+
+    /// Returns a runtime for the CPU over this source.
+    pub fn runtime(self) -> Runtime {
+        Runtime::over(self.source(), Device::Cpu).unwrap()
     }
 }
 

@@ -3,11 +3,11 @@
 #[path = "../../examples/tch.rs"]
 mod tch;
 
-use crate::lab::lab;
+use crate::lab::{MINILM, lab};
 
 #[test]
 fn the_example_finds_the_nearest_sentence_with_tensors_of_tch() {
-    let cosines = tch::similarities(&lab().store).unwrap();
+    let cosines = tch::similarities(&lab(MINILM).store).unwrap();
     assert_eq!(cosines.size(), [3, 3]);
     let cosine = |a: i64, b: i64| cosines.double_value(&[a, b]);
     for i in 0..3 {

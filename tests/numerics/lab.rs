@@ -4,6 +4,7 @@
 //! `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the Python to build with.
 
 use std::{
+    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
@@ -51,28 +52,18 @@ pub fn runtime(store: &Store) -> Runtime {
     Runtime::new(store, Device::Cpu).unwrap()
 }
 
-/// Returns the shared store with MiniLM, the small model and the model with value checks; the first caller builds them.
-pub fn lab() -> &'static Lab {
-    static BUILT: OnceLock<&Lab> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        empty().build(MINILM);
-        empty().build(SMALL);
-        empty().build(VALUES);
-        empty()
-    })
+/// Returns the shared store with the model of this spec; the first caller builds it.
+pub fn lab(spec: &'static str) -> &'static Lab {
+    static BUILT: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    if !built.contains(spec) {
+        shared().json(&["build", "-f", spec]);
+        built.insert(spec);
+    }
+    shared()
 }
 
-/// Returns the shared store with the vision-language model; the first caller builds it.
-pub fn vlm() -> &'static Lab {
-    static BUILT: OnceLock<&Lab> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        empty().build(VLM);
-        empty()
-    })
-}
-
-/// Returns the shared store.
-fn empty() -> &'static Lab {
+fn shared() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
         // The store of the pass with the torch of `.venv` is kept beside that of another pass.
@@ -158,10 +149,6 @@ pub fn states(built: &Value) -> Vec<(String, String)> {
 }
 
 impl Lab {
-    fn build(&self, spec: &str) {
-        self.json(&["build", "-f", spec]);
-    }
-
     /// Returns a lab of its own, whose store is empty.
     pub fn at(root: &Path) -> Self {
         Self {

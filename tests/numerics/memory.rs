@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
 
 use precast::{Store, record::Dtype, runtime::Tensor};
 
-use crate::lab::{lab, runtime};
+use crate::lab::{MINILM, lab, runtime};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -46,7 +46,7 @@ fn four_buckets_hold_one_copy_of_the_weights() {
     let name = "memory::four_buckets_hold_one_copy_of_the_weights";
     let test = Command::new(env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
-        .env(ALONE, &lab().store)
+        .env(ALONE, &lab(MINILM).store)
         // Each thread of a product has memory of its own.
         .env("OMP_NUM_THREADS", "2")
         .output()

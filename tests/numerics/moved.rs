@@ -85,8 +85,7 @@ fn releases_of_an_older_torch_answer_like_eager_once_their_gates_passed() {
 #[test]
 #[ignore = "it takes long: `make test-newest`"]
 fn a_stack_of_equal_blocks() {
-    let lab = lab();
-    lab.json(&["build", "-f", STACK]);
+    let lab = lab(STACK);
     lab.agrees(STACK, "blocks", "forward", "batch=1,seq=32", RTOL, ATOL);
     lab.agrees(STACK, "blocks", "forward", "batch=3,seq=100", RTOL, ATOL);
 }

@@ -4,17 +4,17 @@ use serde_json::Value;
 
 use crate::{
     ATOL, RTOL,
-    lab::{SMALL, lab},
+    lab::{Lab, MINILM, SMALL, lab},
 };
 
 /// Returns the bucket and the record of every compiled program of a model.
-fn programs(model: &str) -> Vec<(String, Value)> {
-    let listed = lab().json(&["ls", "--model", model]);
+fn programs(lab: &Lab, model: &str) -> Vec<(String, Value)> {
+    let listed = lab.json(&["ls", "--model", model]);
     let rows = listed["programs"].as_array().unwrap();
     let compiled = rows.iter().filter(|row| row["bucket"] != "eager");
     compiled
         .map(|row| {
-            let record = lab().json(&["show", row["id"].as_str().unwrap()]);
+            let record = lab.json(&["show", row["id"].as_str().unwrap()]);
             (row["bucket"].as_str().unwrap().to_owned(), record)
         })
         .collect()
@@ -23,7 +23,7 @@ fn programs(model: &str) -> Vec<(String, Value)> {
 #[test]
 fn peak_memory_of_artifact_and_eager() {
     let mut peaks = Vec::new();
-    for (bucket, record) in programs("minilm") {
+    for (bucket, record) in programs(lab(MINILM), "minilm") {
         let gate = &record["receipt"]["gate"];
         let peak = |name: &str| {
             gate[name]
@@ -49,10 +49,10 @@ fn peak_memory_of_artifact_and_eager() {
 fn tuning_tries_real_option_sets_and_keeps_one_that_is_right() {
     let only = |tune: &[&str]| {
         let args = ["build", "-f", SMALL, "--only", "widen seq=4"];
-        lab().json(&[&args[..], tune].concat())
+        lab(SMALL).json(&[&args[..], tune].concat())
     };
     let compiled = only(&["--tune"])["compiled"].as_u64().unwrap();
-    let (_, record) = programs("small")
+    let (_, record) = programs(lab(SMALL), "small")
         .into_iter()
         .find(|(_, record)| record["request"]["tuned"] == true)
         .unwrap();
@@ -95,6 +95,6 @@ fn tuning_tries_real_option_sets_and_keeps_one_that_is_right() {
         record["id"],
         "a plain build finds it"
     );
-    let served = lab().agrees(SMALL, "small", "widen", "seq=3", RTOL, ATOL);
+    let served = lab(SMALL).agrees(SMALL, "small", "widen", "seq=3", RTOL, ATOL);
     assert_eq!(served, ("seq=4".into(), "padded".into()));
 }

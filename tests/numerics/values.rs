@@ -6,7 +6,7 @@ use precast::{
     runtime::{Element, Outputs, RuntimeError, Tensor, errors::Problem},
 };
 
-use crate::lab::{Lab, lab, runtime};
+use crate::lab::{Lab, MINILM, VALUES, lab, runtime};
 
 /// Returns a tensor of these sizes, of one value.
 fn full<T: Element>(shape: [i64; 2], value: T) -> Tensor {
@@ -36,7 +36,7 @@ fn load(lab: &Lab, model: &str) -> Model {
 
 #[test]
 fn an_id_beyond_the_vocabulary_is_an_error_that_names_it() {
-    let model = load(lab(), "minilm");
+    let model = load(lab(MINILM), "minilm");
     // Exact, and padded.
     for (batch, seq) in [(1, 32), (8, 128), (1, 20), (3, 77)] {
         let (mask, good) = (full([batch, seq], 1_i64), full([batch, seq], 7_i64));
@@ -64,7 +64,7 @@ fn an_id_beyond_the_vocabulary_is_an_error_that_names_it() {
 
 #[test]
 fn a_check_of_what_is_computed_is_an_error_and_the_next_call_right() {
-    let model = load(lab(), "values");
+    let model = load(lab(VALUES), "values");
     for batch in [4, 3, 9] {
         let good = full([batch, 64], 0.0_f32);
         let answer = model.run("computed", &[&good]).unwrap();
@@ -89,7 +89,7 @@ fn a_check_of_what_is_computed_is_an_error_and_the_next_call_right() {
 
 #[test]
 fn integers_are_divided_as_in_eager_or_not_at_all() {
-    let model = load(lab(), "values");
+    let model = load(lab(VALUES), "values");
     let (a, b) = (full([150, 40], 17_i64), full([150, 40], 8_i64));
     let zero = with(&b, [149, 39], 5_i64);
     let refused = model.run("divided", &[&a, &zero]).unwrap_err();

@@ -2,12 +2,12 @@
 
 use crate::{
     ATOL, RTOL,
-    lab::{VLM, json, precast, states, vlm},
+    lab::{VLM, json, lab, precast, states},
 };
 
 /// Answers a request of these sizes and returns which bucket and rung did.
 fn served(module: &str, case: &str) -> (String, String) {
-    vlm().agrees(VLM, "vlm", module, case, RTOL, ATOL)
+    lab(VLM).agrees(VLM, "vlm", module, case, RTOL, ATOL)
 }
 
 fn by(bucket: &str, rung: &str) -> (String, String) {
@@ -32,7 +32,7 @@ fn methods_of_one_submodule_are_compiled_in_their_own_ways() {
     assert_eq!(served("index", "batch=4"), by("batch=4", "exact"));
     assert_eq!(served("index", "batch=3"), by("batch=4", "padded"));
     assert_eq!(served("project", "batch=1"), by("batch=1", "exact"));
-    let plan = vlm().json(&["plan", "-f", VLM]);
+    let plan = lab(VLM).json(&["plan", "-f", VLM]);
     let setting = |module: &str, key: &str| {
         let programs = plan["programs"].as_array().unwrap();
         let found = programs.iter().find(|program| program["module"] == module);
@@ -77,7 +77,7 @@ fn modules_left_to_eager_are_served() {
     ] {
         assert_eq!(served(module, case).1, "eager", "{module} {case}");
     }
-    let listed = vlm().json(&["ls", "--model", "vlm"]);
+    let listed = lab(VLM).json(&["ls", "--model", "vlm"]);
     for program in listed["programs"].as_array().unwrap() {
         let eager = program["steps"] == 0;
         let module = program["module"].as_str().unwrap();
@@ -89,7 +89,7 @@ fn modules_left_to_eager_are_served() {
 #[test]
 fn a_second_build_finds_everything() {
     let args = ["build", "-f", VLM, "--format", "json"];
-    let built = json(precast(&vlm().store, &args).env("PRECAST_PYTHON", "/nonexistent/python"));
+    let built = json(precast(&lab(VLM).store, &args).env("PRECAST_PYTHON", "/nonexistent/python"));
     let states = states(&built);
     assert_eq!(states.len(), 17, "{built}");
     assert!(states.iter().all(|(_, state)| state == "hit"), "{built}");

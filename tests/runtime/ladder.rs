@@ -13,13 +13,7 @@ use crate::{
 #[test]
 fn an_artifact_that_does_not_load_is_set_aside_and_other_buckets_answer() {
     let mut memory = Memory::with(&[Fake::sized(4, 4)]);
-    memory.add(
-        "f",
-        &Fake {
-            behaviour: "NO_SYMBOL",
-            ..Fake::sized(2, 2)
-        },
-    );
+    memory.add("f", &Fake::sized(2, 2).behaving("NO_SYMBOL"));
     let model = load(memory).unwrap();
     let [lost] = &model.quarantined()[..] else {
         panic!("{:?}", model.quarantined())
@@ -96,11 +90,7 @@ fn a_receipt_sends_a_request_to_the_faster_of_two_that_cover_it() {
 
 #[test]
 fn the_exported_graph_answers_for_an_artifact_that_does_not_load() {
-    let fake = Fake {
-        outputs: 2,
-        behaviour: "NO_SYMBOL",
-        ..Fake::sized(4, 4)
-    };
+    let fake = Fake::sized(4, 4).outputs(2).behaving("NO_SYMBOL");
     let mut memory = Memory::default();
     memory.add_with_graph(&fake);
     let tuned = memory.put(fake::weights(&[("scale", &[3.0])]));
@@ -145,10 +135,7 @@ fn softmax(numbers: &[f32], cols: usize) -> Vec<f64> {
 
 #[test]
 fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
-    let fake = Fake {
-        outputs: 2,
-        ..Fake::sized(4, 4)
-    };
+    let fake = Fake::sized(4, 4).outputs(2);
     let mut memory = Memory::default();
     memory.add_with_graph(&fake);
     for program in memory.programs.values_mut() {
@@ -173,12 +160,10 @@ fn a_program_that_was_never_compiled_runs_as_its_exported_graph() {
 fn programs_for_every_size_answer_without_bucket_and_padding() {
     let mut memory = Memory::with(&[]);
     for (salt, steps) in [(190, true), (191, false)] {
-        let fake = Fake {
-            outputs: 2,
-            behaviour: "DYNAMIC",
-            salt,
-            ..Fake::sized(3, 5)
-        };
+        let fake = Fake::sized(3, 5)
+            .outputs(2)
+            .behaving("DYNAMIC")
+            .salted(salt);
         let mut program = memory.add("f", &fake);
         memory.export(&mut program, &fake);
         let (min, max) = (if steps { 2 } else { 1 }, 64);
@@ -217,14 +202,7 @@ fn programs_for_every_size_answer_without_bucket_and_padding() {
 #[test]
 fn a_dynamic_program_answers_what_no_bucket_covers() {
     let mut memory = Memory::with(&[Fake::sized(4, 4)]);
-    let dynamic = memory.add(
-        "f",
-        &Fake {
-            outputs: 2,
-            behaviour: "DYNAMIC",
-            ..Fake::sized(3, 5)
-        },
-    );
+    let dynamic = memory.add("f", &Fake::sized(3, 5).outputs(2).behaving("DYNAMIC"));
     let bounds = |min, max| precast::record::Bounds { min, max };
     let program = memory.programs.get_mut(&dynamic.id).unwrap();
     program.dynamic = Some(

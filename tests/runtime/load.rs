@@ -21,10 +21,7 @@ fn artifacts_that_do_not_load_are_errors_with_their_names() {
     insta::assert_snapshot!(told(Memory::with(&[Fake::of("NO_SYMBOL")])), @"object `[id]` lacks the function `AOTInductorModelContainerGetNumInputs`");
     insta::assert_snapshot!(told(Memory::with(&[Fake::of("NO_CONTAINER")])), @"artifact `[id]` gives no container: the fake has no container");
 
-    let mut memory = Memory::with(&[Fake {
-        salt: 1,
-        ..Fake::default()
-    }]);
+    let mut memory = Memory::with(&[Fake::default().salted(1)]);
     let program = memory.programs.values().next().unwrap().clone();
     let object = memory.artifacts[&program.steps[0].artifact].object;
     memory.objects.get_mut(&object).unwrap()[5000] ^= 1;
@@ -39,10 +36,7 @@ fn artifacts_that_do_not_load_are_errors_with_their_names() {
         .for_each(|artifact| artifact.object = text);
     insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: it is no shared object: Invalid ELF header size or alignment");
 
-    let mut memory = Memory::with(&[Fake {
-        constants: 2,
-        ..Fake::default()
-    }]);
+    let mut memory = Memory::with(&[Fake::default().constants(2)]);
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
     insta::assert_snapshot!(told(memory), @"constant `shift.0` of artifact `[id]` is not bound: the weight set has no tensor `shift.0`");
 
@@ -166,10 +160,7 @@ fn an_artifact_that_imports_what_libtorch_lacks_is_refused_by_name() {
     // The ladder answers where it can, and a refusal stays.
     for _ in 0..2 {
         let mut memory = Memory::with(&[Fake::sized(4, 4)]);
-        let lacking = Fake {
-            behaviour: "NEEDS_NEWER",
-            ..Fake::sized(2, 2)
-        };
+        let lacking = Fake::sized(2, 2).behaving("NEEDS_NEWER");
         memory.add("f", &lacking);
         let model = load(memory).unwrap();
         assert!(model.run("f", &[x(2, 2)]).is_ok());
@@ -276,10 +267,7 @@ fn steps_pass_values_and_aliases_find_tied_weights() {
 #[test]
 fn tensors_that_the_code_makes_are_bound_beside_the_weights() {
     let mut memory = Memory::default();
-    let fake = Fake {
-        constants: 2,
-        ..Fake::sized(2, 2)
-    };
+    let fake = Fake::sized(2, 2).constants(2);
     let program = memory.add("f", &fake);
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
     let object = memory.put(fake::weights(&[("shift.0", &[10.0])]));

@@ -1,13 +1,20 @@
 //! The runtime against fake artifacts: loads, refusals, answers.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod api;
 mod calls;
+#[cfg(feature = "tch")]
+mod conversions;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod hooked;
 mod ladder;
 mod load;
+mod loading;
+mod operators;
 mod passing;
+mod prepared;
+mod replicas;
 mod swap;
 #[cfg(feature = "tch")]
 mod tch;

@@ -68,10 +68,7 @@ fn until(what: &str, is: impl Fn() -> bool) {
 #[test]
 fn a_program_that_could_not_be_read_is_tried_again_at_a_later_call() {
     for (salt, loading) in [(100, Loading::Before), (101, Loading::OnDemand)] {
-        let small = Fake {
-            salt,
-            ..Fake::sized(2, 2)
-        };
+        let small = Fake::sized(2, 2).salted(salt);
         let memory = Memory::with(&[Fake::sized(4, 4), small]);
         let (model, number, asked) = hooked(memory, loading);
         for next in NUMBERS {
@@ -97,11 +94,7 @@ fn a_program_that_could_not_be_read_is_tried_again_at_a_later_call() {
 #[test]
 fn eager_answers_only_until_the_artifact_can_be_read() {
     let mut memory = Memory::default();
-    memory.add_with_graph(&Fake {
-        outputs: 2,
-        salt: 102,
-        ..Fake::sized(4, 4)
-    });
+    memory.add_with_graph(&Fake::sized(4, 4).outputs(2).salted(102));
     let program = memory.programs.values_mut().next().unwrap();
     program.sizes.insert("batch".to_owned(), 4);
     let object = memory.artifacts[&program.steps[0].artifact].object;
@@ -127,10 +120,7 @@ fn eager_answers_only_until_the_artifact_can_be_read() {
 
 #[test]
 fn a_defect_is_not_tried_again() {
-    let small = Fake {
-        salt: 103,
-        ..Fake::sized(2, 2)
-    };
+    let small = Fake::sized(2, 2).salted(103);
     let memory = Memory::with(&[Fake::sized(4, 4), small]);
     let (model, number, asked) = hooked(memory, Loading::OnDemand);
     // There is no such object.

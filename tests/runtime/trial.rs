@@ -27,18 +27,9 @@ const HELPER: &str = env!("CARGO_BIN_EXE_precast");
 /// Loads a small bucket that behaves so, and a larger one that is right. The first load with a `salt` is the first of the
 /// larger one in this process.
 fn load(behaviour: &'static str, salt: u32, trial: Trial) -> Result<Model, RuntimeError> {
-    let right = Fake {
-        salt,
-        ..Fake::sized(4, 4)
-    };
+    let right = Fake::sized(4, 4).salted(salt);
     let mut memory = Memory::with(&[right]);
-    memory.add(
-        "f",
-        &Fake {
-            behaviour,
-            ..Fake::sized(2, 2)
-        },
-    );
+    memory.add("f", &Fake::sized(2, 2).behaving(behaviour));
     let runtime = Runtime::over(memory.source(), Device::Cpu)?;
     runtime.trial(trial).load("fake")
 }
@@ -129,10 +120,7 @@ fn whatever_else_ends_the_helper_is_tried_again_and_written_nowhere() {
     drop(crate::ok(&[Fake::sized(4, 4)]));
     let (folder, memory) = memory();
     let (script, enough) = (folder.path().join("helper"), folder.path().join("enough"));
-    let small = Fake {
-        salt: 78,
-        ..Fake::sized(2, 2)
-    };
+    let small = Fake::sized(2, 2).salted(78);
     let load = |ending: &str| {
         let enough = enough.display();
         let text =
@@ -191,8 +179,15 @@ fn a_wait_for_the_helper_ends_when_it_is_told_to() {
     let told = stop.clone();
     let hour = Duration::from_secs(3600);
     let trial = Trial::with(HELPER).remember(&memory).limit(hour).stop(stop);
+    let has_child = || {
+        let mut threads = fs::read_dir("/proc/self/task").unwrap().flatten();
+        let children = |thread: fs::DirEntry| fs::read(thread.path().join("children"));
+        threads.any(|thread| children(thread).is_ok_and(|pids| !pids.is_empty()))
+    };
     let teller = std::thread::spawn(move || {
-        std::thread::sleep(Duration::from_millis(300));
+        while !has_child() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         told.store(true, Ordering::Relaxed);
     });
     let Err(error) = load("INIT_HANGS", 57, trial) else {
@@ -205,11 +200,8 @@ fn a_wait_for_the_helper_ends_when_it_is_told_to() {
 
 #[test]
 fn a_helper_that_can_not_be_started_keeps_nothing_from_loading() {
-    let salted = Fake {
-        salt: 77,
-        ..Fake::sized(2, 2)
-    };
-    let runtime = Runtime::over(Memory::with(&[salted]).source(), Device::Cpu).unwrap();
+    let salted = Fake::sized(2, 2).salted(77);
+    let runtime = Memory::with(&[salted]).runtime();
     let model = runtime.trial(Trial::with("/nowhere")).load("fake").unwrap();
     assert!(model.quarantined().is_empty());
     assert!(model.run("f", &[x(2, 2)]).is_ok());

@@ -21,10 +21,7 @@ use crate::{
 
 #[test]
 fn a_caller_waits_for_a_context_as_long_as_it_says() {
-    let mut memory = Memory::with(&[Fake {
-        behaviour: "HANGS",
-        ..Fake::sized(2, 2)
-    }]);
+    let mut memory = Memory::with(&[Fake::sized(2, 2).behaving("HANGS")]);
     memory.add("g", &Fake::sized(2, 2));
     let source = memory.source();
     let load = |limit: Option<Duration>| {
@@ -74,11 +71,7 @@ fn a_caller_waits_for_a_context_as_long_as_it_says() {
 #[test]
 fn a_panic_where_a_context_is_made_loses_none() {
     let mut memory = Memory::default();
-    memory.add_with_graph(&Fake {
-        outputs: 2,
-        behaviour: "NO_SYMBOL",
-        ..Fake::sized(4, 4)
-    });
+    memory.add_with_graph(&Fake::sized(4, 4).outputs(2).behaving("NO_SYMBOL"));
     let program = memory.programs.values().next().unwrap();
     let exported = memory.artifacts[&program.eager.as_ref().unwrap().artifact].object;
     let asked = AtomicUsize::new(0);

@@ -45,10 +45,7 @@ const CPU: tch::Device = tch::Device::Cpu;
 /// Module `f` takes `x` float32, `ids.0` and `ids.1` int64, all `[batch, seq]`; `g` takes `x` float32 `[batch, 4]`.
 /// Neither may be padded into, so any other size than the bucket's is wrong.
 fn throwing() -> Model {
-    let mut memory = Memory::with(&[Fake {
-        inputs: 3,
-        ..Fake::of("THROWS")
-    }]);
+    let mut memory = Memory::with(&[Fake::of("THROWS").inputs(3)]);
     let mut fixed = memory.add("g", &Fake::of("THROWS"));
     fixed.inputs[0].dims[1] = None;
     fixed.outputs[0].dims[1] = None;

@@ -56,22 +56,8 @@ pub struct Mixed {
 /// Makes `calls` calls, shared out over each number of threads in turn; half of them fail.
 pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
     let fakes = [
-        Fake {
-            outputs: 2,
-            ..Fake {
-                rows: 8,
-                cols: 4,
-                ..Fake::of("FAILS_BELOW")
-            }
-        },
-        Fake {
-            outputs: 2,
-            ..Fake {
-                rows: 2,
-                cols: 3,
-                ..Fake::of("FAILS_BELOW")
-            }
-        },
+        Fake::of("FAILS_BELOW").rows(8).cols(4).outputs(2),
+        Fake::of("FAILS_BELOW").rows(2).cols(3).outputs(2),
     ];
     let source = Memory::with(&fakes).source();
     let mut outcome = Mixed {
@@ -237,16 +223,9 @@ pub struct Kept {
 /// is touched by it.
 pub fn outputs(calls: u64, seed: u64) -> Kept {
     let models = [
-        load(&[Fake {
-            outputs: 2,
-            ..Fake::sized(4, 4)
-        }]),
+        load(&[Fake::sized(4, 4).outputs(2)]),
         load(&[Fake::of("RETURNS_INPUT")]),
-        load(&[Fake {
-            rows: 1,
-            cols: 1,
-            ..Fake::of("RETURNS_WEIGHT")
-        }]),
+        load(&[Fake::of("RETURNS_WEIGHT").rows(1).cols(1)]),
     ];
     let mut outcome = Kept::default();
     let mut random = Random(seed);
@@ -307,13 +286,7 @@ pub struct Swaps {
 /// answer the product of two different numbers.
 pub fn swaps(count: u64, threads: u64) -> Swaps {
     let mut memory = Memory::default();
-    let mut program = memory.add(
-        "f",
-        &Fake {
-            outputs: 2,
-            ..Fake::sized(4, 4)
-        },
-    );
+    let mut program = memory.add("f", &Fake::sized(4, 4).outputs(2));
     memory.programs.clear();
     let mut second = program.steps[0].clone();
     (second.inputs, second.outputs) = (vec![1], vec![3, 4]);

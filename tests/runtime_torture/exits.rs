@@ -101,13 +101,7 @@ fn right<T>(answer: Result<T, RuntimeError>) -> T {
 pub fn child(with: &Value) -> Value {
     let code = i32::try_from(with["code"].as_i64().unwrap()).unwrap();
     let after = Duration::from_micros(with["micros"].as_u64().unwrap());
-    let mut memory = Memory::with(&[
-        Fake {
-            outputs: 2,
-            ..Fake::sized(64, 64)
-        },
-        Fake::of("FAILS_BELOW"),
-    ]);
+    let mut memory = Memory::with(&[Fake::sized(64, 64).outputs(2), Fake::of("FAILS_BELOW")]);
     let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
     let runtime = Arc::new(runtime(memory.source()).instances(2));
     let model = Arc::new(runtime.load("fake").unwrap());

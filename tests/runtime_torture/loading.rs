@@ -187,13 +187,7 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
             1 => "NO_CONTAINER",
             _ => "OK",
         };
-        let program = memory.add(
-            "f",
-            &Fake {
-                behaviour,
-                ..Fake::sized(2, 2)
-            },
-        );
+        let program = memory.add("f", &Fake::sized(2, 2).behaving(behaviour));
         let artifact = program.steps[0].artifact;
         // Bytes nobody has loaded: an object that is in the process already is not read again.
         let mut bytes = memory.objects[&memory.artifacts[&artifact].object].clone();

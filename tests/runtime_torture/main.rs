@@ -36,11 +36,11 @@ mod full;
 mod guard;
 mod loading;
 mod memory;
-#[path = "../torture/only.rs"]
-mod only;
 mod padding;
 mod races;
 mod real;
+#[path = "../torture/report.rs"]
+mod report;
 mod shim;
 mod values;
 

@@ -80,10 +80,7 @@ pub fn sharing_child(with: &Value) -> Value {
     );
     let elements = bytes as i64 / 4;
     let fakes: Vec<Fake> = (1..=buckets)
-        .map(|rows| Fake {
-            elements,
-            ..Fake::sized(rows, 2)
-        })
+        .map(|rows| Fake::sized(rows, 2).elements(elements))
         .collect();
     let weights = || fake::weights(&[("scale", &vec![2.0; elements as usize])]);
     let source = |fakes: &[Fake]| {
@@ -200,10 +197,7 @@ pub fn leaks_child(with: &Value) -> Value {
     } else {
         "FAILS_BELOW"
     };
-    let model = load(&[Fake {
-        outputs: 2,
-        ..Fake::of(behaviour)
-    }]);
+    let model = load(&[Fake::of(behaviour).outputs(2)]);
     let (whole, small, negative) = (x(8, 4), x(3, 2), x(8, 4) - 2);
     let wrong = [
         x(8, 4).to_kind(Kind::Double),

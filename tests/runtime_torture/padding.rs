@@ -35,11 +35,7 @@ fn is_none(count: &u64) -> bool {
 pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
     let mut outcome = Outcome::default();
     for &(rows, cols) in buckets {
-        let fake = Fake {
-            inputs: 2,
-            outputs: 2,
-            ..Fake::sized(rows, cols)
-        };
+        let fake = Fake::sized(rows, cols).inputs(2).outputs(2);
         let model = load(&[fake]);
         outcome.buckets += 1;
         for (r, c) in (1..=rows).flat_map(|r| (1..=cols).map(move |c| (r, c))) {
@@ -172,16 +168,10 @@ pub fn real(store: &Store) -> Outcome {
 
 /// Several threads with lanes of their own: buffers are never shared.
 pub fn threads(calls: u64) -> Outcome {
-    let model = runtime(
-        Memory::with(&[Fake {
-            outputs: 2,
-            ..Fake::sized(4, 4)
-        }])
-        .source(),
-    )
-    .instances(3)
-    .load("fake")
-    .unwrap();
+    let model = runtime(Memory::with(&[Fake::sized(4, 4).outputs(2)]).source())
+        .instances(3)
+        .load("fake")
+        .unwrap();
     let mut outcome = Outcome {
         buckets: 1,
         sizes: 16,

@@ -294,14 +294,7 @@ pub fn child(with: &Value) -> Value {
     // SAFETY: no other thread of this process is running yet that reads or writes the environment.
     unsafe { env::set_var("PRECAST_CANARY", &sign) };
     let fake = Fake::sized(2, 3);
-    let (mut right, mut canary) = (
-        fake.object(),
-        Fake {
-            behaviour: "CANARY",
-            ..fake.clone()
-        }
-        .object(),
-    );
+    let (mut right, mut canary) = (fake.object(), fake.clone().behaving("CANARY").object());
     let length = right.len().max(canary.len());
     right.resize(length, 0);
     canary.resize(length, 0);

@@ -91,7 +91,7 @@ fn promised(store: &Store, ack: &str) -> Result<(), String> {
 /// Changes a byte of the first artifact's object, so that its status says it too.
 pub fn damage_first(root: &Path) {
     let scene = scene::build(&Store::open(root).unwrap(), &mut |_| {}).unwrap();
-    let path = crate::seeds::object(root, &scene.artifacts[0].object);
+    let path = scene::object(root, &scene.artifacts[0].object);
     scene::damage(&path, |bytes| bytes[20] ^= 1);
     let file = fs::File::open(&path).unwrap();
     file.set_modified(std::time::SystemTime::now()).unwrap();

@@ -17,18 +17,17 @@ mod many;
 mod mapped;
 mod mutate;
 mod newer;
-mod only;
 mod permissions;
 #[cfg(feature = "sync-points")]
 mod phases;
 mod readonly;
 mod replay;
+mod report;
 #[allow(dead_code, unused_imports, unused_macros)]
 #[path = "../cli/sandbox.rs"]
 mod sandbox;
 mod scene;
 mod seeds;
-mod speed;
 mod spread;
 
 use std::path::PathBuf;
@@ -92,12 +91,6 @@ fn a_changed_index_is_refused_or_right_or_named() {
     let swept = mutate::index(&path, &scene, 1, 400);
     assert_eq!(swept.bad, [] as [String; 0]);
     assert!(swept.refused + swept.named_by_verify > 30, "{swept:?}");
-}
-
-#[test]
-#[ignore = "minutes: `make bench-store` runs it"]
-fn speed() {
-    speed::run();
 }
 
 /// Not a test: the entry of this binary's children.

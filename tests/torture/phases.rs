@@ -119,8 +119,11 @@ fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String>
             );
         });
     } else {
-        let two = spawn(second, &root, &sync);
-        thread::sleep(GRACE);
+        let mut two = spawn(second, &root, &sync);
+        let begun = Instant::now();
+        while two.try_wait().unwrap().is_none() && begun.elapsed() < GRACE {
+            thread::sleep(Duration::from_millis(1));
+        }
         fs::write(sync.join(format!("{point}.go")), "").unwrap();
         ended(two, &what, &mut bad);
     }

@@ -11,16 +11,9 @@ use precast::{
     store::{Defect, Needs, Options},
 };
 
-use crate::scene::{self, Scene, damage};
+use crate::scene::{self, Scene, damage, object};
 
 type Seed = (&'static str, &'static [&'static str], fn(&Path, &Scene));
-
-pub fn object(root: &Path, digest: &Digest) -> PathBuf {
-    let hex = digest.hex();
-    root.join("objects")
-        .join(&hex[..2])
-        .join(format!("{hex}.zst"))
-}
 
 pub fn record(root: &Path, kind: &str, id: &Digest) -> PathBuf {
     let hex = id.hex();

@@ -15,8 +15,8 @@ use precast::{
 };
 
 use crate::{
-    scene::{self, Scene},
-    seeds::{object, record, write_record},
+    scene::{self, Scene, crafted, object, replace},
+    seeds::{record, write_record},
 };
 
 type Attack = (&'static str, fn(&Path, &Scene, &Path));
@@ -27,21 +27,6 @@ const PATIENCE: Duration = Duration::from_secs(300);
 fn fifo(path: &Path) {
     let _ = fs::remove_file(path);
     assert!(Command::new("mkfifo").arg(path).status().unwrap().success());
-}
-
-fn replace(path: &Path, bytes: &[u8]) {
-    let _ = fs::remove_file(path);
-    fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, bytes).unwrap();
-    fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
-}
-
-/// Writes an object file of any frame under any name, with the right checksum.
-pub fn crafted(root: &Path, digest: &Digest, frame: &[u8]) {
-    let mut bytes = frame.to_vec();
-    bytes.extend([0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0]);
-    bytes.extend(Digest::of(frame).as_bytes());
-    replace(&object(root, digest), &bytes);
 }
 
 fn release_json(scene: &Scene, model: &str, seq: u64) -> String {

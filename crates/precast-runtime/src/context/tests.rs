@@ -14,10 +14,7 @@ mod fake;
 /// it computes `((x * 3 + 1) * 10 + 5) * 3 + 1`.
 fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
     let mut memory = Memory::default();
-    let fake = Fake {
-        constants: 2,
-        ..Fake::sized(2, 2)
-    };
+    let fake = Fake::sized(2, 2).constants(2);
     let mut program = memory.add("f", &fake);
     let set = |first: f32| {
         fake::weights(&[

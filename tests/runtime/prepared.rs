@@ -1,14 +1,12 @@
 //! Prepacked weights: the results of recipes, sharing between programs, and errors.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
-mod fake;
-
-use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime, Value,
     record::{Dtype, Operand, Prepared, Recipe},
     runtime::{Rung, RuntimeError, Tensor},
 };
+
+use crate::fake::{self, Fake, Memory};
 
 fn recipe<const N: usize>(operator: &str, arguments: [(&str, Operand); N]) -> Recipe {
     let arguments = arguments.map(|(name, operand)| (name.to_owned(), operand));
@@ -103,11 +101,7 @@ fn buckets_that_want_the_same_share_it() {
 
 #[test]
 fn a_result_of_a_recipe_is_the_callers_alone() {
-    let fake = Fake {
-        rows: 1,
-        cols: 1,
-        ..Fake::of("RETURNS_WEIGHT")
-    };
+    let fake = Fake::of("RETURNS_WEIGHT").rows(1).cols(1);
     let (_runtime, model) = load(memory(&[fake], &square(1))).unwrap();
     let run = || {
         let x = Value::new(&[1.0_f32], &[1, 1]).unwrap();
@@ -153,10 +147,7 @@ fn the_ladder_answers_where_the_host_can_not_make_a_constant() {
         "aten::unsqueeze",
         [("self", constant("scale")), ("dim", Operand::Int(7))],
     );
-    let fake = Fake {
-        outputs: 2,
-        ..Fake::sized(4, 4)
-    };
+    let fake = Fake::sized(4, 4).outputs(2);
     let mut memory = memory(std::slice::from_ref(&fake), &call);
     let mut program = memory.programs.values().next().unwrap().clone();
     memory.export(&mut program, &fake);

@@ -1,4 +1,9 @@
 //! Benchmarks of the store, written to `benches/results/store-cpu.json`. `make bench-store` runs this.
+#![allow(
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "a benchmark that fails panics"
+)]
 
 use std::{
     fs::{self, File},
@@ -13,27 +18,29 @@ use precast::{
 };
 use serde_json::{Value, json};
 
-#[path = "../sample/ran.rs"]
+#[allow(unsafe_code, reason = "it waits by `wait4`")]
+#[path = "../tests/sample/ran.rs"]
 mod ran;
-#[path = "../sample/rows.rs"]
+#[path = "../tests/torture/report.rs"]
+mod report;
+#[path = "../tests/sample/rows.rs"]
 mod rows;
+#[allow(dead_code, reason = "the torture of the store uses the rest")]
+#[path = "../tests/torture/scene.rs"]
+mod scene;
 
-use crate::{
-    attacks::crafted,
-    full,
-    scene::{self, Random},
-    seeds::object,
-};
+use report::{machine, printed, profile, versions};
+use scene::{Random, crafted, object};
 
-pub fn run() {
+fn main() {
     let dir = tempfile::tempdir().unwrap();
     let document = json!({
         "schema": 1,
         "command": "make bench-store",
-        "date": full::today(),
-        "machine": full::machine(),
-        "versions": full::versions(),
-        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
+        "date": printed("date", &["-u", "+%F"]),
+        "machine": machine(),
+        "versions": versions(),
+        "profile": profile(),
         "load_average": fs::read_to_string("/proc/loadavg").unwrap_or_default().trim(),
         "look_up": look_up(&dir.path().join("rows")),
         "ls": listing(&dir.path().join("rows")),
@@ -44,13 +51,12 @@ pub fn run() {
             collect("memory", scene::scratch()),
         ],
     });
-    let text = serde_json::to_string_pretty(&document).unwrap();
-    println!("{text}");
-    let path = concat!(
+    println!("{document:#}");
+    let file = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/benches/results/store-cpu.json"
     );
-    fs::write(path, format!("{text}\n")).unwrap();
+    report::write(file, &document);
 }
 
 fn ms(time: Duration) -> f64 {

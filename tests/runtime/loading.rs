@@ -1,10 +1,8 @@
 //! The time at which programs are loaded, programs that are quarantined, and the faster one of two rungs.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod fake;
 
 use std::{
-    fs::File,
+    fs::{self, File},
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -12,7 +10,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fake::{Fake, Memory};
 use precast::{
     Device, Digest, Mapped, Model, Runtime,
     record::{Artifact, Program, Release},
@@ -22,6 +19,8 @@ use precast::{
     },
 };
 use serde_json::json;
+
+use crate::fake::{self, Fake, Memory};
 
 /// A source that notes which objects are read but for the shim, and can hold back all but the first.
 struct Watched {
@@ -88,10 +87,7 @@ fn first(tensor: &Tensor) -> f64 {
 }
 
 fn salted(salt: u32, rows: i64) -> Fake {
-    Fake {
-        salt,
-        ..Fake::sized(rows, 4)
-    }
+    Fake::sized(rows, 4).salted(salt)
 }
 
 fn runners(model: &Model) -> Vec<(i64, &'static str)> {
@@ -261,9 +257,13 @@ fn a_call_waits_for_no_other_program_and_a_model_ends_while_it_loads() {
     // The thread is in the middle of the second one, and the first answers still.
     assert_eq!(first(&model.run("f", &[x(1, 4)]).unwrap()[0]), 2.0);
     let released = source.clone();
+    let dropping = Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap());
     let release = std::thread::spawn(move || {
-        // By then the other thread is in the drop below.
-        std::thread::sleep(Duration::from_secs(2));
+        // The other thread sleeps in the drop below.
+        wait(|| {
+            let stat = fs::read_to_string(dropping.join("stat")).unwrap();
+            stat.rsplit_once(") ").unwrap().1.starts_with('S')
+        });
         released.hold.store(false, Ordering::SeqCst);
     });
     drop(model);
@@ -332,12 +332,7 @@ fn broken_programs_are_quarantined_once_and_the_ladder_answers() {
 
 #[test]
 fn a_module_of_which_nothing_loads_says_why() {
-    let memory = || {
-        Memory::with(&[Fake {
-            behaviour: "NO_CONTAINER",
-            ..salted(150, 2)
-        }])
-    };
+    let memory = || Memory::with(&[salted(150, 2).behaving("NO_CONTAINER")]);
     let error = Watched::new(memory()).runtime().load("fake").unwrap_err();
     assert!(matches!(error, RuntimeError::NoContainer { .. }), "{error}");
     let source = Watched::new(memory());
@@ -363,11 +358,7 @@ fn a_module_of_which_nothing_loads_says_why() {
 /// Returns a source whose program has an exported graph, and a receipt that calls this one the faster.
 fn with_receipt(faster: &str) -> Arc<Watched> {
     let mut memory = Memory::with(&[]);
-    let fake = Fake {
-        outputs: 2,
-        salt: 160,
-        ..Fake::sized(4, 4)
-    };
+    let fake = Fake::sized(4, 4).outputs(2).salted(160);
     let mut program = memory.add("f", &fake);
     memory.export(&mut program, &fake);
     let turns = json!({ "rounds": 20, "eager_faster": 20, "alone": true, "faster": faster });
@@ -413,10 +404,7 @@ fn an_artifact_is_kept_when_eager_can_not_run_in_its_place() {
 #[test]
 fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() {
     let mut memory = Memory::with(&[salted(170, 8)]);
-    let fake = Fake {
-        behaviour: "NO_SYMBOL",
-        ..salted(171, 4)
-    };
+    let fake = salted(171, 4).behaving("NO_SYMBOL");
     let mut program = memory.add("f", &fake);
     memory.export(&mut program, &fake);
     memory.programs.insert(program.id, program);
@@ -430,14 +418,8 @@ fn a_larger_bucket_that_runs_comes_before_eager_in_place_of_one_that_does_not() 
 fn measurements_of_calls_choose_between_buckets() {
     // The receipts say that the tall one is slow; here it is not, and it is the only one with calls of its own.
     let mut memory = Memory::with(&[
-        Fake {
-            salt: 180,
-            ..Fake::sized(64, 4)
-        },
-        Fake {
-            salt: 180,
-            ..Fake::sized(2, 2048)
-        },
+        Fake::sized(64, 4).salted(180),
+        Fake::sized(2, 2048).salted(180),
     ]);
     for program in memory.programs.values_mut() {
         let micros = if program.sizes["batch"] == 64 {

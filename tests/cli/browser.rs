@@ -1,9 +1,8 @@
 //! The report in a real browser: it renders, filters and sorts, with no console messages and no network requests.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod sample;
 
 use std::{fs, path::Path, process::Command};
+
+use crate::sample;
 
 /// A user's actions on the page; the answers go to its title.
 const ACTIONS: &str = r##"<script>

@@ -1,20 +1,17 @@
 //! Tensors of tch and the runtime's own: both directions, one memory.
 //!
 //! CUDA's are in `tests/gpu/tensors.rs`; numbers of a real model in `examples/tch.rs`, which `tests/numerics` runs.
-#![cfg(feature = "tch")]
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod fake;
 
 use std::fs;
 
-use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime,
     record::Dtype,
     runtime::{RuntimeError, Tensor, errors::Problem},
 };
 use tch::Kind;
+
+use crate::fake::{Fake, Memory};
 
 const CPU: tch::Device = tch::Device::Cpu;
 
@@ -220,7 +217,7 @@ fn the_memory_is_freed_with_the_last_that_uses_it() {
 }
 
 fn load(fakes: &[Fake]) -> Model {
-    let runtime = Runtime::over(Memory::with(fakes).source(), Device::Cpu).unwrap();
+    let runtime = Memory::with(fakes).runtime();
     runtime.load("fake").unwrap()
 }
 

@@ -1,14 +1,13 @@
 //! The output of `--format json` matches docs/schema in every field.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod sample;
-mod schemas;
 
 use std::{fs, path::Path, process::Command};
 
-use sample::{Sample, sample};
-use schemas::{check, schema};
 use serde_json::Value;
+
+use crate::{
+    sample::{self, Sample, sample},
+    schemas::{check, schema},
+};
 
 fn printed(sample: &Sample, args: &[&str]) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_precast"))

@@ -1,12 +1,10 @@
 //! The commands that read a store, on the real binary.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod sample;
 
 use std::{fs, process::Command};
 
 use precast::Store;
-use sample::{Sample, sample};
+
+use crate::sample::{self, Sample, sample};
 
 /// Runs precast over the sample's store and returns stdout, stderr and exit code, with the folder's name replaced.
 fn precast(sample: &Sample, args: &[&str]) -> (String, String, i32) {

@@ -1,13 +1,9 @@
 //! Stores with too many programs for memory. `make bench-store` measures a million.
-#![allow(
-    clippy::unwrap_used,
-    unsafe_code,
-    reason = "tests panic, print, and call C"
-)]
 
-#[path = "sample/ran.rs"]
+#[allow(unsafe_code, reason = "it waits by `wait4`")]
+#[path = "../sample/ran.rs"]
 mod ran;
-#[path = "sample/rows.rs"]
+#[path = "../sample/rows.rs"]
 mod rows;
 
 use std::{path::Path, process::Command};

@@ -1,13 +1,11 @@
 //! A model on several devices. Here the CPU is used twice, because the choice between replicas does not depend on their
 //! devices. `tests/gpu/replicas.rs` has the same with two CUDA devices.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod fake;
 
 use std::time::{Duration, Instant};
 
-use fake::{Fake, Memory};
 use precast::{Device, Model, Runtime, Value, runtime::counters::DeviceStats};
+
+use crate::fake::{self, Fake, Memory};
 
 fn load(fake: Fake, devices: usize) -> (Runtime, Model) {
     let runtime =
@@ -60,10 +58,7 @@ fn one_caller_has_them_in_turns_and_counts_are_by_device() {
 #[test]
 fn a_call_goes_where_the_fewest_are_under_way() {
     // A call with numbers below 0 takes a second; other calls meanwhile go to the other replica.
-    let fake = Fake {
-        behaviour: "HANGS",
-        ..Fake::sized(2, 2)
-    };
+    let fake = Fake::sized(2, 2).behaving("HANGS");
     let (_, model) = load(fake, 2);
     let model = &model;
     std::thread::scope(|scope| {

@@ -1,9 +1,6 @@
 //! Libraries of custom operators at load: verified, once per process, and never two that register the same.
 //!
 //! Loaded libraries stay in the process. `tests/numerics/operators.rs` has the numbers.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod fake;
 
 use std::{
     fs,
@@ -11,8 +8,9 @@ use std::{
     process::Command,
 };
 
-use fake::{Fake, Memory};
 use precast::{Device, Digest, Model, Runtime, Value, runtime::RuntimeError};
+
+use crate::fake::{Fake, Memory};
 
 /// Returns a shared object compiled from `code`, at most once.
 fn library(code: &str, arguments: &[&str]) -> Vec<u8> {
@@ -49,10 +47,7 @@ fn registers(operators: &str) -> Vec<u8> {
 
 /// Loads a model of one artifact, `salt` telling it from others, with this operator library and these calls.
 fn load(salt: u32, library: Vec<u8>, calls: Option<&str>) -> Result<Model, RuntimeError> {
-    let mut memory = Memory::with(&[Fake {
-        salt,
-        ..Fake::default()
-    }]);
+    let mut memory = Memory::with(&[Fake::default().salted(salt)]);
     let digest = memory.put(library);
     let calls = calls.map(|calls| memory.put(calls.as_bytes().to_vec()));
     for artifact in memory.artifacts.values_mut() {
@@ -117,19 +112,13 @@ a process can hold one version of an operator's library: load this model in anot
 
 #[test]
 fn a_damaged_library_is_not_loaded() {
-    let mut memory = Memory::with(&[Fake {
-        salt: 17,
-        ..Fake::default()
-    }]);
+    let mut memory = Memory::with(&[Fake::default().salted(17)]);
     let digest = memory.put(b"a library".to_vec());
     memory.objects.insert(digest, b"another".to_vec());
     memory
         .artifacts
         .values_mut()
         .for_each(|artifact| artifact.libraries = vec![digest]);
-    let error = Runtime::over(memory.source(), Device::Cpu)
-        .unwrap()
-        .load("fake")
-        .unwrap_err();
+    let error = memory.runtime().load("fake").unwrap_err();
     assert!(matches!(error, RuntimeError::WrongBytes { .. }), "{error}");
 }

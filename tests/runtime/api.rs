@@ -1,13 +1,11 @@
 //! The library with plain arrays as inputs and outputs.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
-mod fake;
-
-use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime, RuntimeError, Value,
     runtime::{Inputs, Tensor, errors::Problem},
 };
+
+use crate::fake::{Fake, Memory};
 
 fn load(fakes: &[Fake]) -> Model {
     let runtime = Runtime::over(Memory::with(fakes).source(), Device::Cpu);
@@ -21,11 +19,7 @@ fn x(rows: usize, cols: usize) -> Value {
 
 #[test]
 fn plain_arrays_go_in_and_come_out() {
-    let model = load(&[Fake {
-        inputs: 2,
-        outputs: 2,
-        ..Fake::sized(2, 4)
-    }]);
+    let model = load(&[Fake::sized(2, 4).inputs(2).outputs(2)]);
     let ids = Value::new(&[1_i64, 2, 3, 4, 5, 6], &[2, 3]).unwrap();
     // An output that was cut out of a larger one has its elements in order all the same.
     let out = model.run("f", &[&x(2, 3), &ids]).unwrap();
@@ -49,10 +43,7 @@ fn plain_arrays_go_in_and_come_out() {
 
 #[test]
 fn an_answer_is_none_of_the_callers_memory() {
-    let model = load(&[Fake {
-        behaviour: "RETURNS_INPUT",
-        ..Fake::sized(2, 2)
-    }]);
+    let model = load(&[Fake::sized(2, 2).behaving("RETURNS_INPUT")]);
     let mut data = [1.0_f32, 2.0, 3.0, 4.0];
     let value = Value::new(&data, &[2, 2]).unwrap();
     data.fill(7.0);

@@ -1,12 +1,11 @@
 //! Output on narrow and wide terminals, with and without colours, and in a pipe.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-mod pty;
-mod sample;
 
 use std::process::Command;
 
-use sample::{Sample, sample};
+use crate::{
+    pty,
+    sample::{self, Sample, sample},
+};
 
 fn command(sample: &Sample, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));

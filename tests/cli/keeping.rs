@@ -1,14 +1,11 @@
 //! `precast gc`, `verify` and `release` on the real binary.
-#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
-
-#[allow(dead_code)]
-#[path = "torture/scene.rs"]
-mod scene;
 
 use std::{fs, path::Path, process::Command};
 
 use precast::Store;
 use serde_json::Value;
+
+use crate::scene;
 
 struct Output {
     code: i32,
@@ -17,7 +14,7 @@ struct Output {
 }
 
 fn precast(store: &Path, args: &[&str]) -> Output {
-    let run = Command::new(assert_cmd::cargo::cargo_bin!("precast"))
+    let run = Command::new(env!("CARGO_BIN_EXE_precast"))
         .arg("--store")
         .arg(store)
         .args(args)
@@ -179,7 +176,7 @@ fn a_killed_gc_leaves_litter_alone() {
         drop(store);
         let at = |end: &str| dir.path().join(format!("{point}.{end}"));
         fs::write(at("stop"), "").unwrap();
-        let mut gc = Command::new(assert_cmd::cargo::cargo_bin!("precast"))
+        let mut gc = Command::new(env!("CARGO_BIN_EXE_precast"))
             .arg("--store")
             .arg(&path)
             .args(["gc", "--unreleased", "--keep-releases", "1"])
