@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest torches demo test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest test-newest-all torches demo test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -54,14 +54,17 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 
 # The newest torch that was tried: the second pass of the tests. Without `tch`, whose crate links the torch of .venv.
 NEWEST := $(lastword $(TORCHES))
-# A build, its gates and answers, custom operators, and older releases. `make test-newest NEWEST_TESTS=` runs all numerics.
-NEWEST_TESTS ?= tied_ an_output_ operators:: moved::releases
+# A build, its gates and answers, custom operators, and older releases; by hand also larger models, eager and values.
+NEWEST_TESTS := tied_ an_output_ operators:: moved::releases
 
 NEWEST_ENV := .venv-torch-$(NEWEST)
 
 test-newest: test-long $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
 	LIBTORCH=$(CURDIR)/$(NEWEST_ENV)/libtorch PRECAST_PYTHON=$(CURDIR)/$(NEWEST_ENV)/bin/python \
 		$(CARGO) test --workspace --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
+
+test-newest-all: NEWEST_TESTS += minilm_ vlm:: values:: moved::
+test-newest-all: test-newest ## the same with MiniLM, the vision-language model and a stack of blocks, by hand
 
 test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
 	$(OTHER)/bin/python -m unittest $(WORKER_TESTS)
@@ -107,7 +110,7 @@ test-worker: venv
 	$(PY) -m unittest $(filter-out $(COMPILER_TESTS),$(WORKER_TESTS))
 
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
-LONG_TESTS := broken numerics runtime_torture
+LONG_TESTS := numerics runtime_torture
 RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
 
 test-long: test-build

@@ -5,6 +5,8 @@
     reason = "tests panic, print, and call C"
 )]
 
+mod broken;
+mod entry;
 #[cfg(feature = "tch")]
 mod example;
 mod lab;
@@ -16,6 +18,7 @@ mod receipts;
 mod slower;
 mod values;
 mod vlm;
+mod workers;
 
 use std::{fs, os::unix::fs::PermissionsExt};
 

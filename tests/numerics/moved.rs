@@ -83,7 +83,7 @@ fn releases_of_an_older_torch_answer_like_eager_once_their_gates_passed() {
 }
 
 #[test]
-#[ignore = "it takes long: `make test-newest`"]
+#[ignore = "it takes long: `make test-newest-all`"]
 fn a_stack_of_equal_blocks() {
     let lab = lab(STACK);
     lab.agrees(STACK, "blocks", "forward", "batch=1,seq=32", RTOL, ATOL);

@@ -4,7 +4,7 @@ use std::fs;
 
 use tempfile::TempDir;
 
-use super::precast;
+use crate::lab::precast;
 
 const SPEC: &str = r#"schema = 1
 [model]
@@ -25,7 +25,7 @@ fn fails(model: &str, message: &str, place: &str, in_log: &str) {
         folder.path().join("precast.toml"),
         folder.path().join("store"),
     );
-    let built = precast(&store, &["build", "-j", "2", "-f", spec.to_str().unwrap()]);
+    let built = precast(&store, &["build", "-j", "1", "-f", spec.to_str().unwrap()]);
     let built = { built }.output().unwrap();
     let errors = String::from_utf8_lossy(&built.stderr);
     assert_eq!(built.status.code(), Some(1), "{errors}");
@@ -45,16 +45,6 @@ fn fails(model: &str, message: &str, place: &str, in_log: &str) {
         .unwrap();
     let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
     assert_eq!(listed["programs"].as_array().unwrap().len(), 0, "{listed}");
-}
-
-#[test]
-fn an_entry_whose_import_raises() {
-    fails(
-        "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n",
-        "can't import `model`: OSError: no weights here",
-        "model.py:4",
-        "line 6, in <module>\n    WEIGHTS = find()",
-    );
 }
 
 /// Builds a model that disturbs its worker, and asserts that the error says how.
@@ -97,60 +87,59 @@ fn an_entry_that_forks_its_worker() {
     disturbs(body, "it forked, and the copy of the worker went on");
 }
 
-#[test]
-fn an_entry_that_is_no_python() {
-    fails(
+/// A model's text, the message, its place, and a part of the log.
+#[rustfmt::skip]
+const FAILURES: [[&str; 4]; 7] = [
+    [
+        "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n",
+        "can't import `model`: OSError: no weights here",
+        "model.py:4",
+        "line 6, in <module>\n    WEIGHTS = find()",
+    ],
+    [
         "import torch\n\ndef load(:\n    return torch.nn.Linear(4, 4)\n",
         "can't import `model`: SyntaxError: invalid syntax (model.py, line 3)",
         "model.py:3",
         "def load(:",
-    );
-}
-
-#[test]
-fn an_entry_that_raises() {
-    fails(
+    ],
+    [
         "import torch\n\ndef load():\n    return torch.nn.Linear(4)\n",
         "`model:load` raised TypeError: Linear.__init__() missing 1 required positional argument: 'out_features'",
         "model.py:4",
         "return torch.nn.Linear(4)",
-    );
-}
-
-#[test]
-fn an_entry_that_ends_the_process() {
-    fails(
+    ],
+    [
         "import sys\n\ndef load():\n    sys.exit('usage: train.py')\n",
         "`model:load` raised SystemExit: usage: train.py",
         "model.py:4",
         "sys.exit('usage: train.py')",
-    );
-}
-
-#[test]
-fn an_entry_that_returns_no_module() {
-    fails(
+    ],
+    [
         "import torch\n\ndef load():\n    return torch.nn.Linear(4, 4).state_dict()\n",
         "`model:load` returned a dict whose `weight` is a Tensor, not a torch.nn.Module",
         "model.py:3",
         "Failure: ",
-    );
-    fails(
+    ],
+    [
         "def load():\n    pass\n",
         "`model:load` returned None, not a torch.nn.Module or a dict of them",
         "model.py:1",
         "Failure: ",
-    );
-}
-
-#[test]
-fn an_entry_that_is_changed_while_it_is_imported() {
-    fails(
+    ],
+    // It changes while it is imported.
+    [
         "import pathlib, subprocess, torch\n\ndef load():\n    \
          subprocess.run(['sh', '-c', 'echo WIDTH = 8 >> model.py'], cwd=pathlib.Path(__file__).parent)\n    \
          return torch.nn.Linear(4, 4)\n",
         "`model.py` changed while the model was made from it",
         "model.py:1",
         "Failure: ",
-    );
+    ],
+];
+
+#[test]
+fn each_entry_that_makes_no_model_fails_with_its_message_and_line() {
+    for [model, message, place, in_log] in FAILURES {
+        fails(model, message, place, in_log);
+    }
 }
