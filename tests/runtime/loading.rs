@@ -7,7 +7,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use precast::{
@@ -20,7 +20,10 @@ use precast::{
 };
 use serde_json::json;
 
-use crate::fake::{self, Fake, Memory};
+use crate::{
+    fake::{self, Fake, Memory},
+    until,
+};
 
 /// A source that notes which objects are read but for the shim, and can hold back all but the first.
 struct Watched {
@@ -136,19 +139,11 @@ fn prefetched(source: &Arc<Watched>) -> Runtime {
     Runtime::over(Arc::new(ahead), Device::Cpu).unwrap()
 }
 
-fn wait(until: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !until() {
-        assert!(begun.elapsed() < Duration::from_secs(60), "it never comes");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
-
 #[test]
 fn prefetched_objects_are_not_read_again() {
     let source = Watched::new(Memory::with(&[salted(160, 2), salted(161, 4)]));
     let runtime = prefetched(&source);
-    wait(|| source.reads() == 2);
+    until("it never comes", || source.reads() == 2);
     let model = runtime.load("fake").unwrap();
     for rows in [2, 4] {
         assert_eq!(first(&model.run("f", &[x(rows, 4)]).unwrap()[0]), 2.0);
@@ -171,14 +166,16 @@ fn a_request_waits_for_a_read_under_way_and_ends_the_prefetch() {
         .load("fake")
         .unwrap();
     // The smallest is there, and the next one takes its time.
-    wait(|| source.reads() == 2);
+    until("it never comes", || source.reads() == 2);
     assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
     assert_eq!(source.reads(), 2);
     let run = |rows| first(&model.run("f", &[x(rows, 4)]).unwrap()[0]);
     std::thread::scope(|scope| {
         // The third is nobody's yet.
         let third = scope.spawn(move || run(8));
-        wait(|| third.is_finished() || source.reads() == 3);
+        until("it never comes", || {
+            third.is_finished() || source.reads() == 3
+        });
         source.hold.store(false, Ordering::SeqCst);
         assert_eq!(third.join().unwrap(), 2.0);
     });
@@ -226,11 +223,7 @@ fn in_the_background_one_is_there_at_once_and_the_rest_by_priority() {
         // 4 is wanted most, then 8.
         .priority(|program| [0, 0, 0, 0, 9, 0, 0, 0, 5][program.sizes["batch"] as usize]);
     let model = runtime.load("fake").unwrap();
-    let patience = Instant::now();
-    while model.timings().complete.is_none() {
-        assert!(patience.elapsed() < Duration::from_secs(600));
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    until("it never ends", || model.timings().complete.is_some());
     assert_eq!(*source.read.lock().unwrap(), wanted);
     assert!(model.timings().complete.unwrap() >= model.timings().loaded);
     assert_eq!(
@@ -251,16 +244,14 @@ fn a_call_waits_for_no_other_program_and_a_model_ends_while_it_loads() {
     let runtime = source.runtime().loading(Loading::Background);
     let model = runtime.load("fake").unwrap();
     assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
-    while source.reads() < 2 {
-        std::thread::yield_now();
-    }
+    until("no second read", || source.reads() >= 2);
     // The thread is in the middle of the second one, and the first answers still.
     assert_eq!(first(&model.run("f", &[x(1, 4)]).unwrap()[0]), 2.0);
     let released = source.clone();
     let dropping = Path::new("/proc").join(fs::read_link("/proc/thread-self").unwrap());
     let release = std::thread::spawn(move || {
         // The other thread sleeps in the drop below.
-        wait(|| {
+        until("it never comes", || {
             let stat = fs::read_to_string(dropping.join("stat")).unwrap();
             stat.rsplit_once(") ").unwrap().1.starts_with('S')
         });
@@ -442,12 +433,11 @@ fn measurements_of_calls_choose_between_buckets() {
     assert_eq!(bucket(), 2);
     // Both are measured; the tall one has a sixteenth of the elements. On a busy machine the first measurements may say
     // otherwise.
-    let patience = Instant::now();
-    while bucket() != 64 {
-        assert!(patience.elapsed() < Duration::from_secs(600));
+    until("the tall one is chosen", || {
         for _ in 0..500 {
             drop(model.run("f", &[x(64, 4)]).unwrap());
             drop(model.run("f", &[x(2, 2048)]).unwrap());
         }
-    }
+        bucket() == 64
+    });
 }

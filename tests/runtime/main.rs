@@ -22,6 +22,11 @@ mod threads;
 mod trial;
 mod waits;
 
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
 use fake::{Fake, Memory};
 use precast::{
     Device, Model, Runtime,
@@ -67,6 +72,15 @@ fn sums(tensor: &Tensor) -> Vec<f32> {
     let rows = flat(tensor);
     let rows = rows.chunks_exact(tensor.shape()[1] as usize);
     rows.map(|row| row.iter().sum()).collect()
+}
+
+/// Waits until something holds: for minutes, because a machine may be busy.
+fn until(what: &str, is: impl Fn() -> bool) {
+    let begun = Instant::now();
+    while !is() {
+        assert!(begun.elapsed() < Duration::from_secs(600), "{what}");
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 /// Writes a value into every element, through another handle of the same memory.

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicI32, AtomicUsize, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use precast::{
@@ -19,7 +19,7 @@ use crate::{
     fake::{Fake, Memory},
     flat,
     hooked::Hooked,
-    twice, x,
+    twice, until, x,
 };
 
 const NUMBERS: [i32; 4] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EAGAIN];
@@ -55,14 +55,6 @@ fn rung(model: &Model) -> Rung {
     let out = model.run("f", &[x(2, 2)]).unwrap();
     assert_eq!(flat(&out[0]), flat(&twice(&x(2, 2))));
     out.served().rung()
-}
-
-fn until(what: &str, is: impl Fn() -> bool) {
-    let begun = Instant::now();
-    while !is() {
-        assert!(begun.elapsed() < Duration::from_secs(30), "{what}");
-        thread::sleep(Duration::from_millis(20));
-    }
 }
 
 #[test]

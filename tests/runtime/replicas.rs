@@ -1,11 +1,12 @@
 //! A model on several devices. Here the CPU is used twice, because the choice between replicas does not depend on their
 //! devices. `tests/gpu/replicas.rs` has the same with two CUDA devices.
 
-use std::time::{Duration, Instant};
-
 use precast::{Device, Model, Runtime, Value, runtime::counters::DeviceStats};
 
-use crate::fake::{self, Fake, Memory};
+use crate::{
+    fake::{self, Fake, Memory},
+    until,
+};
 
 fn load(fake: Fake, devices: usize) -> (Runtime, Model) {
     let runtime =
@@ -71,14 +72,8 @@ fn a_call_goes_where_the_fewest_are_under_way() {
                 .iter()
                 .position(|device| device.in_flight > 0)
         };
-        let began = Instant::now();
-        let busy = loop {
-            if let Some(busy) = busy() {
-                break busy;
-            }
-            assert!(began.elapsed() < Duration::from_secs(600));
-            std::thread::yield_now();
-        };
+        until("no replica is busy", || busy().is_some());
+        let busy = busy().unwrap();
         for _ in 0..20 {
             model.run("f", &[x(2, 1.0)]).unwrap();
         }

@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use precast::{
@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 use crate::{
     fake::{Fake, Memory},
-    flat, twice, x,
+    flat, twice, until, x,
 };
 
 const HELPER: &str = env!("CARGO_BIN_EXE_precast");
@@ -163,11 +163,7 @@ fn whatever_else_ends_the_helper_is_tried_again_and_written_nowhere() {
     // The limit is lifted.
     fs::write(&enough, "").unwrap();
     let model = last.unwrap();
-    let begun = Instant::now();
-    while rung(&model) != Rung::Exact {
-        assert!(begun.elapsed() < Duration::from_secs(300));
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    until("the artifact answers", || rung(&model) == Rung::Exact);
     assert!(model.quarantined().is_empty());
     assert_eq!(lines(&memory), 1);
 }
@@ -185,9 +181,7 @@ fn a_wait_for_the_helper_ends_when_it_is_told_to() {
         threads.any(|thread| children(thread).is_ok_and(|pids| !pids.is_empty()))
     };
     let teller = std::thread::spawn(move || {
-        while !has_child() {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        until("no helper starts", has_child);
         told.store(true, Ordering::Relaxed);
     });
     let Err(error) = load("INIT_HANGS", 57, trial) else {
