@@ -4,33 +4,26 @@
 //! Here are modules that can't be captured, compiled or trusted (`tests/broken/project`). `workers` has modules that end their
 //! worker (`tests/broken/worker`), `entry` models that can't be made at all.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-    sync::OnceLock,
-};
+use std::{collections::BTreeMap, fs, sync::OnceLock};
 
 use serde_json::Value;
 
-use crate::lab::{checkout, json, precast};
+use crate::lab::{checkout, json, precast, shared};
 
 /// The end of a build.
 pub struct Built {
-    pub store: PathBuf,
     pub code: Option<i32>,
     /// Module -> the state of its program.
     pub programs: BTreeMap<String, Value>,
 }
 
 impl Built {
-    /// Builds `tests/broken/FOLDER` into a store of its own, with one worker: a broken program must not harm the next one.
+    /// Builds `tests/broken/FOLDER` with one worker: a broken program must not harm the next one.
     pub fn build(folder: &str, more: &[&str]) -> Self {
-        let store = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("broken-{folder}"));
-        let _ = fs::remove_dir_all(&store);
+        let store = &shared().store;
         let spec = format!("tests/broken/{folder}/precast.toml");
         let args = ["build", "-f", &spec, "-j", "1", "--format", "json"];
-        let output = precast(&store, &[&args[..], more].concat())
+        let output = precast(store, &[&args[..], more].concat())
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout);
@@ -43,7 +36,6 @@ impl Built {
             (name.unwrap().to_owned(), program.clone())
         });
         Self {
-            store,
             code: output.status.code(),
             programs: named.collect(),
         }
@@ -66,7 +58,7 @@ impl Built {
             "{reported}"
         );
         let id = &program["id"].as_str().unwrap()[..12];
-        let log = precast(&self.store, &["log", id]).output().unwrap();
+        let log = precast(&shared().store, &["log", id]).output().unwrap();
         let text = String::from_utf8_lossy(&log.stdout).into_owned();
         assert!(log.status.success() && text.contains(reported), "{text}");
         (program["location"].as_str(), text)
@@ -97,7 +89,7 @@ fn built() -> &'static Built {
 fn shown(module: &str) -> Value {
     let id = &built().program(module, "built")["id"].as_str().unwrap()[..12];
     json(&mut precast(
-        &built().store,
+        &shared().store,
         &["show", id, "--format", "json"],
     ))
 }

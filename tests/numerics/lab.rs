@@ -1,7 +1,7 @@
 //! One store for the whole test run, built by the real worker from the example and from a small model.
 //!
-//! `PRECAST_TEST_STORE` names a store to fill and use instead of a fresh one, to run one test again quickly. `LIBTORCH` and
-//! `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the Python to build with.
+//! `LIBTORCH` and `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the Python
+//! to build with.
 
 use std::{
     collections::BTreeSet,
@@ -63,7 +63,8 @@ pub fn lab(spec: &'static str) -> &'static Lab {
     shared()
 }
 
-fn shared() -> &'static Lab {
+/// Returns the shared store. Its first build compiles a shim, and no other one does.
+pub fn shared() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
         // The store of the pass with the torch of `.venv` is kept beside that of another pass.
@@ -73,12 +74,7 @@ fn shared() -> &'static Lab {
         };
         let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _ = fs::remove_dir_all(&root);
-        let store = std::env::var_os("PRECAST_TEST_STORE")
-            .map_or_else(|| root.join("store"), PathBuf::from);
-        Lab {
-            store,
-            cases: root.join("cases"),
-        }
+        Lab::at(&root)
     })
 }
 

@@ -22,7 +22,7 @@ mod workers;
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use lab::{MINILM, SMALL, checkout, json, lab, precast, states};
+use lab::{MINILM, SMALL, checkout, json, lab, precast, shared, states};
 
 /// The tolerance for float32 on the CPU.
 const RTOL: f64 = 1e-4;
@@ -83,32 +83,21 @@ fn a_second_build_compiles_nothing_and_starts_no_python() {
 fn one_byte_of_the_models_source_compiles_again() {
     let root = tempfile::tempdir().unwrap();
     let small = checkout().join("tests/numerics/small");
-    for name in ["model.py", "precast.toml"] {
-        fs::copy(small.join(name), root.path().join(name)).unwrap();
+    let write = |name: &str, from: &str, to: &str| {
+        let text = fs::read_to_string(small.join(name)).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(root.path().join(name), text.replace(from, to)).unwrap();
+    };
+    write("precast.toml", "name = \"small\"", "name = \"changed\"");
+    let spec = root.path().join("precast.toml");
+    let only = ["--only", "widen seq=4", "-j1"];
+    let args = [&["build", "-f", spec.to_str().unwrap()], &only[..]].concat();
+    for scale in ["SCALE = 0.7", "SCALE = 0.6"] {
+        write("model.py", "SCALE = 0.5", scale);
+        let built = shared().json(&args);
+        assert_eq!(built["compiled"], 1, "{built}");
+        assert_eq!(states(&built)[0].1, "built", "{built}");
     }
-    let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
-    let args = [
-        "build",
-        "-j1",
-        "-f",
-        spec.to_str().unwrap(),
-        "--only",
-        "widen seq=4",
-        "--format",
-        "json",
-    ];
-    let first = json(&mut precast(&store, &args));
-    assert_eq!(first["compiled"], 1, "{first}");
-
-    let source = root.path().join("model.py");
-    let text = fs::read_to_string(&source).unwrap();
-    fs::write(&source, text.replace("SCALE = 0.5", "SCALE = 0.6")).unwrap();
-    let second = json(&mut precast(&store, &args));
-    assert_eq!(second["compiled"], 1, "{second}");
-    assert!(
-        states(&second).iter().all(|(_, state)| state == "built"),
-        "{second}"
-    );
 }
 
 #[test]

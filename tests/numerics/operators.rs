@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::lab::{Lab, checkout, libtorch, precast, states};
+use crate::lab::{checkout, libtorch, precast, shared, states};
 
 const RTOL: f64 = 1e-4;
 const ATOL: f64 = 1e-5;
@@ -42,7 +42,7 @@ fn operators_in_cpp_answer_like_eager_compiled_and_interpreted() {
     let root = tempfile::tempdir().unwrap();
     let spec = project(root.path());
     let spec = spec.to_str().unwrap();
-    let lab = Lab::at(root.path());
+    let lab = shared();
     let built = lab.json(&["build", "-f", spec]);
     assert!(
         states(&built).iter().all(|(_, state)| state != "failed"),

@@ -9,7 +9,7 @@ use precast::{
 
 use crate::{
     ATOL, RTOL,
-    lab::{Lab, checkout, json, precast, python, runtime},
+    lab::{checkout, json, precast, python, runtime, shared},
 };
 
 const CONVNET: &str = "tests/numerics/convnet/precast.toml";
@@ -45,7 +45,7 @@ fn close(got: &Tensor, want: &Tensor) -> bool {
 #[test]
 fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     let root = tempfile::tempdir().unwrap();
-    let lab = Lab::at(root.path());
+    let lab = shared();
     let built = lab.json(&["build", "-f", CONVNET]);
     assert_eq!(built["compiled"], 3, "{built}");
     // Weights that the passes can't transform are compiled all the same.

@@ -7,15 +7,14 @@ use serde_json::Value;
 
 use crate::{
     ATOL, RTOL,
-    lab::{Lab, precast},
+    lab::{precast, shared},
 };
 
 const SLOWER: &str = "tests/numerics/slower/precast.toml";
 
 #[test]
 fn eager_answers_in_the_place_of_a_slower_artifact() {
-    let root = tempfile::tempdir().unwrap();
-    let lab = Lab::at(root.path());
+    let lab = shared();
     let args = ["build", "-j1", "-f", SLOWER, "--format", "json"];
     let build = |args: &[&str]| {
         let mut command = precast(&lab.store, args);
@@ -35,7 +34,7 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     assert_eq!(of("end", "measure"), 1, "{text}");
     assert_eq!(of("finished", ""), 1, "{text}");
     let faster = || {
-        let record = lab.json(&["show", "curve", "batch=4"]);
+        let record = lab.json(&["show", "slower", "curve", "batch=4"]);
         let turns = record["receipt"]["gate"]["turns"].clone();
         println!("{turns}");
         assert_eq!(turns["alone"], true, "{turns}");
@@ -46,7 +45,16 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     // The artifact is right, and answers when it is asked for by name; else eager does.
     let served = lab.agrees(SLOWER, "slower", "curve", "batch=4", RTOL, ATOL);
     assert_eq!(served, ("batch=4".into(), "exact".into()));
-    let inputs = (root.path()).join("cases/slower/curve/batch=4.inputs.safetensors");
-    let answered = || lab.json(&["run", "curve", "--inputs", inputs.to_str().unwrap()]);
+    let inputs = lab.inputs(SLOWER, "slower", "curve", "batch=4");
+    let answered = || {
+        lab.json(&[
+            "run",
+            "curve",
+            "--model",
+            "slower",
+            "--inputs",
+            inputs.to_str().unwrap(),
+        ])
+    };
     assert_eq!(answered()["rung"], "eager", "{}", answered());
 }

@@ -142,14 +142,15 @@ ARCHITECTURES = {
 
 
 def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
+    # One store for all: its first build compiles the shim.
+    environment = {**os.environ, "OMP_WAIT_POLICY": "passive", "PRECAST_STORE": str(folder.parent / "store")}
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
 
 
-def sweep(name: str, precast: str) -> tuple[str | None, float]:
+def sweep(name: str, precast: str, root: Path) -> tuple[str | None, float]:
     """Returns the failure of an architecture, if any, and the error of its answer against eager."""
     _, text, given = ARCHITECTURES[name]
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory(dir=root) as made:
         folder = Path(made)
         (folder / "model.py").write_text(text)
         python = ["--python", sys.executable]
@@ -157,7 +158,9 @@ def sweep(name: str, precast: str) -> tuple[str | None, float]:
             done = run([precast, *args], folder)
             if done.returncode != 0:
                 return f"`{args[0]}` ends with {done.returncode}: {done.stderr[-2000:]}", 0.0
-        asked = points(given, tomllib.loads((folder / "precast.toml").read_text())["module"][0]["buckets"])
+        spec = tomllib.loads((folder / "precast.toml").read_text())
+        asked = points(given, spec["module"][0]["buckets"])
+        command = [precast, "run", "forward", "--model", spec["model"]["name"]]
         (folder / "points.json").write_text(json.dumps([value(given, sizes) for sizes in asked]))
         (folder / "eager.py").write_text(EAGER)
         done = run([sys.executable, "eager.py", given.partition("=")[0]], folder)
@@ -165,7 +168,7 @@ def sweep(name: str, precast: str) -> tuple[str | None, float]:
             return f"eager fails: {done.stderr[-2000:]}", 0.0
         problems, worst = [], 0.0
         for at, sizes in enumerate(asked):
-            wrong, error = compare(at, folder, [precast, "run", "forward", *(["--compiled"] if at == 0 else [])])
+            wrong, error = compare(at, folder, [*command, *(["--compiled"] if at == 0 else [])])
             worst = max(worst, error)
             if wrong is not None:
                 problems.append(f"{sizes}: {wrong}")
@@ -236,6 +239,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(ARCHITECTURES)}")
     failed = 0
+    root = tempfile.TemporaryDirectory()
     for name in args.names or ARCHITECTURES:
         package = ARCHITECTURES[name][0]
         if importlib.util.find_spec(package) is None:
@@ -243,10 +247,11 @@ def main() -> int:
             failed += bool(args.names)
             continue
         started = time.perf_counter()
-        wrong, error = sweep(name, str(args.precast.resolve()))
+        wrong, error = sweep(name, str(args.precast.resolve()), Path(root.name))
         failed += wrong is not None
         result = {"name": name, "wrong": wrong, "error": error, "seconds": round(time.perf_counter() - started, 1)}
         print(json.dumps(result), flush=True)
+    root.cleanup()
     return 1 if failed else 0
 
 
