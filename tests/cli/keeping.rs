@@ -5,31 +5,16 @@ use std::{fs, path::Path, process::Command};
 use precast::Store;
 use serde_json::Value;
 
-use crate::scene;
+use crate::{sandbox::Ran, scene};
 
-struct Output {
-    code: i32,
-    out: String,
-    err: String,
+fn precast(store: &Path, args: &[&str]) -> Ran {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
+    command.arg("--store").arg(store).args(args);
+    Ran::new(command.output().unwrap(), store)
 }
 
-fn precast(store: &Path, args: &[&str]) -> Output {
-    let run = Command::new(env!("CARGO_BIN_EXE_precast"))
-        .arg("--store")
-        .arg(store)
-        .args(args)
-        .output()
-        .unwrap();
-    Output {
-        code: run.status.code().unwrap(),
-        out: String::from_utf8(run.stdout).unwrap(),
-        err: String::from_utf8(run.stderr).unwrap(),
-    }
-}
-
-fn json(output: &Output) -> Value {
-    serde_json::from_str(&output.out)
-        .unwrap_or_else(|e| panic!("{e}: {}{}", output.out, output.err))
+fn json(ran: &Ran) -> Value {
+    serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.text()))
 }
 
 fn store() -> (tempfile::TempDir, Store, scene::Scene) {
@@ -49,26 +34,13 @@ fn gc_prints_its_plan_and_then_does_it() {
     // Objects that this process put are leased while the store is open.
     let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
     let held = precast(&path, &args);
-    assert!(
-        held.out.contains("would delete 1 release, 0 programs"),
-        "{}",
-        held.out
-    );
+    held.prints("would delete 1 release, 0 programs");
     drop(store);
     let dry = precast(&path, &args);
     assert_eq!(dry.code, 0);
-    assert!(
-        dry.out
-            .contains("would delete 1 release, 1 program, 1 artifact"),
-        "{}",
-        dry.out
-    );
-    assert!(
-        dry.out.contains("m encode batch=0  not in any release"),
-        "{}",
-        dry.out
-    );
-    assert!(dry.out.contains(&loose.short()), "{}", dry.out);
+    dry.prints("would delete 1 release, 1 program, 1 artifact");
+    dry.prints("m encode batch=0  not in any release");
+    dry.prints(&loose.short());
     let plan = json(&precast(
         &path,
         &[
@@ -79,26 +51,15 @@ fn gc_prints_its_plan_and_then_does_it() {
         plan["plan"]["programs"][0]["reason"]["kind"],
         "not_released"
     );
-    let numbers = |output: &Output| {
-        let (_, numbers) = output.out.trim_end().rsplit_once("delete").unwrap();
+    let numbers = |output: &Ran| {
+        let (_, numbers) = output.stdout.trim_end().rsplit_once("delete").unwrap();
         numbers.trim_start_matches('d').to_owned()
     };
     let done = precast(&path, &args[..4]);
     assert_eq!(numbers(&done), numbers(&dry).lines().last().unwrap());
-    assert!(
-        done.out
-            .contains("deleted 1 release, 1 program, 1 artifact"),
-        "{}",
-        done.out
-    );
+    done.prints("deleted 1 release, 1 program, 1 artifact");
     let again = precast(&path, &args);
-    assert!(
-        again
-            .out
-            .contains("would delete 0 releases, 0 programs, 0 artifacts, 0 objects"),
-        "{}",
-        again.out
-    );
+    again.prints("would delete 0 releases, 0 programs, 0 artifacts, 0 objects");
     assert_eq!(
         precast(&path, &["gc", "--max-size", "1", "--dry-run"]).code,
         1
@@ -112,8 +73,8 @@ fn verify_names_defects_and_its_code_the_remaining_ones() {
     let path = store.path().to_owned();
     drop(store);
     let sound = precast(&path, &["verify"]);
-    assert_eq!((sound.code, sound.err.as_str()), (0, ""));
-    assert!(sound.out.contains("sound"), "{}", sound.out);
+    assert_eq!((sound.code, sound.stderr.as_str()), (0, ""));
+    sound.prints("sound");
     // A repair that loses nothing: 0.
     fs::remove_file(path.join("CACHEDIR.TAG")).unwrap();
     assert_eq!(precast(&path, &["verify"]).code, 1);
@@ -129,15 +90,15 @@ fn verify_names_defects_and_its_code_the_remaining_ones() {
     assert_eq!(found["defects"][0]["kind"], "object");
     assert_eq!(found["defects"][0]["needs"], "rebuild");
     let repaired = precast(&path, &["verify", "--repair"]);
-    assert_eq!(repaired.code, 3, "{}", repaired.out);
-    assert!(repaired.err.contains("precast build"), "{}", repaired.err);
+    assert_eq!(repaired.code, 3, "{}", repaired.stdout);
+    repaired.says("precast build");
     scene::build(&Store::open(&path).unwrap(), &mut |_| {}).unwrap();
     assert_eq!(precast(&path, &["verify"]).code, 0);
     // An index that is not one stops nobody from fixing it.
     fs::write(path.join("index.sqlite"), "x".repeat(5000)).unwrap();
     let output = precast(&path, &["release", "rollback", "m"]);
     assert_eq!(output.code, 1);
-    assert!(output.err.contains("--reindex"), "{}", output.err);
+    output.says("--reindex");
     assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
     assert_eq!(precast(&path, &["verify"]).code, 0);
 }
@@ -152,10 +113,10 @@ fn leftovers_of_killed_processes_are_no_failure() {
     fs::write(path.join("tmp/left"), "x").unwrap();
     fs::write(path.join("leases/1-dead.lease"), "").unwrap();
     let found = precast(&path, &["verify"]);
-    assert_eq!(found.code, 0, "{}", found.out);
+    assert_eq!(found.code, 0, "{}", found.stdout);
     let repaired = precast(&path, &["verify", "--repair"]);
-    assert_eq!(repaired.code, 0, "{}{}", repaired.out, repaired.err);
-    assert!(precast(&path, &["verify"]).out.contains("sound"));
+    assert_eq!(repaired.code, 0, "{}{}", repaired.stdout, repaired.stderr);
+    assert!(precast(&path, &["verify"]).stdout.contains("sound"));
 }
 
 /// A gc that was killed at any of its steps leaves nothing that `verify` calls a defect.
@@ -190,16 +151,19 @@ fn a_killed_gc_leaves_litter_alone() {
         gc.kill().unwrap();
         gc.wait().unwrap();
         let found = precast(&path, &["verify"]);
-        assert_eq!(found.code, 0, "{point}: {}", found.out);
-        assert!(!found.out.contains("which is not there") || point == "gc:release-removed");
+        assert_eq!(found.code, 0, "{point}: {}", found.stdout);
+        assert!(!found.stdout.contains("which is not there") || point == "gc:release-removed");
         let repaired = precast(&path, &["verify", "--repair"]);
-        assert_eq!(repaired.code, 0, "{point}: {}", repaired.out);
+        assert_eq!(repaired.code, 0, "{point}: {}", repaired.stdout);
         assert!(
-            repaired.out.contains(" 0 files set aside"),
+            repaired.stdout.contains(" 0 files set aside"),
             "{point}: {}",
-            repaired.out
+            repaired.stdout
         );
-        assert!(precast(&path, &["verify"]).out.contains("sound"), "{point}");
+        assert!(
+            precast(&path, &["verify"]).stdout.contains("sound"),
+            "{point}"
+        );
     }
 }
 
@@ -213,7 +177,7 @@ fn going_back_to_an_earlier_release_is_one_command() {
     let path = store.path();
     let output = precast(path, &["release", "rollback", "m"]);
     assert_eq!(
-        (output.code, output.out.as_str()),
+        (output.code, output.stdout.as_str()),
         (0, "release 3 of m is the newest now: 2 programs, `v1`\n")
     );
     let all = json(&precast(path, &["release", "ls", "--format", "json"]));
@@ -221,7 +185,7 @@ fn going_back_to_an_earlier_release_is_one_command() {
     assert_eq!(all["releases"].as_array().unwrap().len(), 3);
     let output = precast(path, &["release", "rollback", "m", "--to", "9"]);
     assert_eq!(
-        (output.code, output.err.as_str()),
+        (output.code, output.stderr.as_str()),
         (
             3,
             "error: `m` has no release 9\nhint: `precast release ls` lists the releases\n"
@@ -236,11 +200,7 @@ fn a_store_that_others_can_write_is_refused_with_the_reason() {
     fs::set_permissions(store.path(), fs::Permissions::from_mode(0o777)).unwrap();
     for args in [&["ls"][..], &["verify"], &["gc"], &["release", "ls"]] {
         let output = precast(store.path(), args);
-        assert_eq!(output.code, 1, "{}", output.out);
-        assert!(
-            output.err.contains("everybody can write it"),
-            "{}",
-            output.err
-        );
+        assert_eq!(output.code, 1, "{}", output.stdout);
+        output.says("everybody can write it");
     }
 }

@@ -284,7 +284,8 @@ pub struct Ran {
 }
 
 impl Ran {
-    fn new(output: Output, root: &Path) -> Self {
+    /// Returns the result of a command, with `root` replaced in its output.
+    pub fn new(output: Output, root: &Path) -> Self {
         let root = root.canonicalize().unwrap();
         let text =
             |bytes: &[u8]| String::from_utf8_lossy(bytes).replace(root.to_str().unwrap(), "[ROOT]");
