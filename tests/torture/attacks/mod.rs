@@ -15,7 +15,7 @@ use precast::{
 };
 
 use crate::{
-    scene::{self, Scene, crafted, object, replace},
+    scene::{self, Scene, crafted, object},
     seeds::{record, write_record},
 };
 
