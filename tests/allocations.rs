@@ -1,7 +1,7 @@
 //! In steady state the runtime makes no heap allocation for a call.
 //!
-//! A test binary of its own: it counts every allocation of the thread through Rust's allocator. Allocations of libtorch and
-//! the artifact in C++ (tensor objects and their memory) are not counted; the raw C call makes the same ones.
+//! A test binary of its own: it counts every allocation of the thread through Rust's allocator. Allocations of libtorch
+//! and the artifact in C++ (tensor objects and their memory) are not counted; the raw C call makes the same ones.
 #![allow(
     clippy::unwrap_used,
     unsafe_code,

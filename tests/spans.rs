@@ -1,4 +1,5 @@
-//! The spans that a `tracing` subscriber receives. A binary of its own, because a subscriber is set for a whole process.
+//! The spans that a `tracing` subscriber receives. A binary of its own, because a subscriber is set for a whole
+//! process.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod fake;

@@ -1,5 +1,5 @@
-//! `init`, `build` and `run` of two architectures agree with eager at one, between buckets and above the largest, without an
-//! edit of the spec. Needs `.venv` (`make`). `make sweep` has more.
+//! `init`, `build` and `run` of two architectures agree with eager at one, between buckets and above the largest,
+//! without an edit of the spec. Needs `.venv` (`make`). `make sweep` has more.
 
 use std::{path::Path, process::Command};
 

@@ -1,5 +1,5 @@
-//! The page about containers: its `Containerfile` is applied to an exported folder, in a `chroot` that has nothing else but
-//! the libraries that `precast deps` asks of a host.
+//! The page about containers: its `Containerfile` is applied to an exported folder, in a `chroot` that has nothing else
+//! but the libraries that `precast deps` asks of a host.
 
 use std::{fs, path::Path, process::Command};
 

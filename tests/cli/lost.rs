@@ -1,4 +1,5 @@
-//! A build restores lost files: each file of a store is deleted or damaged, and `build` alone makes the store serve again.
+//! A build restores lost files: each file of a store is deleted or damaged, and `build` alone makes the store serve
+//! again.
 
 use std::{
     fs,

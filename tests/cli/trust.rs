@@ -64,8 +64,8 @@ fn environment(sandbox: &Sandbox, folder: &str) {
     sandbox.script(&format!("{folder}/bin/python"), &body);
 }
 
-/// Runs a command that finds its Python and libtorch itself. Returns the environments of the interpreters that ran, and the
-/// output.
+/// Runs a command that finds its Python and libtorch itself. Returns the environments of the interpreters that ran, and
+/// the output.
 fn searching(sandbox: &Sandbox, args: &[&str], named: Option<&str>) -> (Vec<String>, String) {
     let path = std::env::var("PATH").unwrap();
     let path = format!("{}:{path}", sandbox.path("on-path/bin").display());

@@ -33,8 +33,8 @@ pub fn link(path: &Path, needed: &[&str], flags: &[&str]) {
     run(path, &more);
 }
 
-/// Makes `site-packages` with a libtorch for the CPU and its CUDA runtime; returns the folder of the package `torch`. Its
-/// version is that of the checkout, with which sandboxes are built.
+/// Makes `site-packages` with a libtorch for the CPU and its CUDA runtime; returns the folder of the package `torch`.
+/// Its version is that of the checkout, with which sandboxes are built.
 pub fn wheels(sandbox: &Sandbox) -> PathBuf {
     let site = sandbox.path("site-packages");
     let (torch, cuda) = (site.join("torch"), site.join("nvidia/cu13/lib"));

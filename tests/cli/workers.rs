@@ -68,8 +68,8 @@ fn as_many_workers_as_there_is_work_for_and_no_more() {
     let sandbox = Sandbox::new();
     let built = events(&sandbox, &["-j", "16"]);
     assert_eq!(done(&built, "compile").len(), 2);
-    // The first holds the model, and two start at once for the compiles. While these do something else, one more may start
-    // for each task: two compiles, the shim, and two loads of the model, for captures.
+    // The first holds the model, and two start at once for the compiles. While these do something else, one more may
+    // start for each task: two compiles, the shim, and two loads of the model, for captures.
     assert!((2..=8).contains(&workers(&built).len()), "{built:?}");
     // No compiles: the first holds the model, and at most two more load it for captures.
     sandbox.append("model.py", "# one more line");

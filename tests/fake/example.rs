@@ -1,8 +1,8 @@
 // The store that the examples of the documentation run on; they include this file. It is no test.
 //
-// A model `tiny` with one module, `double`, which takes `x`, float32 `[batch, seq]`, at most 4 by 8, and gives `y`, which
-// is twice `x`, and `sum`, which adds up each row of `y`. Its artifacts are those of tests/fake: compiled by g++ instead
-// of AOTInductor, with the same C ABI.
+// A model `tiny` with one module, `double`, which takes `x`, float32 `[batch, seq]`, at most 4 by 8, and gives `y`,
+// which is twice `x`, and `sum`, which adds up each row of `y`. Its artifacts are those of tests/fake: compiled by g++
+// instead of AOTInductor, with the same C ABI.
 
 #[allow(dead_code)]
 mod fake {

@@ -1,8 +1,9 @@
-// A fake artifact that can misbehave in every way a real one might: the C ABI of an AOTInductor shared object, for tests
-// of the runtime that need no compiler but g++. (The fake worker's artifacts, which behave, are artifact.c.)
+// A fake artifact that can misbehave in every way a real one might: the C ABI of an AOTInductor shared object, for
+// tests of the runtime that need no compiler but g++. (The fake worker's artifacts, which behave, are artifact.c.)
 //
-// It takes one float32 input [ROWS, COLS], INPUTS - 1 int64 inputs of the same shape, and the constants `scale` (float32
-// [ELEMENTS]) and `shift.0`, `shift.1`, … (the same), CONSTANTS of them in all. Its output is float32 [ROWS, COLS]:
+// It takes one float32 input [ROWS, COLS], INPUTS - 1 int64 inputs of the same shape, and the constants `scale`
+// (float32 [ELEMENTS]) and `shift.0`, `shift.1`, … (the same), CONSTANTS of them in all. Its output is float32 [ROWS,
+// COLS]:
 //
 //     out = x * scale + (shift.0 + …) + (the int64 inputs)
 //

@@ -334,8 +334,8 @@ impl Memory {
         program
     }
 
-    /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2: see
-    /// [`Self::export`].
+    /// Adds a fake artifact, and a program of the module `f` that has an exported graph beside it, with `scale` = 2:
+    /// see [`Self::export`].
     pub fn add_with_graph(&mut self, fake: &Fake) {
         let mut program = self.add("f", fake);
         self.export(&mut program, fake);
@@ -343,8 +343,8 @@ impl Memory {
         self.weights = Some(self.put(weights(&[("scale", &[2.0])])));
     }
 
-    /// Gives a program an exported graph: `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at `x` float32 [4, 4] and
-    /// `scale` float32 [1].
+    /// Gives a program an exported graph: `(x, scale) -> (softmax(x * scale, -1), (x * scale).sum(-1))` at `x` float32
+    /// [4, 4] and `scale` float32 [1].
     pub fn export(&mut self, program: &mut Program, fake: &Fake) {
         let object = self.put(include_bytes!("../data/scale.json").to_vec());
         let mut artifact = fake.artifact(object);

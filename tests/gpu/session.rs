@@ -1,5 +1,5 @@
-//! Calls of graphs, which copy, and sessions, which work on the static tensors: with `one-block`, whose input is of floats, and
-//! `minilm`, whose inputs are integers.
+//! Calls of graphs, which copy, and sessions, which work on the static tensors: with `one-block`, whose input is of
+//! floats, and `minilm`, whose inputs are integers.
 
 use std::io::Write;
 

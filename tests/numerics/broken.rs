@@ -1,8 +1,8 @@
 //! Broken models: each failure is reported with the operator or the line of the model, its log with the Python stack is
 //! kept, and no failure stops the other programs. `cli` has the same with the fake worker, at any moment of a build.
 //!
-//! Here are modules that can't be captured, compiled or trusted (`tests/broken/project`). `workers` has modules that end their
-//! worker (`tests/broken/worker`), `entry` models that can't be made at all.
+//! Here are modules that can't be captured, compiled or trusted (`tests/broken/project`). `workers` has modules that
+//! end their worker (`tests/broken/worker`), `entry` models that can't be made at all.
 
 use std::{collections::BTreeMap, fs, sync::OnceLock};
 
@@ -48,8 +48,8 @@ impl Built {
         program
     }
 
-    /// Fails unless the module failed with this in its one-line message, and its log begins with the message. Returns place
-    /// and log.
+    /// Fails unless the module failed with this in its one-line message, and its log begins with the message. Returns
+    /// place and log.
     pub fn failed(&self, module: &str, message: &str) -> (Option<&str>, String) {
         let program = self.program(module, "failed");
         let reported = program["message"].as_str().unwrap();

@@ -1,7 +1,7 @@
 //! One store for the whole test run, built by the real worker from the example and from a small model.
 //!
-//! `LIBTORCH` and `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the Python
-//! to build with.
+//! `LIBTORCH` and `PRECAST_PYTHON` together name another torch than that of `.venv`: the libtorch to run with, and the
+//! Python to build with.
 
 use std::{
     collections::BTreeSet,
@@ -169,7 +169,8 @@ impl Lab {
     }
 
     /// Asks eager for inputs and answers of `module` (`answer(ids,pixels)` for one of its variants) at these sizes,
-    /// answers the same inputs with `precast run`, and compares: dtype and shape equal, every element within `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
+    /// answers the same inputs with `precast run`, and compares: dtype and shape equal, every element within
+    /// `atol + rtol * |eager|`. Returns the bucket and the rung that answered.
     pub fn agrees(
         &self,
         spec: &str,

@@ -1,4 +1,5 @@
-//! Releases of an older torch, under this one. `make test-newest` runs it, after the numerics with the torch of `.venv`.
+//! Releases of an older torch, under this one. `make test-newest` runs it, after the numerics with the torch of
+//! `.venv`.
 
 use std::{
     path::{Path, PathBuf},

@@ -119,6 +119,7 @@ fn callers_on_several_threads_use_all_of_them() {
     });
     let answered = answered(&model);
     assert_eq!(answered.iter().sum::<u64>(), 2000);
-    // How many each is up to the machine: a thread that is put off in the middle of a call leaves the others one replica.
+    // How many each is up to the machine: a thread that is put off in the middle of a call leaves the others one
+    // replica.
     assert!(answered.iter().all(|&n| n > 0), "{answered:?}");
 }

@@ -24,8 +24,8 @@ use crate::{
 
 const HELPER: &str = env!("CARGO_BIN_EXE_precast");
 
-/// Loads a small bucket that behaves so, and a larger one that is right. The first load with a `salt` is the first of the
-/// larger one in this process.
+/// Loads a small bucket that behaves so, and a larger one that is right. The first load with a `salt` is the first of
+/// the larger one in this process.
 fn load(behaviour: &'static str, salt: u32, trial: Trial) -> Result<Model, RuntimeError> {
     let right = Fake::sized(4, 4).salted(salt);
     let mut memory = Memory::with(&[right]);

@@ -185,8 +185,8 @@ void metas() {
   }
 }
 
-// What is noted of values: of every integer, of none, of what is no integer, and where there is no room for a note. And the
-// words of a call of libtorch's that fails.
+// What is noted of values: of every integer, of none, of what is no integer, and where there is no room for a note. And
+// the words of a call of libtorch's that fails.
 void noted() {
   const at::Tensor notes = at::zeros({3}, at::kLong);
   for (auto dtype : {at::kLong, at::kInt, at::kShort, at::kChar}) {
@@ -218,8 +218,8 @@ void noted() {
   calls += 14;
 }
 
-// Eager: softmax(x * scale), split in two, the first half or its sum. Right inputs, one of another size, a wrong number of
-// outputs, and calls that are refused when they are added.
+// Eager: softmax(x * scale), split in two, the first half or its sum. Right inputs, one of another size, a wrong number
+// of outputs, and calls that are refused when they are added.
 void interpreted() {
   using precast::Fixed;
   auto value = [](int64_t number) { return Fixed{precast::VALUE, number, 0, nullptr}; };

@@ -1,4 +1,5 @@
-//! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime` runs this.
+//! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime`
+//! runs this.
 
 use serde_json::json;
 

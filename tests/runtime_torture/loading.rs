@@ -173,8 +173,8 @@ pub struct Broken {
     pub bad: Vec<String>,
 }
 
-/// Loads a model one of whose two buckets is broken in a seeded way, again and again: it is set aside once, by name, and
-/// the other bucket answers its requests.
+/// Loads a model one of whose two buckets is broken in a seeded way, again and again: it is set aside once, by name,
+/// and the other bucket answers its requests.
 pub fn broken(loads: u64, seed: u64) -> Broken {
     let mut random = Random(seed);
     let mut outcome = Broken::default();

@@ -127,8 +127,8 @@ const std::vector<Given>& whole() {
 
 void right(Ptr shared) {
   at::Tensor one = at::ones({1}), out;
-  // x, many, some without the missing one: 5 times 1; 1000 for that; i, list: 1 + 2 + 3 + 4; 0.5 and 0.5; 1; 2; 4 letters; 8;
-  // and the numbers of arguments with defaults.
+  // x, many, some without the missing one: 5 times 1; 1000 for that; i, list: 1 + 2 + 3 + 4; 0.5 and 0.5; 1; 2; 4
+  // letters; 8; and the numbers of arguments with defaults.
   MUST(call(shared, 0, {1, 2, 3, 4, 3, 4, 5}, {&one, &one, &one, &one, &one, &out}).empty());
   MUST(out.item<double>() == 5 + 1000 + 10 + 1 + 1 + 2 + 4 + 8 + 12);
   at::Tensor first, second, third;

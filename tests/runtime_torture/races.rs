@@ -1,9 +1,10 @@
 //! Somebody changes bytes between the moment they are checked and the moment they are executed.
 //!
-//! An attacker in the same process, with the files in its hands, writes another shared object over the one that is being
-//! loaded: through a second handle of the memory file, through the folder an object lies in, by renaming and in place.
-//! That other object is a canary: it leaves a file behind the moment the loader maps it. Every load has bytes of its own,
-//! because a process never loads one object twice; children of a few thousand loads each keep its tables small.
+//! An attacker in the same process, with the files in its hands, writes another shared object over the one that is
+//! being loaded: through a second handle of the memory file, through the folder an object lies in, by renaming and in
+//! place. That other object is a canary: it leaves a file behind the moment the loader maps it. Every load has bytes of
+//! its own, because a process never loads one object twice; children of a few thousand loads each keep its tables
+//! small.
 
 use std::{
     env,

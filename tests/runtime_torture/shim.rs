@@ -6,8 +6,8 @@
 //! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
 //! controls are a race with the device and a write past the end of a block.
 //!
-//! `graphs.cpp` calls the whole CUDA half, with torch's headers too, and has each call of torch and CUDA fail once. Its control
-//! is an allocator that asks a graph which is gone.
+//! `graphs.cpp` calls the whole CUDA half, with torch's headers too, and has each call of torch and CUDA fail once. Its
+//! control is an allocator that asks a graph which is gone.
 
 use std::{
     env, fs,
@@ -159,8 +159,8 @@ pub fn uploads(rounds: u64) -> Uploads {
     outcome
 }
 
-/// Has a program lie where it always does, where the machine allows that: kernels that choose among more places choose some
-/// that ThreadSanitizer can't do with.
+/// Has a program lie where it always does, where the machine allows that: kernels that choose among more places choose
+/// some that ThreadSanitizer can't do with.
 fn in_its_place(command: &mut Command) {
     let fixed = || {
         // SAFETY: it takes no pointer, and may be called between fork and exec.
@@ -222,8 +222,8 @@ fn cuda_headers() -> Option<Vec<PathBuf>> {
     there.then(|| headers.into())
 }
 
-/// Makes, uses and drops graphs and streams as `runtime/ffi` does, with every call that can fail failing once. How often
-/// one was called, or the failure; none without CUDA's headers.
+/// Makes, uses and drops graphs and streams as `runtime/ffi` does, with every call that can fail failing once. How
+/// often one was called, or the failure; none without CUDA's headers.
 pub fn graphs() -> Option<Result<u64, String>> {
     let headers = cuda_headers()?;
     Some(build_graphs(&headers).and_then(|driver| {

@@ -1,5 +1,5 @@
-// Uploads to a device that is a thread (cudart/cuda_runtime_api.h), for the sanitizers: pieces of odd lengths at odd places,
-// through rings that go round many times, with calls of CUDA that fail and files that end too early.
+// Uploads to a device that is a thread (cudart/cuda_runtime_api.h), for the sanitizers: pieces of odd lengths at odd
+// places, through rings that go round many times, with calls of CUDA that fail and files that end too early.
 //
 //   uploads all|early|overflow ROUNDS       `early` and `overflow` are controls: a device that says too early that it has
 //                                           copied, and a block that is shorter than the copy into it

@@ -1,8 +1,9 @@
-//! Inputs of the right shape with hostile values: indices at and beyond their bounds, divisors of zero, NaN, infinities.
+//! Inputs of the right shape with hostile values: indices at and beyond their bounds, divisors of zero, NaN,
+//! infinities.
 //!
-//! Real artifacts, where `cargo test --test numerics` has left its model `values`, on every rung: the bucket's artifact at
-//! its own size and padded, the artifact for every size, and eager. Eager decides: where it answers, an artifact must
-//! give the same; where it raises, the artifact must give a typed error. After each refusal a right call must be
+//! Real artifacts, where `cargo test --test numerics` has left its model `values`, on every rung: the bucket's artifact
+//! at its own size and padded, the artifact for every size, and eager. Eager decides: where it answers, an artifact
+//! must give the same; where it raises, the artifact must give a typed error. After each refusal a right call must be
 //! answered as ever, and callers with right inputs on other threads must never notice anything.
 //!
 //! It runs in a child, which a crash would end.

@@ -40,7 +40,8 @@ pub fn run(args: &[&str], root: &Path) -> Ran {
     }
     // Reaped here, so that the peak is of this child alone.
     let (mut status, pid) = (0, child.id() as libc::pid_t);
-    // SAFETY: an all-zero `rusage` is a valid one; both pointers are to locals, and the child was not waited for before.
+    // SAFETY: an all-zero `rusage` is a valid one; both pointers are to locals, and the child was not waited for
+    // before.
     let usage = unsafe {
         let mut usage: libc::rusage = std::mem::zeroed();
         assert_eq!(libc::wait4(pid, &mut status, 0, &mut usage), pid);

@@ -8,8 +8,8 @@ use std::{
 
 use crate::{actor, crash::Tried, sandbox::Sandbox, scene::Random, spread};
 
-/// Returns `precast build` under the shim. Its gate runs without: that unpacks weights into the store, and a gate that is killed
-/// fails its program, not the build.
+/// Returns `precast build` under the shim. Its gate runs without: that unpacks weights into the store, and a gate that
+/// is killed fails its program, not the build.
 fn build(sandbox: &Sandbox, mode: &str, at: u64) -> Command {
     let mut command = sandbox.command(&["build", "-q"]);
     command

@@ -94,8 +94,8 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs `processes` builders of `specs` specs on one store, each compile at most `longest` milliseconds, and kills one at
-/// random again and again.
+/// Runs `processes` builders of `specs` specs on one store, each compile at most `longest` milliseconds, and kills one
+/// at random again and again.
 pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64) -> Crowd {
     let dir = scene::scratch();
     let root = dir.path().join("store");

@@ -1,7 +1,7 @@
 //! Flips bits of stored files, truncates and extends them, and then reads the store.
 //!
-//! A damaged object or record must be refused. A damaged index must give the same answers as the files, or an error, or a
-//! defect of `verify`; and gc must not act on it.
+//! A damaged object or record must be refused. A damaged index must give the same answers as the files, or an error, or
+//! a defect of `verify`; and gc must not act on it.
 
 use std::{
     fs::{self, File},

@@ -54,8 +54,8 @@ const WAYS: &[Way] = &[
     }),
 ];
 
-/// Reads everything that a start may read, and a little more: of each of these files what it is the file of. Who may write
-/// also does what a builder and `gc` do.
+/// Reads everything that a start may read, and a little more: of each of these files what it is the file of. Who may
+/// write also does what a builder and `gc` do.
 fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
     let options = Options {
         read_only,

@@ -1,6 +1,7 @@
 //! States after a power loss: writes without a sync may be lost, truncated or reordered.
 //!
-//! The shim records every write, sync and change of names. A state is generated from a moment of that record and a seed:
+//! The shim records every write, sync and change of names. A state is generated from a moment of that record and a
+//! seed:
 //!
 //! - Bytes before an fsync of their file are kept. Any other write is kept, lost (zeros if a later write made the file
 //!   longer), or truncated.

@@ -1,5 +1,5 @@
-//! The report of a torture suite, saved after every part. With `PRECAST_TORTURE_ONLY` only the parts whose names begin with
-//! its words run, and replace their rows in the file. `PRECAST_TORTURE_SCALE` (1 by default) scales every count.
+//! The report of a torture suite, saved after every part. With `PRECAST_TORTURE_ONLY` only the parts whose names begin
+//! with its words run, and replace their rows in the file. `PRECAST_TORTURE_SCALE` (1 by default) scales every count.
 #![allow(dead_code, reason = "each target uses a part of it")]
 
 use std::{collections::BTreeMap, fs, process::Command, time::Instant};

@@ -201,7 +201,8 @@ fn kind(defect: &Defect) -> String {
         .to_owned()
 }
 
-/// Deletes the index of a sound store, has it made again, and compares every row of every table that follows from files.
+/// Deletes the index of a sound store, has it made again, and compares every row of every table that follows from
+/// files.
 pub fn index_comes_back(root: &Path) -> Result<u64, String> {
     let before = rows(root);
     fs::remove_file(root.join("index.sqlite")).unwrap();
