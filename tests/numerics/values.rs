@@ -1,5 +1,5 @@
 //! Values that the model refuses: a typed error where eager raises, and the next call right. `tests/runtime_torture`
-//! tries thousands of them on what this leaves in the store.
+//! tries thousands of them on the store that this leaves.
 
 use precast::{
     Model, Store,

@@ -1,4 +1,4 @@
-// Does to the shim what runtime/ffi does, for the sanitizers: containers of artifacts that behave and that don't, from
+// Calls the shim as runtime/ffi does, for the sanitizers: containers of artifacts that behave and that don't, from
 // several threads at once.
 //
 //   driver FOLDER all|leak|use-after-free|overread ROUNDS
@@ -185,8 +185,8 @@ void metas() {
   }
 }
 
-// What is noted of values: of every integer, of none, of what is no integer, and where there is no room for a note. And
-// the words of a call of libtorch's that fails.
+// Notes of values: of every integer, of none, of other dtypes, and without room for a note. And the message of a failed
+// call of libtorch.
 void noted() {
   const at::Tensor notes = at::zeros({3}, at::kLong);
   for (auto dtype : {at::kLong, at::kInt, at::kShort, at::kChar}) {
@@ -249,7 +249,7 @@ void interpreted() {
   const PrecastGiven given[2] = {{"0", 0, &chosen[0], 1}, {"1", 0, &chosen[1], 1}};
   const int64_t kept = 4;
   MUST(precast_calls_add_cond(graph, branch("aten::relu"), branch("aten::neg"), given, 2, &kept, 1) == 0);
-  // Refused: nobody registers it, it lacks an argument, it reads what is not there, and a branch takes other values.
+  // Refused: an unregistered operator, a missing argument, an unwritten value, and a branch with other values.
   MUST(add(graph, "lab::none", "", {self}, {5}) != 0);
   MUST(add(graph, "aten::relu", "", {}, {5}) != 0);
   const Fixed later = value(99);

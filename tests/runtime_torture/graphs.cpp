@@ -1,6 +1,6 @@
-// The CUDA half of the shim, for the sanitizers: with torch's own headers, and what libtorch_cuda and CUDA do made
-// here. Every call of theirs fails once, and after each nothing may be left: no graph, event or stream, and no
-// allocator that still asks a graph which is gone.
+// The CUDA half of the shim, for the sanitizers: with torch's own headers, and stand-ins for libtorch_cuda and CUDA.
+// Every call of theirs fails once, and after each nothing may be left: no graph, event or stream, and no allocator that
+// still asks a destroyed graph.
 //
 //   graphs all | dangles
 

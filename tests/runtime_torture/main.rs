@@ -11,8 +11,8 @@
 //! | `exits` | 24: a process may end in mid-work |
 //! | `shim` | the C++ shim under AddressSanitizer; uploads under ThreadSanitizer too; addresses in graphs |
 //!
-//! What may take the process down, or is measured on a whole process, runs in children: this binary starts itself
-//! (`act`). Real artifacts join in where `cargo test --test numerics` has left its store.
+//! Tests that may end the process, or that measure a whole process, run in children: this binary starts itself (`act`).
+//! Real artifacts join in where `cargo test --test numerics` has left its store.
 #![cfg(feature = "tch")]
 #![allow(
     clippy::exit,

@@ -1,4 +1,4 @@
-// What artifacts call operators through (operators.cpp of the shim), for the sanitizers: every kind of argument that a
+// The calls of operators by artifacts (operators.cpp of the shim), for the sanitizers: every kind of argument that a
 // schema can have, descriptions that do not fit it, and calls that fail or get too few or too many tensors.
 
 #include <ATen/ATen.h>
@@ -154,7 +154,7 @@ void wrong() {
   MUST(add(with, "precast_driver::nobody", {}) != 0 && last_error_has("no loaded library"));
   MUST(add(with, "precast_driver::two", {}) != 0 && last_error_has("it has no value"));
   MUST(add(with, "precast_driver::two", {{"x", TENSOR}, {"y", INT}}) != 0 && last_error_has("does not have"));
-  // Each argument as every other kind: what the schema does not take is refused, and nothing is read that is not there.
+  // Each argument as every other kind: kinds that the schema does not take are refused, and nothing outside is read.
   for (size_t at = 0; at < whole().size(); at++)
     for (int kind = NONE; kind <= DEVICE; kind++) {
       auto given = whole();

@@ -185,8 +185,8 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
     sweep
 }
 
-/// Starts while another thread changes the file: what is copied in place, what is mapped by putting others in its place
-/// (a change of bytes that are mapped already is out of reach).
+/// Starts while another thread changes the file: copied files in place, mapped files by replacing them (a change of
+/// mapped bytes is out of reach).
 fn beside(
     all: &[MappedWeights],
     checking: &Store,

@@ -54,8 +54,7 @@ const WAYS: &[Way] = &[
     }),
 ];
 
-/// Reads everything that a start may read, and a little more: of each of these files what it is the file of. Who may
-/// write also does what a builder and `gc` do.
+/// Reads all files of a start, and a little more. A start that may write also does the work of a builder and of `gc`.
 fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
     let options = Options {
         read_only,

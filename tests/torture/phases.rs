@@ -69,7 +69,7 @@ fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
     }
 }
 
-/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns what is wrong. With `damaged` an
+/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns the failures. With `damaged` an
 /// object is damaged before.
 fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String> {
     let dir = scene::scratch();
