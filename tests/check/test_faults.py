@@ -406,6 +406,9 @@ class Faults(Checks):
         answer = self.check(self.open(self.source("return x.squeeze()  # here", inputs)), inputs, sizes={"batch": 3})
         here = [one for one in found(answer, "size-one") if one["severity"] == "medium"]
         self.assertEqual([one["source"] for one in here], ["return x.squeeze()  # here"])
+        self.assertEqual(answer["dynamic"], {"batch": {"min": 2, "max": None}})
+        answer = self.check(self.open(self.source("return x + 1", inputs)), inputs, sizes={"batch": 3})
+        self.assertEqual(answer["dynamic"], {"batch": {"min": 1, "max": None}})
 
     def test_an_operator_that_reads_padding(self) -> None:
         inputs = [("x", "float32", [3, 4], ["batch", "n"])]

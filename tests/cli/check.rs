@@ -42,7 +42,7 @@ fn findings_by_severity_and_then_in_full() {
 
     affine batch=1: can't be captured
       compiles  1 artifact in 2 steps for each of 2 buckets
-      sizes  `batch` is free from 2 on
+      sizes  `batch` is free from 1 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       not known:  how it answers at `batch` = 1
     a build: makes no program: none of the 3 missing ones can be captured
@@ -92,7 +92,7 @@ fn a_clean_model() {
     ----- stdout
     affine batch=1: can be captured
       compiles  1 artifact in 2 steps for each of 2 buckets
-      sizes  `batch` is free from 2 on
+      sizes  `batch` is free from 1 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       not known:  how it answers at `batch` = 1
     a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
@@ -152,7 +152,7 @@ fn an_allowed_finding_is_listed_with_its_reason() {
     allowed print at model.py:7: it is known
     affine batch=1: can't be captured
       compiles  1 artifact in 2 steps for each of 2 buckets
-      sizes  `batch` is free from 2 on
+      sizes  `batch` is free from 1 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       not known:  how it answers at `batch` = 1
     a build: makes no program: none of the 3 missing ones can be captured
@@ -209,7 +209,7 @@ fn recompiles_and_costs_on_request() {
     ----- stdout
     affine batch=1: can be captured
       compiles  1 artifact in 2 steps for each of 2 buckets
-      sizes  `batch` is free from 2 on
+      sizes  `batch` is free from 1 on
       repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
       torch.compile 1 graph, compiled again in 1 of 2 calls: batch=4
       cost  batch=1: 2.0 MFLOP, [SIZE], at least [TIME]

@@ -299,7 +299,7 @@ class Worker:
             "captured": not any(one["severity"] == "high" for one in findings),
             "steps": 2,
             "artifacts": 1,
-            "dynamic": {"batch": {"min": 2, "max": None}},
+            "dynamic": {"batch": {"min": 1, "max": None}},
             "lists": [{"glob": "encoder.layer.*", "class": "Layer", "count": 2, "artifacts": 1, "region": False}],
             "graph": [],
             "recompiles": self.recompiles(request) if request["recompiles"] else None,

@@ -175,6 +175,9 @@ class Shapes:
             why = f"an output has {answers[1]} dimensions at `{dim}` = 1, {answers[0]} at 2: no request can be padded"
             squeezes = [one.place for one in seen.calls if one.name == "squeeze" and one.facts["arguments"] == 1]
             self.findings.append(made(next(iter(squeezes), None), "size-one", MEDIUM, why, fix))
+        elif (bounds := self.dynamic.get(dim)) is not None and bounds["min"] == dynamic.MIN_SIZE:
+            # Captures begin at two; a program of its own answers size one.
+            bounds["min"] = 1
 
 
 def _symbolic(error: BaseException) -> bool:
