@@ -3,13 +3,11 @@
 | pass | device | does |
 |---|---|---|
 | `fuse` | both | `fused_linear`, `small_products` and `conv_epilogues`, each where it applies |
-| `fused_linear` | both | one product of those that multiply the same rows, with prepacked weights |
+| `fused_linear` | both | one product in place of several with the same rows, with prepacked weights |
 | `small_products` | CPU | small products with weights as the artifact's own code |
 | `conv_epilogues` | CUDA | batch norms in filters, filters channels last, bias, addition and ReLU in cuDNN's kernel |
 | `split_k` | CUDA | small-batch GEMM: products of at most 64 rows, with the sum split over the device |
 | `single_tile_attention` | CUDA | attention to at most 128 keys, in one kernel |
-
-Torch is imported when a pass runs, not before.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ import math
 import sys
 from typing import Any
 
+import torch
+
 
 class ConvEpilogues:
     """The pass `conv_epilogues`."""
@@ -42,8 +44,6 @@ class ConvEpilogues:
 
 def fold(module: Any, context: Any) -> None:
     """Folds batch norms into the filters before them."""
-    import torch
-
     aten = torch.ops.aten
     for norm in module.graph.find_nodes(op="call_function", target=aten.batch_norm.default):
         if len(norm.args) == 9 and not norm.args[5]:
@@ -56,8 +56,6 @@ def fold(module: Any, context: Any) -> None:
 
 
 def _fold(graph: Any, norm: Any, result: Any, context: Any) -> None:
-    import torch
-
     aten = torch.ops.aten
     if norm.kwargs:
         return
@@ -108,8 +106,6 @@ def _fold(graph: Any, norm: Any, result: Any, context: Any) -> None:
 
 def convert_filters(module: Any, context: Any) -> None:
     """Replaces filters of images by prepacked ones, channels last."""
-    import torch
-
     aten, graph = torch.ops.aten, module.graph
     for node in graph.find_nodes(op="call_function", target=aten.convolution.default):
         weight = node.args[1]
@@ -133,8 +129,6 @@ def fuse_epilogues(module: Any, context: Any) -> None:
 
     Private: the compiler lowers convolutions as `aten.convolution` with nine arguments. Without it: none is fused.
     """
-    import torch
-
     aten, graph = torch.ops.aten, module.graph
     context.call_by_name(aten.cudnn_convolution_relu.default, _shape, channels_last=True)
     context.call_by_name(aten.cudnn_convolution_add_relu.default, _shape_added, channels_last=True)
@@ -163,9 +157,7 @@ def fuse_epilogues(module: Any, context: Any) -> None:
 
 
 def _before(relu: Any) -> tuple[Any, Any]:
-    """Returns the convolution before a ReLU, and the tensor that is added between; None for what can't be fused."""
-    import torch
-
+    """Returns the convolution before a ReLU, and the tensor added between; None twice if they can't be fused."""
     (value,) = relu.args
     if _is_fusible(value):
         return value, None
@@ -186,8 +178,6 @@ def _is_fusible(node: Any) -> bool:
 
     These kernels use tensor cores, and accumulate in float32.
     """
-    import torch
-
     if getattr(node, "target", None) is not torch.ops.aten.convolution.default or len(node.users) != 1 or node.kwargs:
         return False
     rows, filters, bias, _, _, _, transposed, _, groups = node.args
@@ -207,7 +197,6 @@ def _is_usable(target: Any, args: tuple[Any, ...], shape: Any) -> bool:
 
     Private: `torch.utils._python_dispatch._disable_current_modes`. Without it: this pass fails.
     """
-    import torch
     from torch.utils._python_dispatch import _disable_current_modes
 
     def eighths(node: Any) -> Any:
@@ -233,8 +222,6 @@ def _is_usable(target: Any, args: tuple[Any, ...], shape: Any) -> bool:
 
 def _with_bias_of(added: Any, bias: Any, graph: Any, context: Any) -> Any:
     """Removes the bias of a convolution that is added, and returns the sum of both biases, if they are constants."""
-    import torch
-
     if not _is_fusible(added) or not all(context.is_constant(value) for value in (added.args[2], bias)):
         return bias
     parts = tuple(graph.node_copy(value) for value in (added.args[2], bias))
@@ -246,8 +233,6 @@ def _with_bias_of(added: Any, bias: Any, graph: Any, context: Any) -> Any:
 
 
 def _shape(rows: Any, filters: Any, bias: Any, stride: Any, padding: Any, dilation: Any, groups: int) -> Any:
-    import torch
-
     return torch.ops.aten.convolution(rows, filters, bias, stride, padding, dilation, False, [0, 0], groups)
 
 

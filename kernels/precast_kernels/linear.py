@@ -16,6 +16,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
+import torch
+
 # The most operations between two products that are fused: the first result is kept until the last is read.
 _MAX_DISTANCE = 16
 
@@ -30,8 +32,6 @@ class FusedLinear:
 
 def fuse(module: Any, context: Any) -> None:
     """Fuses products of the same rows with weights of a module."""
-    import torch
-
     aten = torch.ops.aten
     alike: dict[Any, list[list[Any]]] = {}
     places = {node: place for place, node in enumerate(module.graph.nodes)}
@@ -66,8 +66,6 @@ def _may_have_gaps(node: Any) -> bool:
 
     A result of the segment has the layout of its record; `as_strided` and custom operators read the memory itself.
     """
-    import torch
-
     aten = torch.ops.aten
     for user in node.users:
         if _is_view(user):
@@ -89,8 +87,6 @@ def _is_view(node: Any) -> bool:
 
 
 def _fuse(graph: Any, products: list[Any], context: Any) -> None:
-    import torch
-
     aten = torch.ops.aten
     rows = products[0].args[0]
     with graph.inserting_before(products[0]):
@@ -115,8 +111,6 @@ def _fuse(graph: Any, products: list[Any], context: Any) -> None:
 
 def _reshape(node: Any) -> None:
     """Replaces `view` on a value by `reshape`, which copies where the value has gaps."""
-    import torch
-
     for user in node.users:
         if _is_view(user):
             _reshape(user)
@@ -126,7 +120,5 @@ def _reshape(node: Any) -> None:
 
 def _concatenated(graph: Any, weights: list[Any], context: Any) -> Any:
     """Returns the concatenation of weights, prepacked; None if it can't be prepacked."""
-    import torch
-
     copies = [graph.node_copy(weight) for weight in weights]
     return context.prepack(graph.call_function(torch.ops.aten.cat.default, (copies, 0)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from . import products, small_batch
 
 _EARLY = {"triton.enable_pdl": True}
@@ -34,8 +36,6 @@ def offers(device: str, graphs: list[Any]) -> list[dict[str, Any]]:
 
 def _fuses(graph: Any, device: str) -> bool:
     """Returns whether the pass `fuse` may change a graph: products of the same rows, small ones, or convolutions."""
-    import torch
-
     aten = torch.ops.aten
     linears = [node for node in graph.nodes if node.target is aten.linear.default and _weight(node.args[1])]
     rows = [node.args[0] for node in linears]

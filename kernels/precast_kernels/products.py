@@ -15,6 +15,8 @@ import functools
 import math
 from typing import Any
 
+import torch
+
 # The largest product: multiplications, which one thread does in 25 us, and elements, which stay in its cache.
 _MAX_PRODUCTS = 1 << 20
 _MAX_ELEMENTS = 1 << 16
@@ -40,8 +42,6 @@ def replace_products(graph: Any, context: Any) -> None:
     Private: `CppGemmTemplate`, the function that it calls for its inner loop, and its order of column blocks. Without
     them: this pass fails.
     """
-    import torch
-
     aten = torch.ops.aten
     prepacked: dict[Any, Any] = {}
     for node in list(graph.nodes):
@@ -67,8 +67,6 @@ def replace_products(graph: Any, context: Any) -> None:
 
 def _column_blocks(graph: Any, matrix: Any, block: int) -> Any:
     """Returns the matrix in dense blocks of columns; the last block is padded with zeros."""
-    import torch
-
     aten = torch.ops.aten
     inner, columns = matrix.meta["val"].shape
 
@@ -86,8 +84,6 @@ def _column_blocks(graph: Any, matrix: Any, block: int) -> Any:
 
 def is_small(*held: Any) -> bool:
     """Returns whether a product of rows and a matrix is small."""
-    import torch
-
     if any(value.dtype != torch.float32 or value.device.type != "cpu" for value in held):
         return False
     sizes = [*held[0].shape, held[1].shape[1]]
@@ -108,7 +104,7 @@ def _width() -> int:
 
 
 def _columns(columns: int) -> int:
-    """Returns the columns of a block: the widest of those that pad the fewest columns; 0 if all pad too many."""
+    """Returns the columns of a block: the widest with the fewest padded columns; 0 if all pad too many."""
     width = _width()
     if width == 0:
         return 0
@@ -122,7 +118,6 @@ def _operator() -> Any:
 
     Private: as `replace_products`, and inductor's lowerings. Without them: this pass fails.
     """
-    import torch
     from torch._inductor import lowering
     from torch._inductor.codegen import cpp_gemm_template
     from torch._inductor.codegen.cpp_utils import GemmBlocking
@@ -164,7 +159,6 @@ def _operator() -> Any:
 @functools.cache
 def _kernel() -> Any:
     """Returns the class that generates the inner loop. Private: `CppMicroGemm`."""
-    import torch
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemm
 
     class Kernel(CppMicroGemm):

@@ -22,6 +22,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+import torch
+
 # The most rows: products with more rows have enough tiles.
 _MAX_ROWS = 64
 # The widest and the narrowest tile, in columns.
@@ -62,8 +64,6 @@ def _need_cuda(name: str, context: Any) -> None:
 
 def splits(node: Any) -> bool:
     """Returns whether a node is a product that the kernels can do: few rows, dtype, layout."""
-    import torch
-
     return node.target is torch.ops.aten.linear.default and _is_small_batch(
         node.args[0].meta["val"], node.args[1].meta["val"]
     )
@@ -71,8 +71,6 @@ def splits(node: Any) -> bool:
 
 def is_attention(node: Any) -> bool:
     """Returns whether a node is torch's attention."""
-    import torch
-
     return node.target is torch.ops.aten.scaled_dot_product_attention.default
 
 
@@ -83,8 +81,6 @@ def attends(node: Any) -> bool:
 
 def split(graph: Any, processors: int) -> int:
     """Splits the products of a graph with known shapes; returns their number."""
-    import torch
-
     aten = torch.ops.aten
     count = 0
     for node in [node for node in graph.nodes if splits(node)]:
@@ -144,8 +140,6 @@ def _attention(node: Any) -> tuple[Any, ...] | None:
 
 
 def _one_tile(query: Any, key: Any, value: Any) -> bool:
-    import torch
-
     static = all(isinstance(size, int) for one in (query, key, value) for size in (*one.shape, *one.stride()))
     return (
         static
@@ -164,8 +158,6 @@ def _one_tile(query: Any, key: Any, value: Any) -> bool:
 
 def _is_small_batch(x: Any, weight: Any) -> bool:
     """Returns whether a product has few rows, and a dtype and a layout of the kernels."""
-    import torch
-
     if not all(isinstance(size, int) for size in (*x.shape, *weight.shape)):
         return False
     if x.dtype not in (torch.bfloat16, torch.float16) or weight.dtype != x.dtype or not weight.is_contiguous():
@@ -193,8 +185,6 @@ def _parts(weight: Any, processors: int, added: bool) -> tuple[int, int]:
 
 def _readers_can_add(node: Any) -> bool:
     """Returns whether all readers of a result are pointwise: the compiler fuses the additions with them."""
-    import torch
-
     views = {"view", "reshape", "unsqueeze", "squeeze"}
     norms = {"layer_norm", "rms_norm", "native_layer_norm", "_fused_rms_norm"}
     pending = list(node.users)
@@ -210,7 +200,5 @@ def _readers_can_add(node: Any) -> bool:
 
 def _operators() -> Any:
     """Returns the operators with Triton kernels; the import registers them."""
-    import torch
-
     importlib.import_module(".small_batch_triton", __package__)
     return torch.ops.precast_kernels

@@ -182,7 +182,7 @@ def _multiply(
         BIAS=bias is not None,
         EARLY=_early(x),
         num_warps=4,
-        # The fastest on an H200 among those that fit into the shared memory of smaller devices.
+        # The fastest numbers on an H200 that fit into the shared memory of smaller devices.
         num_stages=4 if step == 128 else 6,
     )
 
