@@ -6,6 +6,7 @@ import unittest
 from typing import Any
 
 import precast_kernels
+import torch
 
 from tests.worker.support import Project, Quiet, part
 from tests.worker.test_compile import follow
@@ -54,8 +55,6 @@ def load():
 
 def graph_of(model: Any, x: Any) -> Any:
     """Returns a model's graph with its weights as buffers, as a segment has them."""
-    import torch
-
     program = torch.export.export(model, (x,))
     graph = torch.fx.Graph()
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
@@ -75,14 +74,12 @@ def graph_of(model: Any, x: Any) -> Any:
 
 class FusedLinearTest(Project):
     def test_products_of_the_same_rows_are_one(self) -> None:
-        import torch
-
         module, weights, _ = self.load_segment(PRODUCTS, [2, 5, 16])
         x = torch.randn(2, 5, 16)
         wanted = module(x)
         context = context_of(module)
         tidy(module, context, [precast_kernels.fused_linear])
-        # A query, a key and a value, their biases, and a gate with what it gates.
+        # A query, a key and a value, their biases, and a gate with its values.
         self.assertEqual([recipe["shape"] for recipe in recipes(context).values()], [[32, 16], [32], [48, 16]])
         held = dict(module.named_buffers())
         for name, recipe in recipes(context).items():
@@ -95,8 +92,6 @@ class FusedLinearTest(Project):
         self.assertEqual(len(recipes(context)), 3)
 
     def test_what_must_lie_as_it_was_is_left_apart(self) -> None:
-        import torch
-
         functional = torch.nn.functional
 
         def later(x: Any, operations: int) -> Any:
@@ -142,18 +137,15 @@ class FusedLinearTest(Project):
                     self.assertEqual(got.stride(), want.stride())
 
     def test_on_a_cpu_matrices_of_other_widths_are_one_call_too(self) -> None:
-        import torch
-
         opened = self.open(ATTENTION_INPUTS)
         captured = self.capture(opened, inputs=[("x", "float32", [64, 384])])
         held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        weights = self.bound(captured, held)
         x = torch.randn(64, 384)
         with torch.inference_mode():
             wanted = opened.model(x)
         # Without the pass, an older compiler fuses matrices of one shape only, a newer one these as well.
-        versions = part("torch_private.versions")
-        alone = [] if versions.holds(versions.WIDE_PRODUCTS) else [([], 3)]
+        alone = [] if part("torch_private.versions").in_use() >= (2, 12) else [([], 3)]
         for passes, calls in (*alone, (["precast_kernels:fuse"], 1)):
             request = {"file": captured["segments"][0]["file"], "device": "cpu", "isa": "native"}
             request |= {"options": {"freezing": True}, "passes": part("segment_passes").described(passes, self.root)}

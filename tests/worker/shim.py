@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .support import ROOT, part
 
 _SHIM = ROOT / "crates/precast-shim/cpp"
@@ -46,7 +48,6 @@ class _Given(ctypes.Structure):
 @functools.cache
 def library(files: tuple[str, ...] = _FILES) -> ctypes.CDLL:
     """Returns these files of the shim, compiled once for each torch and each text of theirs."""
-    import torch
     from torch.utils.cpp_extension import include_paths, library_paths
 
     digest = hashlib.sha256(f"{torch.__version__} {files}".encode())
@@ -76,12 +77,11 @@ def library(files: tuple[str, ...] = _FILES) -> ctypes.CDLL:
 
 def cpp_standard() -> str:
     """Returns the version of C++ that torch's headers ask for."""
-    versions = part("torch_private.versions")
-    return "c++20" if versions.holds(versions.CPP20) else "c++17"
+    return "c++20" if part("torch_private.versions").in_use() >= (2, 12) else "c++17"
 
 
 class Refused(Exception):
-    """What the shim says of calls that it can't make."""
+    """The shim's error for calls that it can't make."""
 
 
 def run(document: Path | dict[str, Any], inputs: list[Any]) -> list[Any]:
@@ -92,9 +92,7 @@ def run(document: Path | dict[str, Any], inputs: list[Any]) -> list[Any]:
 
 
 def call(function: Any, handle: ctypes.c_void_p, inputs: list[Any], outputs: int) -> list[Any]:
-    """Calls a function of the shim that runs what a handle stands for."""
-    import torch
-
+    """Calls a function of the shim on a handle."""
     given = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)
     pointers = [ctypes.pythonapi.PyCapsule_GetPointer(one, None) for one in given]
     results = (ctypes.c_void_p * outputs)()

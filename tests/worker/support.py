@@ -1,4 +1,4 @@
-"""What the tests of the worker share: the package under its name, a project in a temp folder, a composed program."""
+"""Helpers of the worker's tests: the package under its name, a project in a temp folder, a composed program."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import unittest
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ROOT / "crates/precast-builder/worker"
@@ -93,10 +95,28 @@ class Project(unittest.TestCase):
         self.assertNotIn("\n", failure.message)
         return failure
 
-    def weights(self, opened: Any) -> dict[str, Any]:
-        """Writes the weight set and reads it back."""
-        answer = part("weights").write(opened, self.out)
-        return part("tensors").read(Path(answer["file"])) if answer["file"] else {}
+    def weights(self, opened: Any, captured: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Writes the weight set and reads it back, with the further tensors of a capture."""
+        files = [part("weights").write(opened, self.out)["file"], (captured or {}).get("extra_weights")]
+        held: dict[str, Any] = {}
+        for file in filter(None, files):
+            held |= part("tensors").read(Path(file))
+        return held
+
+    def samples(self, captured: dict[str, Any]) -> dict[str, Any]:
+        """Reads the sample inputs and eager's outputs."""
+        return part("tensors").read(Path(captured["samples"]))
+
+    def bound(self, captured: dict[str, Any], weights: dict[str, Any], step: int = 0) -> dict[str, Any]:
+        """Returns the constants of a step."""
+        return {name: weights[tensor] for name, tensor in captured["steps"][step]["binding"].items()}
+
+    def run_eager(self, captured: dict[str, Any], inputs: list[Any], weights: dict[str, Any]) -> list[Any]:
+        """Makes the calls of the runtime's eager."""
+        from . import shim
+
+        given = [*inputs, *(weights[name] for name in captured["exported_weights"])]
+        return shim.run(Path(captured["exported"]), given)
 
     def load_segment(
         self, text: str, shape: list[int], dtype: str = "float32"
@@ -105,23 +125,20 @@ class Project(unittest.TestCase):
         opened = self.open(text)
         captured = self.capture(opened, inputs=[("x", dtype, shape)])
         module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
-        held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        weights = self.bound(captured, self.weights(opened))
         for name, buffer in module.named_buffers():
             buffer.copy_(weights[name])
         return module, weights, inputs
 
     def composed(self, captured: dict[str, Any], weights: dict[str, Any]) -> list[Any]:
         """Runs the captured steps one after the other, uncompiled, on the sample inputs."""
-        import torch
-
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         values: dict[int, Any] = {index: samples[f"in.{index}"] for index in range(len(captured["inputs"]))}
         with torch.inference_mode():
-            for step in captured["steps"]:
+            for at, step in enumerate(captured["steps"]):
                 segment = captured["segments"][step["segment"]]
                 given = {f"in{index}": values[number] for index, number in enumerate(step["inputs"])}
-                given |= {name: weights[tensor] for name, tensor in step["binding"].items()}
+                given |= self.bound(captured, weights, at)
                 for held, layout in zip(step["inputs"], segment["inputs"], strict=True):
                     actual = part("tensors").layout(values[held])
                     assert actual == layout, f"{step['name']}: {actual} is not {layout}"
@@ -130,13 +147,8 @@ class Project(unittest.TestCase):
         return [values[number] for number in captured["results"]]
 
     def check_composed(self, opened: Any, captured: dict[str, Any]) -> None:
-        """Fails unless the steps give what eager gave, bit for bit."""
-        import torch
-
-        weights = self.weights(opened)
-        if "extra_weights" in captured:
-            weights |= part("tensors").read(Path(captured["extra_weights"]))
-        samples = part("tensors").read(Path(captured["samples"]))
+        """Fails unless the steps give eager's results, bit for bit."""
+        weights, samples = self.weights(opened, captured), self.samples(captured)
         results = self.composed(captured, weights)
         self.assertEqual(len(results), len(captured["outputs"]))
         for index, result in enumerate(results):
@@ -147,14 +159,9 @@ class Project(unittest.TestCase):
         self.check_eager(captured, weights, samples)
 
     def check_eager(self, captured: dict[str, Any], weights: dict[str, Any], samples: dict[str, Any]) -> None:
-        """Fails unless the calls that the runtime's eager makes give what the module gave, bit for bit."""
-        import torch
-
-        from . import shim
-
+        """Fails unless the calls of the runtime's eager give the module's results, bit for bit."""
         given = [samples[f"in.{index}"] for index in range(len(captured["inputs"]))]
-        given += [weights[name] for name in captured["exported_weights"]]
-        results = shim.run(Path(captured["exported"]), given)
+        results = self.run_eager(captured, given, weights)
         self.assertEqual(len(results), len(captured["outputs"]) + len(captured["checks"]))
         for index, output in enumerate(captured["outputs"]):
             layout = part("tensors").layout(results[index])
@@ -162,10 +169,18 @@ class Project(unittest.TestCase):
             self.assertTrue(torch.equal(results[index], samples[f"out.{index}"]), f"output {index} of eager differs")
 
 
+def model(body: str, init: str = "pass", extra: str = "", inputs: str = "x, y=None") -> str:
+    """Returns the source of a model with `load`. The body of `forward` begins at line 8, unless there is more above."""
+    indent = "\n        "
+    return (
+        f"import torch\n{extra}\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        f"        {init.replace(chr(10), indent)}\n    def forward(self, {inputs}):\n"
+        f"        {body.replace(chr(10), indent)}\ndef load():\n    return Model()\n"
+    )
+
+
 def interpret(path: Path, given: dict[str, Any]) -> list[Any]:
     """Runs a segment's graph as it was saved."""
-    import torch
-
     program = part("torch_private.archives").load_program(path)
     order = [node.target for node in program.graph.nodes if node.op == "placeholder"]
     module = torch.fx.GraphModule(program.graph_module, program.graph)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import unittest
 from pathlib import Path
 
-from . import shim
-from .support import Project, part
+import torch
+
+from .support import Project, model, part
 
 STACK = """
 import torch
@@ -45,7 +46,7 @@ def load():
 
 
 def prenorm(end: str = "self.norm(x)", norm: str = "Norm = lambda: torch.nn.LayerNorm(6)\n") -> str:
-    """Three blocks that begin with a norm, and what follows the last one."""
+    """Three blocks that begin with a norm, and an end."""
     return f"""
 import torch
 
@@ -96,17 +97,8 @@ class RegionsTest(Project):
         self.assertEqual(captured["steps"][5]["binding"], {"c0": "embed.weight"})
         self.check_composed(opened, captured)
         self.assertEqual([output["name"] for output in captured["outputs"]], ["logits", "hidden"])
-        self.assertEqual(
-            captured["call_spec"]["outputs"],
-            {
-                "dict": {
-                    "logits": {"tensor": 0},
-                    "hidden": {"tensor": 1},
-                    "nothing": {"value": None},
-                    "width": {"value": 8},
-                }
-            },
-        )
+        nested = {"logits": {"tensor": 0}, "hidden": {"tensor": 1}, "nothing": {"value": None}, "width": {"value": 8}}
+        self.assertEqual(captured["call_spec"]["outputs"], {"dict": nested})
         follows = [dims and (dims["dim"], dims["scale"], dims["offset"]) for dims in captured["outputs"][0]["dims"]]
         self.assertEqual(follows, [("batch", 1, 0), ("seq", 1, 0), None])
         self.assertEqual(captured["exact"], {})
@@ -123,7 +115,7 @@ class RegionsTest(Project):
     def test_a_region_begins_behind_its_norm_and_ends_with_that_of_the_next(self) -> None:
         blocks = [(f"blocks.{index}", 1) for index in range(3)]
         self.assertEqual(self.steps(prenorm()), [("glue.0", 0), *blocks])
-        # A norm written out in operations, and what follows it.
+        # A norm written out in operations, and a head.
         rms = "x.float().mul(x.rsqrt(x)).to(x.dtype)".replace(
             "x.rsqrt(x)", "torch.rsqrt(x.pow(2).mean(-1, True) + 1e-6)"
         )
@@ -154,16 +146,11 @@ class RegionsTest(Project):
         self.check_composed(opened, captured)
 
     def test_the_calls_of_eager_take_their_weights_as_inputs(self) -> None:
-        import torch
-
         inputs = [IDS, ("unused", "float32", [3]), MASK]
         opened = self.open(STACK.replace("forward(self, ids, mask):", "forward(self, ids, unused, mask):"))
         captured = self.capture(opened, inputs=inputs, sizes=SIZES, regions=["blocks.*"])
-        samples, weights = part("tensors").read(Path(captured["samples"])), self.weights(opened)
-        given = [samples[f"in.{index}"] for index in range(3)]
-        results = shim.run(
-            Path(captured["exported"]), [*given, *(weights[name] for name in captured["exported_weights"])]
-        )
+        samples, weights = self.samples(captured), self.weights(opened)
+        results = self.run_eager(captured, [samples[f"in.{index}"] for index in range(3)], weights)
         self.assertTrue(torch.equal(results[0], samples["out.0"]))
         self.assertTrue(torch.equal(results[1], samples["out.1"]))
         # The file holds the graph alone.
@@ -172,7 +159,7 @@ class RegionsTest(Project):
 
     def test_samples_are_realistic(self) -> None:
         captured = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES)
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         self.assertGreater(int(samples["in.0"].max()), 1)
         self.assertLess(int(samples["in.0"].max()), 50)
         for row in samples["in.1"].tolist():
@@ -207,15 +194,6 @@ class RegionsTest(Project):
         self.assertNotEqual(texts[0][1], three["segments"][1]["graph"])
 
 
-def model(body: str, init: str = "pass", extra: str = "") -> str:
-    indent = "\n        "
-    return (
-        f"import torch\n{extra}\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"        {init.replace(chr(10), indent)}\n    def forward(self, x, y=None):\n"
-        f"        {body.replace(chr(10), indent)}\ndef load():\n    return Model()\n"
-    )
-
-
 class GraphTest(Project):
     def composed_of(self, text: str, regions: list[str] | None = None, inputs: list | None = None) -> dict:
         opened = self.open(text)
@@ -240,7 +218,7 @@ class GraphTest(Project):
         )
         captured = self.composed_of(text, ["*"])
         self.assertEqual([step["name"] for step in captured["steps"]], ["a", "b"])
-        # What crosses is dense and starts its memory; the views are made again in `b`.
+        # Tensors that cross are dense and start their memory; the views are made again in `b`.
         self.assertEqual(captured["segments"][1]["inputs"][0]["shape"], [6, 4])
 
     def test_tied_parameters_and_shared_buffers_inside_two_regions(self) -> None:
@@ -320,7 +298,7 @@ class GraphTest(Project):
         )
         captured = self.composed_of(text)
         graph = captured["segments"][0]["graph"]
-        # What is left gives a second output memory of its own, the other two another layout.
+        # The remaining copies give a second output memory of its own, and the other two another layout.
         self.assertEqual(graph.count("aten.clone"), 3, graph)
         self.composed_of(model("return x.clone(), self.w.clone()", "self.w = torch.nn.Parameter(torch.ones(3))"))
 

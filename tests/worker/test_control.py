@@ -1,12 +1,14 @@
-"""Compile control: what submodules declare, graph passes, ranges of inputs."""
+"""Compile control: options that submodules declare, graph passes, ranges of inputs."""
 
 from __future__ import annotations
 
 import unittest
 from pathlib import Path
 
-from .support import Project, part
-from .test_capture import IDS, MASK, SIZES, STACK, X, model
+import torch
+
+from .support import Project, model, part
+from .test_capture import IDS, MASK, SIZES, STACK, X
 
 DECLARING = """
 import torch
@@ -91,8 +93,6 @@ class DeclaredTest(Project):
 
 class PassTest(Project):
     def test_a_pass_changes_the_graph_and_not_what_it_is_measured_against(self) -> None:
-        import torch
-
         name = self.write(PASSES)
         opened = self.open(STACK, also=[f"{name}:rebuild"])
         plain = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
@@ -137,7 +137,7 @@ class RangeTest(Project):
         spec = part("samples").make
         entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9], "pad": 0}
         self.assertEqual(set(spec(entry, [100], 3, "cpu").tolist()), {5, 6, 7, 8})
-        self.assertEqual(part("samples").lowest(entry, [2], "cpu").tolist(), [5, 5])
+        self.assertEqual(part("samples").lowest([{**entry, "shape": [2]}], "cpu")[0].tolist(), [5, 5])
 
 
 if __name__ == "__main__":

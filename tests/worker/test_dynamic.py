@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import unittest
-from pathlib import Path
 
-from . import shim
+import torch
+
 from .artifact import run
-from .support import Project, Quiet, part
-from .test_capture import IDS, MASK, SIZES, STACK, model
+from .support import Project, Quiet, model, part
+from .test_capture import IDS, MASK, SIZES, STACK
 
 BOTH = {"batch": {"min": 1, "max": 16}, "seq": {"min": 2, "max": 64}}
 TWO = [("x", "float32", [4, 6], ["n", None]), ("y", "float32", [3, 6], ["m", None])]
@@ -16,8 +16,6 @@ TWO = [("x", "float32", [4, 6], ["n", None]), ("y", "float32", [3, 6], ["m", Non
 
 class DynamicTest(Project):
     def test_one_graph_serves_every_size(self) -> None:
-        import torch
-
         opened = self.open(STACK)
         captured = self.capture(
             opened, inputs=[IDS, MASK], sizes={**SIZES, "batch": 1}, dynamic=BOTH, regions=["blocks.*"]
@@ -31,14 +29,13 @@ class DynamicTest(Project):
         ids, mask = torch.randint(0, 50, (5, 17)), torch.ones(5, 17, dtype=torch.int64)
         with torch.inference_mode():
             expected = opened.model(ids, mask)
-        given = [ids, mask, *(weights[name] for name in captured["exported_weights"])]
-        results = shim.run(Path(captured["exported"]), given)
+        results = self.run_eager(captured, [ids, mask], weights)
         self.assertTrue(torch.equal(results[0], expected["logits"]))
         # The compiled artifact too, at two sizes it has not seen.
         request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}}
         request["file"] = captured["segments"][0]["file"]
         answer = part("compiler").compile_segment(request, self.out / "compiled", Quiet())
-        bound = {name: weights[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        bound = self.bound(captured, weights)
         order = [captured["steps"][0]["outputs"].index(number) for number in captured["results"]]
         for inputs in ((ids, mask), (ids[:3, :2].contiguous(), mask[:3, :2].contiguous())):
             results = run(answer["library"], "cpu", bound, list(inputs), 2)

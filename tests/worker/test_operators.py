@@ -9,9 +9,11 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .shim import cpp_standard
-from .support import Project, part, talk
-from .test_capture import X, model
+from .support import Project, model, part, talk
+from .test_capture import X
 
 CODE = """
 #include <ATen/ATen.h>
@@ -50,8 +52,6 @@ def _(x):
 
 def build(path: Path) -> None:
     """Compiles the operator's library."""
-    import torch
-
     home = Path(torch.__file__).parent
     source = path.with_suffix(".cpp")
     source.write_text(CODE)
@@ -113,8 +113,6 @@ class OperatorsTest(Project):
         self.assertIn("TORCH_LIBRARY_IMPL", failure.hint)
 
     def test_an_operator_in_python_without_a_function_of_its_own_is_refused(self) -> None:
-        import torch
-
         library = torch.library.Library("precast_impl", "FRAGMENT")
         library.define("half(Tensor x) -> Tensor")
         library.impl("half", lambda x: x / 2, "CPU")

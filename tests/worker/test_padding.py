@@ -6,26 +6,16 @@ import math
 import unittest
 from typing import Any
 
-from .support import Project, part, spec
-from .test_capture import IDS, MASK, SIZES, STACK, model
+from .support import Project, model, part, spec
+from .test_capture import IDS, MASK, SIZES, STACK
 
-ATTENTION = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(30, 8)
-
-    def forward(self, ids, mask):
-        x = self.embed(ids)
-        keep = mask[:, None, :].bool()
-        out = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=keep)
-        return out, (out * mask[:, :, None]).sum(1)
-
-def load():
-    return Model()
-"""
+ATTENTION = model(
+    "x, keep = self.embed(ids), mask[:, None, :].bool()\n"
+    "out = torch.nn.functional.scaled_dot_product_attention(x, x, x, attn_mask=keep)\n"
+    "return out, (out * mask[:, :, None]).sum(1)",
+    "self.embed = torch.nn.Embedding(30, 8)",
+    inputs="ids, mask",
+)
 
 
 class PaddingTest(Project):
@@ -94,7 +84,7 @@ class PaddingTest(Project):
         self.assertEqual(samples.kinds("cuda", ["check"]), ("usual",))
         self.assertEqual(samples.kinds("cuda", []), samples.KINDS)
         self.assertEqual(samples.kinds("cpu", ["check"]), samples.KINDS)
-        usual, every = (list(padding.alone({"n": 8}, "n", kinds)) for kinds in (("usual",), samples.KINDS))
+        usual, every = (list(padding.single({"n": 8}, "n", kinds)) for kinds in (("usual",), samples.KINDS))
         self.assertEqual([sizes for sizes, _ in usual], [sizes for sizes, _ in every])
         self.assertEqual(({kind for _, kind in usual}, {kind for _, kind in every}), ({"usual"}, set(samples.KINDS)))
 

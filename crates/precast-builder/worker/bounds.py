@@ -1,14 +1,14 @@
-"""Bounds of integer inputs: the values with which every index into a table is within the table.
+"""Bounds of integer inputs: with values inside them, every index into a table is within the table.
 
 An artifact does not raise as eager does when an index is out of bounds, so the runtime checks the inputs of a call
 before it starts anything. The bounds are found here: from every operation that takes an index, back through operations
-that keep all values, to an input. A constant that is added on the way (positions that start after a padding row) moves
-the bounds.
+that keep all values, to an input. A constant added on the way (positions that start after a padding row) moves the
+bounds.
 
 An index that is computed, or chosen among the values of an input, has no bounds here: compiled code checks it where it
 is used, a program for CUDA clamps it (`checks`). The same holds for tables whose size is symbolic.
 
-Negative indices mean what they mean in eager: `x[ids]` counts from the end; an embedding, `gather` and the like raise.
+Negative indices mean the same as in eager: `x[ids]` counts from the end; an embedding, `gather` and the like raise.
 """
 
 from __future__ import annotations
@@ -18,15 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import checks, failures
+import torch
+
+from . import checks, failures, operators
 from .flat import Flat
 from .torch_private import fake, overloads, symbols
 from .wire import Failure
-
-# Operators whose result has every value of their first argument, perhaps in another shape or several times.
-_KEEP = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "contiguous"}
-_KEEP |= {"clone", "alias", "detach", "flatten", "unflatten", "transpose", "t", "permute", "movedim", "repeat", "tile"}
-_KEEP |= {"broadcast_to", "flip", "roll", "lift_fresh_copy", "swapaxes", "reshape_as", "to", "_to_copy", "type_as"}
 
 
 @dataclass
@@ -106,7 +103,7 @@ def check_range(spec: dict[str, Any], bounds: Bounds | None, what: str, root: Pa
             "bad_input",
             f"`range` of input `{spec['name']}` of {what} is {list(given)}, and `{bounds.use.name}` takes values of "
             f"[{low}, {end}]",
-            location=failures.from_stack_trace(bounds.use.node.meta.get("stack_trace"), root),
+            location=failures.line_of(bounds.use.node, root),
             hint=f"write `range = [{max(low, given[0])}, {min(end, given[1])}]`, or leave it out",
         )
     return list(given)
@@ -116,11 +113,8 @@ def refuse_negative(flat: Flat, ranges: dict[Any, checks.Range]) -> int:
     """Lets compiled code find negative indices where eager raises; returns the number of such uses.
 
     Compilers count negative indices from the end for every operator. So an index that must not be negative is replaced
-    by one that is out of bounds of any table, and compiled code checks it. `ranges` are those of inputs, both ends
-    included.
+    by one out of bounds of any table, and compiled code checks it. `ranges` are the inputs' ranges, both ends included.
     """
-    import torch
-
     aten = torch.ops.aten
     graph = flat.graph
     known = checks.Known(flat, ranges)
@@ -165,7 +159,7 @@ def _roots(node: Any, shift: int) -> list[tuple[Any, int]] | None:
                 return None
             found += roots
         return found
-    if name not in _KEEP and not _whole_slice(name, node):
+    if name not in operators.KEEPING | operators.CASTS and not _whole_slice(name, node):
         return None
     before, after = args[0].meta["val"].dtype, node.meta["val"].dtype
     if before.is_floating_point or after.is_floating_point or after.itemsize < before.itemsize:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+import torch
+
 from . import failures, structure
 from .wire import Failure
 
@@ -63,8 +65,6 @@ def check_inputs(function: Any, names: list[str], what: str) -> None:
 
 def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None) -> Any:
     """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as in `nesting`."""
-    import torch
-
     function = getattr(module, method)
     keyword = by_name(module.forward if method == "forward" else function, names)
 

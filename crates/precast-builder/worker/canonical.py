@@ -11,6 +11,8 @@ import operator
 import re
 from typing import Any
 
+import torch
+
 from . import tensors
 from .torch_private import exported, fake, overloads
 from .wire import Failure
@@ -71,20 +73,16 @@ def _text(graph: Any, inputs: list[Any], constants: list[Any], digests: dict[Any
 
 
 def _subgraph(module: Any) -> list[str]:
-    inputs = [node for node in module.graph.nodes if node.op == "placeholder"]
-    return text(module.graph, inputs, [], {}).splitlines()
+    return text(module.graph, module.graph.find_nodes(op="placeholder"), [], {}).splitlines()
 
 
 def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
-    import torch
-
     held: dict[int, str] = {}
     for value, number in numbers.items():
         if value.op == "placeholder" and isinstance(value.meta.get("val"), torch.Tensor):
             held[fake.storage(value.meta["val"])] = number
     lines = []
-    values = node.args[0] if isinstance(node.args[0], tuple | list) else [node.args[0]]
-    for index, value in enumerate(values):
+    for index, value in enumerate(exported.outputs_of(node.graph)):
         line = f"output {_argument(value, numbers)}"
         tensor = value.meta.get("val") if isinstance(value, torch.fx.Node) else None
         if isinstance(tensor, torch.Tensor):
@@ -98,7 +96,7 @@ def _outputs(node: Any, numbers: dict[Any, str]) -> list[str]:
 
 def _operation(target: Any) -> str:
     if overloads.is_overload(target):
-        name = f"{target.namespace}.{overloads.name_of(target)}.{overloads.overload_name(target)}"
+        name = str(target)
         # A custom operator may change its meaning; its schema is the part that is visible here.
         return name if target.namespace in ("aten", "prims", "prim") else f"{name}<{overloads.schema(target)}>"
     if overloads.is_higher_order(target):
@@ -111,8 +109,6 @@ def _operation(target: Any) -> str:
 
 
 def _value(value: Any) -> str:
-    import torch
-
     if isinstance(value, torch.Tensor):
         shape = ",".join(str(size) for size in value.shape)
         stride = ",".join(str(step) for step in value.stride())
@@ -127,8 +123,6 @@ def _value(value: Any) -> str:
 
 
 def _argument(value: Any, numbers: dict[Any, str]) -> str:
-    import torch
-
     if isinstance(value, torch.fx.Node):
         return numbers[value]
     if isinstance(value, tuple | list):

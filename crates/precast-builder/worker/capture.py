@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import (
     bounds,
     call,
@@ -43,11 +45,9 @@ ANOTHER = "gives another answer when it is called again with the same inputs"
 STATE = "take what changes between calls as an input, and return its new value as an output"
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
-# Operators that move values; operators that convert them; operators that fill some in, with the position of the fill
-# value among the arguments.
+# Operators that move values; operators that fill some in, with the position of the fill value among the arguments.
 _MOVES = {"getitem", "clone", "contiguous", "reshape", "cat", "stack", "embedding", "index", "index_select", "gather"}
 _MOVES |= {"zeros", "zeros_like", "ones", "ones_like"}
-_CASTS = {"to", "_to_copy", "type_as"}
 _FILLS = {"scalar_tensor": 0, "full": 1, "full_like": 1, "where": 1, "masked_fill": 2}
 
 
@@ -67,7 +67,7 @@ class Traced:
 
 
 def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
-    """Returns what messages call a module, and the call that is captured."""
+    """Returns a module's name in messages, and the call to capture."""
     target = call.find(opened.model, module["path"])
     function = call.method_of(target, module["path"], module["method"])
     what, names = _describe(module), [spec["name"] for spec in module["inputs"]]
@@ -78,28 +78,25 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 
 
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
-    """Captures a module's graph, and refuses what no artifact can have."""
+    """Captures a module's graph; refuses operators and outputs that no artifact can have."""
     specs = module["inputs"]
     what, wrapped = call_of(opened, module)
     wire.event("capture")
     asked = module.get("dynamic") or None
     held = None
     if asked is not None:
-        free = asked
 
         def capture_at(at: dict[str, int]) -> tuple[Any, dynamic.Bounds]:
-            those = [at_sizes(spec, at) for spec in specs]
-            first = [samples.lowest(spec, spec["shape"], opened.device) for spec in those]
-            return dynamic.export(wrapped, first, those, free, opened.root, what)
+            those = samples.at_sizes(specs, at)
+            return dynamic.export(wrapped, samples.lowest(those, opened.device), those, asked, opened.root, what)
 
         def takes(at: dict[str, int]) -> bool:
-            return _takes(wrapped, [at_sizes(spec, at) for spec in specs], opened.device)
+            return _takes(wrapped, samples.at_sizes(specs, at), opened.device)
 
         exported, held, sizes = dynamic.widest(capture_at, takes, asked, dynamic.sizes(asked, sizes))
-        specs = [at_sizes(spec, sizes) for spec in specs]
+        specs = samples.at_sizes(specs, sizes)
     else:
-        first = [samples.lowest(spec, spec["shape"], opened.device) for spec in specs]
-        exported = flat.export(wrapped, first, opened.root, what)
+        exported = flat.export(wrapped, samples.lowest(specs, opened.device), opened.root, what)
     exported = operators.inline(exported, opened.device, opened.root)
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root)
     for name in module.get("passes") or []:
@@ -121,14 +118,11 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
 
 
 def _takes(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
-    """Returns whether the module runs at the sizes of its inputs, as far as tensors without data show it."""
-    import torch
-
-    values = [samples.lowest(spec, spec["shape"], device) for spec in specs]
+    """Returns whether the module runs on inputs of these sizes without data."""
     try:
         with torch.no_grad(), fake.mode_with_real_parameters() as mode:
-            wrapped(*[mode.from_tensor(value) for value in values])
-    except Exception:  # whatever it is, it does not take these sizes
+            wrapped(*map(mode.from_tensor, samples.lowest(specs, device)))
+    except Exception:  # any error: the module does not take these sizes
         return False
     return True
 
@@ -142,19 +136,30 @@ def parts_of(traced: Traced, module: dict[str, Any]) -> list[cut.Part]:
     return cut.cut(traced.graph, [], module["path"])
 
 
+@dataclass
+class Answers:
+    """One run of the module on sample inputs."""
+
+    # The inputs as samples are drawn for them, and the sizes of the tables that they index.
+    drawn: list[dict[str, Any]]
+    tables: list[int | None]
+    inputs: list[Any]
+    returned: Any
+    results: list[Any]
+    outputs: list[dict[str, Any]]
+    notes: list[str]
+
+
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Captured`."""
     started = time.perf_counter()
     out = out.resolve()
     traced = trace(opened, module, sizes, wire)
-    what, wrapped, specs, sizes, graph = traced.what, traced.wrapped, traced.specs, traced.sizes, traced.graph
-    held, limits, ranges = traced.held, traced.limits, traced.ranges
-    nesting = module.get("structure")
+    specs, graph = traced.specs, traced.graph
 
     wire.event("cut")
-    parts = parts_of(traced, module)
     compiled = module.get("compiled", True)
-    segments, steps, values, numbers = _steps(parts, graph, out, opened, compiled)
+    segments, steps, values, numbers = _steps(parts_of(traced, module), graph, out, opened, compiled)
     program = {"segments": [one for one, _ in segments], "steps": steps}
     if compiled:
         program["passes"] = {
@@ -163,71 +168,40 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         }
 
     wire.event("eager")
-    tables = samples.index_bounds(graph.graph, graph.inputs)
-    drawn = [_with_sample_range(*each) for each in zip(specs, tables, limits, strict=True)]
-    inputs = [
-        samples.make(spec, spec["shape"], table, opened.device) for spec, table in zip(drawn, tables, strict=True)
-    ]
+    answers = _answers(traced, opened)
+    receipt = measure.eager(traced.wrapped, answers.inputs, opened.device)
     entry.seed()
-    returned = _eager(wrapped, inputs, opened, what)
-    results = structure.tensors_of(returned)
-    notes = [
-        f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out"
-        for name, kind in structure.other_outputs(returned)
-    ]
-    names = structure.names_of(returned)
-    if len(results) != len(graph.outputs):
-        raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
-    outputs = _outputs(graph, names, results, what)
+    if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened))):
+        raise Failure("capture", f"{traced.what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")
 
-    receipt = measure.eager(wrapped, inputs, opened.device)
-    entry.seed()
-    if not same(results, structure.tensors_of(_eager(wrapped, inputs, opened, what))):
-        raise Failure("capture", f"{what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")
-
-    ends, ones = [], []
+    held, ends, ones = traced.held, [], []
     if held is not None and not compiled:
         wire.event("smallest sizes")
-
-        def at_one(fixed: dict[str, int]) -> Traced:
-            free = {dim: bounds for dim, bounds in module["dynamic"].items() if dim not in fixed}
-            those = [at_sizes(spec, fixed) for spec in specs]
-            return trace(opened, {**module, "inputs": those, "dynamic": free}, {**sizes, **fixed}, wire)
-
-        lower = smallest.lowered(traced, module["dynamic"], drawn, tables, opened.device, at_one)
-        held, ends, ones = lower.held, lower.ends, lower.ones
+        held, ends, ones = _lowered(opened, module, traced, answers, wire)
 
     wire.event("padding")
-    used = {dim: size for dim, size in sizes.items() if any(dim in spec["dims"] for spec in specs)}
-    quick = receipt["eager_us"] < _QUICK
-    probes = [padding.run_unpadded(wrapped, at, drawn, tables, opened.device) for at in padding.points(used)]
-    exact = _find_output_dims(wrapped, drawn, used, tables, outputs, probes, opened, quick)
-    smaller: list[padding.Unpadded] = []
-    if held is not None:
-        exact, smaller = {}, probes  # its inputs are never padded
-    elif module.get("padding") != "trusted":
-        for leak in padding_graph.leaks(graph, specs, used, ranges):
-            exact.setdefault(leak.dim, leak.reason(opened.root))
-        kinds = samples.kinds(opened.device, graph.checks)
-        check = padding.Check(wrapped, specs, drawn, tables, opened.device, outputs, exact, kinds)
-        receipt["padding"], smaller = check.run(used)
+    exact, smaller = _padded(opened, module, traced, answers, receipt)
 
     wire.event("save")
-    exported, exported_weights, more = _save_eager(graph, out, what, compiled, _choices(ones, specs))
+    exported, exported_weights, more = _save_eager(graph, out, traced.what, compiled, _choices(ones, specs))
+    names = [spec["name"] for spec in specs]
     captured = {
         **program,
-        "inputs": [_input(*pair) for pair in zip(specs, ranges, strict=True)],
-        "outputs": outputs,
+        "inputs": [_input(*pair) for pair in zip(specs, traced.ranges, strict=True)],
+        "outputs": answers.outputs,
         "results": [numbers[node] for node in graph.outputs],
         "checks": [
             {"value": numbers[check.outcome], "text": check.text, "location": check.location} for check in graph.checks
         ],
         "values": values,
-        "call_spec": {"inputs": nesting or [spec["name"] for spec in specs], "outputs": structure.describe(returned)},
+        "call_spec": {
+            "inputs": module.get("structure") or names,
+            "outputs": structure.describe(answers.returned),
+        },
         "exact": exact,
-        "notes": notes + more,
+        "notes": answers.notes + more,
         "computed_in": compute_dtypes(graph),
-        "samples": str(_write_samples(out, inputs, results, smaller + ends)),
+        "samples": str(_write_samples(out, answers.inputs, answers.results, smaller + ends)),
         "receipt": receipt,
         "dynamic": held,
         "exported": exported,
@@ -242,9 +216,64 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     return captured
 
 
+def _answers(traced: Traced, opened: Any) -> Answers:
+    """Runs the module on sample inputs."""
+    graph, what = traced.graph, traced.what
+    tables = [samples.table_of(node) for node in graph.inputs]
+    drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
+    inputs = samples.draw(drawn, tables, opened.device)
+    entry.seed()
+    returned = _eager(traced, inputs, opened)
+    results, names, notes = [], [], []
+    for name, leaf in structure.named(returned):
+        if isinstance(leaf, torch.Tensor):
+            results.append(leaf)
+            names.append(name)
+        elif leaf is not None:
+            kind = type(leaf).__name__
+            notes.append(f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out")
+    if len(results) != len(graph.outputs):
+        raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
+    return Answers(drawn, tables, inputs, returned, results, _outputs(graph, names, results, what), notes)
+
+
+def _lowered(
+    opened: Any, module: dict[str, Any], traced: Traced, answers: Answers, wire: Wire
+) -> tuple[dynamic.Bounds, list[padding.Unpadded], list[tuple[tuple[str, ...], flat.Flat]]]:
+    """Returns the sizes that eager answers, the module's answers at the smallest, and further graphs for size 1."""
+
+    def at_one(fixed: dict[str, int]) -> Traced:
+        free = {dim: bounds for dim, bounds in module["dynamic"].items() if dim not in fixed}
+        at = {**module, "inputs": samples.at_sizes(traced.specs, fixed), "dynamic": free}
+        return trace(opened, at, {**traced.sizes, **fixed}, wire)
+
+    lower = smallest.lowered(traced, module["dynamic"], answers.drawn, answers.tables, opened.device, at_one)
+    return lower.held, lower.ends, lower.ones
+
+
+def _padded(
+    opened: Any, module: dict[str, Any], traced: Traced, answers: Answers, receipt: dict[str, Any]
+) -> tuple[dict[str, str], list[padding.Unpadded]]:
+    """Returns why dimensions can't be padded, if they can't, and answers at smaller sizes; adds to the receipt."""
+    specs, drawn, tables, wrapped, device = traced.specs, answers.drawn, answers.tables, traced.wrapped, opened.device
+    used = {dim: size for dim, size in traced.sizes.items() if any(dim in spec["dims"] for spec in specs)}
+    probes = [padding.run_unpadded(wrapped, at, drawn, tables, device) for at in padding.points(used)]
+    exact = _find_output_dims(traced, answers, used, probes, device, quick=receipt["eager_us"] < _QUICK)
+    if traced.held is not None:
+        return {}, probes  # its inputs are never padded
+    if module.get("padding") == "trusted":
+        return exact, []
+    for leak in padding_graph.leaks(traced.graph, specs, used, traced.ranges):
+        exact.setdefault(leak.dim, leak.reason(opened.root))
+    kinds = samples.kinds(device, traced.graph.checks)
+    check = padding.Check(wrapped, specs, drawn, tables, device, answers.outputs, exact, kinds)
+    receipt["padding"], smaller = check.run(used)
+    return exact, smaller
+
+
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
     """Returns the record of an input; `values` are the bounds of its values."""
-    record = {**spec, "stride": _dense(spec["shape"])}
+    record = {**spec, "stride": tensors.dense(spec["shape"])}
     return record if values is None else {**record, "bounds": values}
 
 
@@ -256,28 +285,19 @@ def _with_sample_range(spec: dict[str, Any], table: int | None, limit: bounds.Bo
     return {**spec, "range": [low, limit.end]} if low < limit.end else spec
 
 
-def at_sizes(spec: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
-    """Returns an input at other sizes of its dimensions."""
-    axes = zip(spec["dims"], spec["shape"], strict=True)
-    shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
-    return {**spec, "shape": shape, "stride": _dense(shape)}
-
-
 def _describe(module: dict[str, Any]) -> str:
     where = module["path"] or "the model"
     return f"module `{module['name']}` ({where}.{module['method']})" if module["path"] else f"module `{module['name']}`"
 
 
-def _eager(wrapped: Any, inputs: list[Any], opened: Any, what: str) -> Any:
-    import torch
-
+def _eager(traced: Traced, inputs: list[Any], opened: Any) -> Any:
     try:
         with torch.inference_mode():
-            return wrapped(*[value.clone() for value in inputs])
+            return traced.wrapped(*[value.clone() for value in inputs])
     except Exception as error:
         raise Failure(
             "bad_input",
-            f"{what} fails on sample inputs: {type(error).__name__}: {failures.one_line(error)}",
+            f"{traced.what} fails on sample inputs: {failures.named(error)}",
             location=failures.location(error, opened.root),
             hint="check the dtypes and shapes of the module's inputs",
         ) from error
@@ -285,8 +305,6 @@ def _eager(wrapped: Any, inputs: list[Any], opened: Any, what: str) -> Any:
 
 def same(results: list[Any], again: list[Any]) -> bool:
     """Returns whether two calls gave the same answer, but for the rounding of another order."""
-    import torch
-
     if [one.shape for one in results] != [one.shape for one in again]:
         return False
     for one, other in zip(results, again, strict=True):
@@ -312,8 +330,6 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
 
 def compute_dtypes(graph: flat.Flat) -> list[str | None]:
     """Returns the compute dtype of each output: the coarsest dtype below float32 that its values were rounded to."""
-    import torch
-
     ranks = [None, torch.float16, torch.bfloat16]
     found: dict[Any, int] = {}
     for node in graph.graph.nodes:
@@ -334,11 +350,9 @@ def _moves(node: Any, dtype: Any) -> bool:
 
     A cast from a wider dtype rounds in eager; a fused kernel may go on with the value before rounding.
     """
-    import torch
-
     name = overloads.name_of(node.target)
     given = [getattr(value.meta.get("val"), "dtype", None) for value in node.all_input_nodes]
-    if name in _CASTS:
+    if name in operators.CASTS:
         return all(one in (dtype, torch.bool) for one in given)
     if name not in _MOVES and name not in _FILLS and not (given and fake.is_view(node)):
         return False
@@ -354,39 +368,39 @@ def _show(tensor: Any) -> str:
 
 
 def _find_output_dims(
-    wrapped: Any,
-    specs: list[dict[str, Any]],
+    traced: Traced,
+    answers: Answers,
     sizes: dict[str, int],
-    tables: list[int | None],
-    outputs: list[dict[str, Any]],
     probes: list[padding.Unpadded],
-    opened: Any,
+    device: str,
     quick: bool,
 ) -> dict[str, str]:
     """Fills in how outputs depend on the bucketed dimensions; returns why dimensions can't be padded, if they can't."""
 
     def inputs(at: dict[str, int]) -> list[Any]:
-        return padding.inputs_at(specs, at, tables, opened.device)
+        return samples.draw(samples.at_sizes(answers.drawn, at), answers.tables, device, "padding")
+
+    def real(at: dict[str, int]) -> Any:
+        return traced.wrapped(*inputs(at))
+
+    def without_data(at: dict[str, int]) -> Any:
+        with fake.mode_with_real_parameters() as mode:
+            return traced.wrapped(*map(mode.from_tensor, inputs(at)))
 
     def run(at: dict[str, int]) -> output_sizes.Shapes:
-        import torch
-
+        # One of them may fail: real values may need more memory than there is, or the module may need them.
+        first, second = (real, without_data) if quick else (without_data, real)
         with torch.no_grad():
-            if quick:
-                try:
-                    return shapes(structure.tensors_of(wrapped(*inputs(at))))
-                except Exception:  # perhaps memory was not enough
-                    pass
             try:
-                with fake.mode_with_real_parameters() as mode:
-                    returned = wrapped(*[mode.from_tensor(value) for value in inputs(at)])
-            except Exception:  # a module that needs real values
-                returned = wrapped(*inputs(at))
+                returned = first(at)
+            except Exception:
+                returned = second(at)
         return shapes(structure.tensors_of(returned))
 
     def shapes(tensors: list[Any]) -> output_sizes.Shapes:
         return [tuple(int(size) for size in tensor.shape) for tensor in tensors]
 
+    outputs = answers.outputs
     seen = [(one.sizes, shapes(one.outputs)) for one in probes if one.error is None]
     base = [tuple(output["shape"]) for output in outputs]
     found, exact = output_sizes.solve(sizes, base, [output["name"] for output in outputs], seen, run)
@@ -440,9 +454,9 @@ def _choices(ones: list[tuple[tuple[str, ...], flat.Flat]], specs: list[dict[str
 def _save_eager(
     graph: flat.Flat, out: Path, what: str, compiled: bool, choices: list[eager.Choice]
 ) -> tuple[str | None, list[str], list[str]]:
-    """Saves what eager runs. Returns the file, the names of its weights, and notes.
+    """Saves the list of calls for eager. Returns the file, the names of its weights, and notes.
 
-    There is no file where the graph can't be a list of calls; then the module must be compiled.
+    A graph that can't be a list of calls has no file; then the module must be compiled.
     """
     path = out / "eager.json"
     try:
@@ -477,11 +491,3 @@ def _write_samples(out: Path, inputs: list[Any], results: list[Any], smaller: li
         named |= {f"{prefix}in.{index}": tensor for index, tensor in enumerate(ins)}
         named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(outs)}
     return tensors.write(out / "samples.safetensors", named)
-
-
-def _dense(shape: list[int]) -> list[int]:
-    stride, step = [], 1
-    for size in reversed(shape):
-        stride.append(step)
-        step *= max(size, 1)
-    return stride[::-1]

@@ -17,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import failures, tensors
 from .flat import Check, Flat
+from .operators import CASTS, OF_SHAPES, PASSING
 from .torch_private import fake, overloads, symbols
 
 # Elsewhere compiled code checks indices, and a failed check ends the call only.
@@ -45,15 +48,8 @@ _POOLED = {
     "adaptive_max_pool3d": 3,
 }
 
-# Operations whose result has values of their first argument only.
-_PASSING = {"view", "reshape", "unsqueeze", "squeeze", "slice", "expand", "contiguous", "clone", "alias", "detach"}
-_PASSING |= {"flatten", "transpose", "permute", "select", "index_select", "gather", "index", "unflatten", "narrow", "t"}
-_PASSING |= {"flip", "roll", "repeat", "tile", "view_as", "expand_as", "broadcast_to", "movedim", "split", "chunk"}
-_PASSING |= {"unbind", "split_with_sizes", "unfold", "take_along_dim", "amax", "amin"}
-_CASTS = {"to", "_to_copy", "type_as"}
 # Operations whose result depends on the shape of an argument, not on its values.
-_SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
-_SHAPES |= {"sym_size", "sym_stride", "sym_numel", "rand_like", "randn_like"}
+_SHAPES = OF_SHAPES | {"sym_size", "sym_stride", "sym_numel", "rand_like", "randn_like"}
 # Operations whose result, or second result, is an index into the axis `dim`.
 _POSITION = {"argmax", "argmin", "argsort"}
 _WITH_POSITION = {"max", "min", "topk", "sort", "kthvalue", "median", "mode", "cummax", "cummin"}
@@ -106,16 +102,12 @@ def _held(node: Any) -> Any:
 
 
 def _is_index(node: Any) -> bool:
-    import torch
-
     held = _held(node)
     return isinstance(held, torch.Tensor) and tensors.dtype_name(held.dtype) in ("int64", "int32", "int16", "int8")
 
 
 def sites(node: Any) -> list[_Site]:
     """Returns the indices that an operation reads or writes by."""
-    import torch
-
     found: list[_Site] = []
     if not overloads.is_overload(node.target) or node.target.namespace != "aten":
         return found
@@ -194,8 +186,6 @@ class Known:
 
     @staticmethod
     def _fits(node: Any, found: Range) -> bool:
-        import torch
-
         held = _held(node)
         if not isinstance(held, torch.Tensor) or held.dtype.is_floating_point or held.dtype.is_complex:
             return isinstance(held, (list, tuple))
@@ -206,8 +196,6 @@ class Known:
 
     def _of(self, value: Any) -> Range | None:
         """Returns the range of an argument: a number, a size, a tensor."""
-        import torch
-
         if isinstance(value, bool | int):
             return int(value), int(value)
         held = _held(value)
@@ -217,8 +205,6 @@ class Known:
 
     def _range(self, node: Any) -> Range | None:
         """Returns the range of a node's values; None if it is not known."""
-        import torch
-
         held, name = _held(node), _name(node)
         if isinstance(held, torch.Tensor) and held.dtype == torch.bool:
             return 0, 1
@@ -228,9 +214,9 @@ class Known:
         first = given[0] if given else None
         if name in _POSITION:
             return self._position(node)
-        if name in _PASSING:
+        if name in PASSING:
             return first
-        if name in _CASTS:
+        if name in CASTS:
             source = _held(node.args[0]).dtype
             return None if source.is_floating_point or source.is_complex else first
         if name in ("cat", "stack") and node.args:
@@ -346,8 +332,6 @@ def _clamped(given: Range | None, lower: Range | None, upper: Range | None) -> R
 
 def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None:
     """Gives a node a clamped index, and adds a check of whether clamping changed it."""
-    import torch
-
     aten = torch.ops.aten
     with flat.graph.inserting_before(node):
 
@@ -382,7 +366,7 @@ def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None
     _replace(node, site, safe)
     text = f"index in {'-n' if site.wraps and size is None else low}..{'n' if size is None else size}"
     text = f"{text} of {node.target.namespace}.{_name(node)}"
-    flat.checks.append(Check(outcome, text, failures.from_stack_trace(node.meta.get("stack_trace"), root)))
+    flat.checks.append(Check(outcome, text, failures.line_of(node, root)))
 
 
 def _replace(node: Any, site: _Site, safe: Any) -> None:
@@ -399,14 +383,11 @@ def _replace(node: Any, site: _Site, safe: Any) -> None:
 
 def _assertion(flat: Flat, node: Any, root: Path) -> None:
     """Replaces an assertion about a value, which would stop the kernel, by a check."""
-    import torch
-
     aten = torch.ops.aten
     with flat.graph.inserting_before(node):
         failed = flat.graph.call_function(aten.logical_not.default, (node.args[0],))
         failed.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
         fake.propagate_node(failed)
     message = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
-    location = failures.from_stack_trace(node.meta.get("stack_trace"), root)
-    flat.checks.append(Check(failed, str(message).splitlines()[0], location))
+    flat.checks.append(Check(failed, str(message).splitlines()[0], failures.line_of(node, root)))
     flat.graph.erase_node(node)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up the seconds of each phase, and reports each that begins."""
+    """Adds up the seconds of each phase, and reports the start of each."""
 
     def __init__(self, on_phase: Callable[[str], None]) -> None:
         self.seconds: dict[str, float] = {}

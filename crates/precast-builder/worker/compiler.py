@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import bounds, failures, prepacked, segment, segment_passes
 from .clock import Clock
 from .torch_private import errors, inductor, lowerings, versions
@@ -50,8 +52,6 @@ _ATTENTION = {
 
 def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Compiled`."""
-    import torch
-
     device = request["device"]
     if device == "cuda" and not torch.cuda.is_available():
         raise Failure("no_device", "device `cuda` was asked for and torch sees no CUDA device", hint="set `device`")

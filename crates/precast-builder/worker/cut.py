@@ -16,6 +16,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import failures
 from .call import joined, outer_name
 from .flat import Flat
@@ -165,8 +167,6 @@ def _imports(part: Part, flat: Flat, home: dict[Any, Part]) -> None:
 
 def _is_repeated(node: Any, flat: Flat) -> bool:
     """Returns whether a part computes a value again that another part has."""
-    import torch
-
     held = node.meta["val"]
     if not isinstance(held, torch.Tensor):
         return True

@@ -38,11 +38,7 @@ def _config(name: str, module: Any, root: Path) -> dict[str, Any]:
     try:
         config = getattr(module, DECLARATION)()
     except Exception as error:
-        raise Failure(
-            "entry_call",
-            f"{where} raised {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, root),
-        ) from error
+        raise failures.raised("entry_call", where, error, root) from error
     place = f"{Path(code.co_filename).name}:{code.co_firstlineno}" if code is not None else None
     if config is None:
         return {}

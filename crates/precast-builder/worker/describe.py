@@ -1,11 +1,11 @@
-"""What a spec for a model would say: its inputs, their dimensions and values, and what it repeats. `init` writes it.
+"""The content of a spec for a model, which `init` writes: inputs, their dimensions and values, repeated submodules.
 
-Inputs come from the command line or from a callable of the project. Which of their axes vary is seen
+Inputs come from the command line or from a callable of the project. Axes that vary are found
 
-- where the command line names them;
-- by calling a callable that takes sizes (`def samples(batch=1, seq=32)`) with others;
-- by comparing the samples, where it returns several;
-- else by trying: whether the model runs with one row more, and with one token more.
+- by their names on the command line;
+- by calling a callable that takes sizes (`def samples(batch=1, seq=32)`) with other sizes;
+- by comparing the samples, if it returns several;
+- else by running the model with one row more, and with one token more.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from . import call, capture, cut, entry, failures, inputs, repeats, samples, segment, tensors
 from .wire import Failure, Wire
@@ -66,10 +68,10 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         traced = capture.trace(opened, module, sizes, wire)
         dtype = _dtype(traced)
         regions = _regions(opened, module, traced, wire)
-    except Exception as error:  # whatever a model raises, the rest of the spec is known
-        told = failures.describe(error, opened.root)
-        place = f"{told['location']}: " if told["location"] else ""
-        notes.append(f"it can't be captured as it is: {place}{told['message']}; `precast check` says what to change")
+    except Exception as error:  # a model may raise anything; the rest of the spec is known
+        failed = failures.describe(error, opened.root)
+        place = f"{failed['location']}: " if failed["location"] else ""
+        notes.append(f"it can't be captured as it is: {place}{failed['message']}; `precast check` says what to change")
         traced, dtype = None, None
     described = []
     for index, spec in enumerate(draft.specs):
@@ -127,11 +129,7 @@ def _several(function: Callable[..., Any], name: str, opened: Any) -> list[Any] 
     try:
         made = function()
     except Exception as error:
-        raise Failure(
-            "entry_call",
-            f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, opened.root),
-        ) from error
+        raise failures.raised("entry_call", f"`{name}`", error, opened.root) from error
     several = isinstance(made, list) and len(made) > 1 and all(isinstance(one, tuple | dict) for one in made)
     return made if several else None
 
@@ -188,12 +186,10 @@ def _try(opened: Any, draft: Draft) -> None:
 
 
 def _runs(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
-    import torch
-
     try:
         with torch.no_grad():
-            wrapped(*[samples.lowest(spec, spec["shape"], device) for spec in specs])
-    except Exception:  # whatever it is, it does not take this size
+            wrapped(*samples.lowest(specs, device))
+    except Exception:  # any error: the module does not take this size
         return False
     return True
 
@@ -206,7 +202,7 @@ def _useful(opened: Any, draft: Draft) -> dict[str, list[int]]:
 
     def runs(**sizes: int) -> bool:
         first = {dim: seen[0] for dim, seen in draft.sizes.items()}
-        return _runs(wrapped, [capture.at_sizes(spec, first | sizes) for spec in draft.specs], opened.device)
+        return _runs(wrapped, samples.at_sizes(draft.specs, first | sizes), opened.device)
 
     for dim, seen in draft.sizes.items():
         usual = _USUAL.get(dim, _LENGTHS if not _is_image(draft, dim) else _IMAGES)

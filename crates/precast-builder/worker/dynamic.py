@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from torch.export import Dim
+
 from . import failures, flat
 from .torch_private import errors, exported, symbols
 from .wire import Failure
@@ -105,8 +107,6 @@ def _larger(held: Bounds, asked: Bounds, at: dict[str, int]) -> list[dict[str, i
 
 
 def _dim(dim: str, bounds: dict[str, int]) -> Any:
-    from torch.export import Dim
-
     low = max(bounds["min"], MIN_SIZE)
     # Without an upper bound in the spec, the code may have one (a table of positions), which is read afterwards.
     return Dim.DYNAMIC(min=low) if bounds["max"] >= UNBOUNDED else Dim(dim, min=low, max=bounds["max"])
@@ -135,8 +135,6 @@ def _specialised(
     what: str,
     cause: BaseException,
 ) -> Failure:
-    from torch.export import Dim
-
     free = dict.fromkeys(asked, Dim.AUTO)
     try:
         program = flat.export(wrapped, inputs, root, what, _shapes(specs, free))

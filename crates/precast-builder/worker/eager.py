@@ -10,12 +10,12 @@ Values are numbered: the inputs of the module, then its weights, then the result
 that nothing reads is null; a list of tensors is a list of numbers. An argument is `{"value": n}`, a list, null, a
 boolean, an integer, a string, or one of these:
 
-| JSON | what |
+| JSON | value |
 |---|---|
 | `{"float": "0.5"}` | a float, also `inf` and `nan`, with all its digits |
 | `{"complex": ["0.0", "1.0"]}` | real and imaginary part |
 | `{"dtype": 7}`, `{"layout": 7}`, `{"memory_format": 1}` | as torch.export numbers them |
-| `{"device": "cuda:0"}` | a device; the runtime replaces it by the one that it runs on, if it is of the same kind |
+| `{"device": "cuda:0"}` | a device; the runtime replaces it by its own, if that is of the same kind |
 
 Arguments that are not given have the default of the operator's schema. An operator is an overload of the dispatcher, or
 a function on numbers (`number::add`), which sizes are computed with. `cond` has two graphs, in `graphs`: their inputs
@@ -24,7 +24,6 @@ are its arguments after the first.
 
 from __future__ import annotations
 
-import builtins
 import json
 import math
 import operator
@@ -33,49 +32,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import flat
 from .torch_private import archives, exported, overloads, symbols
 
 FORMAT = 1
 
-_NUMBERS: dict[Any, str] = {
-    operator.add: "add",
-    operator.sub: "sub",
-    operator.mul: "mul",
-    operator.floordiv: "floordiv",
-    operator.mod: "mod",
-    operator.truediv: "truediv",
-    operator.pow: "pow",
-    operator.neg: "neg",
-    operator.abs: "abs",
-    operator.eq: "eq",
-    operator.ne: "ne",
-    operator.lt: "lt",
-    operator.le: "le",
-    operator.gt: "gt",
-    operator.ge: "ge",
-    operator.and_: "and",
-    operator.or_: "or",
-    operator.xor: "xor",
-    operator.not_: "not",
-    builtins.abs: "abs",
-    builtins.max: "max",
-    builtins.min: "min",
-    builtins.round: "round",
-    math.floor: "floor",
-    math.ceil: "ceil",
-    math.trunc: "int",
-    math.sqrt: "sqrt",
-}
+_NAMED = (operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.truediv, operator.pow)
+_NAMED += (operator.neg, operator.abs, operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge)
+_NAMED += (operator.and_, operator.or_, operator.xor, operator.not_, abs, max, min, round)
+_NAMED += (math.floor, math.ceil, math.sqrt)
+# Functions on numbers -> their names in the list.
+_NUMBERS: dict[Any, str] = {function: function.__name__.strip("_") for function in _NAMED} | {math.trunc: "int"}
 _NUMBERS_OF_TORCH = {"sym_max": "max", "sym_min": "min", "sym_not": "not", "sym_float": "float", "sym_int": "int"}
 _NUMBERS_OF_TORCH |= {"sym_ite": "ite", "sym_sum": "sum", "_sym_sqrt": "sqrt"}
 
-# A value, or the values of a list.
-Numbers = int | list[int]
-
 
 class Refused(Exception):
-    """Why a graph can't be a list of calls."""
+    """A graph that can't be a list of calls."""
 
 
 @dataclass
@@ -142,7 +117,7 @@ def encode(graph: Any, inputs: list[Any], outputs: list[Any]) -> dict[str, Any]:
 class _Encoder:
     def __init__(self, graph: Any, inputs: list[Any]) -> None:
         self.graph, self.inputs = graph, inputs
-        # None: nothing reads this result.
+        # None: a result without readers.
         self.numbers: dict[Any, Any] = {node: index for index, node in enumerate(inputs)}
         self.values = len(inputs)
 
@@ -166,8 +141,6 @@ class _Encoder:
         return True
 
     def _call(self, node: Any) -> dict[str, Any]:
-        import torch
-
         overload = overloads.overload_of(node.target)
         if overload is not None:
             args = {}
@@ -183,7 +156,7 @@ class _Encoder:
         if name is not None and not node.kwargs:
             given = node.args[0] if name == "sum" else node.args
             return {"op": f"number::{name}", "args": {str(at): self._argument(one) for at, one in enumerate(given)}}
-        if overloads.is_higher_order(node.target) and overloads.name_of_higher_order(node.target) == "cond":
+        if overloads.is_higher_order(node.target) and node.target.name() == "cond":
             return self._cond(node)
         raise Refused("no operator that the runtime can call")
 
@@ -192,20 +165,18 @@ class _Encoder:
         graphs = []
         for branch in (yes, no):
             inner = exported.attribute(self.graph, branch.target).graph
-            inputs = [one for one in inner.nodes if one.op == "placeholder"]
-            end = next(one for one in inner.nodes if one.op == "output").args[0]
-            graphs.append(encode(inner, inputs, list(end) if isinstance(end, tuple | list) else [end]))
+            graphs.append(encode(inner, inner.find_nodes(op="placeholder"), exported.outputs_of(inner)))
         args = {str(at): self._argument(one) for at, one in enumerate((predicate, *operands))}
         return {"op": "cond", "args": args, "graphs": graphs}
 
     def _results(self, node: Any, needed: set[Any]) -> list[Any]:
-        """Numbers what a call returns."""
+        """Numbers the results of a call."""
         held, overload = node.meta.get("val"), overloads.overload_of(node.target)
         count = 1 if overload is None else len(overloads.returned(overload))
         many = count > 1 or overloads.is_higher_order(node.target)
         given = list(held) if many and isinstance(held, tuple | list) else [held] * count
         results = [self._result(one) for one in given]
-        # What nothing picks is not kept.
+        # Results without readers are not kept.
         if many and all(user.target is operator.getitem for user in node.users):
             picked = {user.args[1] for user in node.users if user in needed}
             results = [one if at in picked else None for at, one in enumerate(results)]
@@ -214,7 +185,7 @@ class _Encoder:
         return results
 
     def _result(self, held: Any) -> Any:
-        """Returns what stands for a result until it has a number: 0, or a 0 for each tensor of a list."""
+        """Returns a placeholder for a result without a number: 0, or a 0 for each tensor of a list."""
         return [0 for _ in held] if isinstance(held, tuple | list) else 0
 
     def _numbered(self, result: Any) -> Any:
@@ -232,8 +203,6 @@ class _Encoder:
         return number
 
     def _argument(self, value: Any, argument: Any = None) -> Any:
-        import torch
-
         length = None if argument is None else overloads.fixed_length(argument)
         if length and not isinstance(value, tuple | list | torch.fx.Node) and value is not None:
             value = [value] * length  # `int[2]` takes one integer for both
@@ -254,18 +223,12 @@ class _Encoder:
 
 
 def _fixed(value: Any) -> dict[str, Any]:
-    import torch
-
     if isinstance(value, float):
         return {"float": repr(value)}
     if isinstance(value, complex):
         return {"complex": [repr(value.real), repr(value.imag)]}
-    if isinstance(value, torch.dtype):
-        return {"dtype": archives.dtype_number(value)}
-    if isinstance(value, torch.layout):
-        return {"layout": archives.layout_number(value)}
-    if isinstance(value, torch.memory_format):
-        return {"memory_format": archives.memory_format_number(value)}
+    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
+        return {type(value).__name__: archives.number(value)}
     if isinstance(value, torch.device):
         return {"device": str(value)}
     raise Refused(f"a `{type(value).__name__}`, which has no place in a list of calls")
@@ -281,7 +244,7 @@ def _bound(overload: Any, node: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _needed(graph: Any, outputs: list[Any]) -> set[Any]:
-    """Returns the nodes that the outputs depend on, and those that do more than return a value."""
+    """Returns the nodes that the outputs depend on, and nodes with side effects."""
     needed: set[Any] = set()
     todo = [*outputs, *(node for node in graph.nodes if node.op == "call_function" and node.is_impure())]
     while todo:

@@ -6,6 +6,7 @@ import ast
 import hashlib
 import importlib
 import importlib.metadata
+import itertools
 import os
 import random
 import sys
@@ -13,6 +14,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from . import declared, failures, weights
 from .torch_private.modules import own_tensors
@@ -80,8 +83,6 @@ def open_model(
     `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` is a
     file of weights, which replace the model's own; `unused` names tensors of it that the model may lack.
     """
-    import torch
-
     root = Path(os.path.realpath(root))
     if device == "cuda" and not torch.cuda.is_available():
         raise Failure("no_device", "device `cuda` was asked for and torch sees no CUDA device", hint="set `device`")
@@ -92,7 +93,6 @@ def open_model(
         function = load(root, entry)
         for name in also:
             load(root, name)
-        imported = set(sys.modules) - before
         seed()
         model = _call(function, root, entry)
         for library in torch.ops.loaded_libraries:
@@ -110,20 +110,18 @@ def open_model(
     sources = [_source(root, path) for path in sorted(files)]
     changed = next((path for path in sorted(used) if watch.changed(path)), None)
     if changed is not None:
-        name = os.path.relpath(changed, root).replace(os.sep, "/")
+        name = os.path.relpath(changed, root)
         raise Failure(
             "entry_import",
             f"`{name}` changed while the model was made from it",
             location=f"{name}:1",
             hint="run `precast build` again",
         )
-    imported = {name.partition(".")[0] for name in imported}
-    later = {name.partition(".")[0] for name in set(sys.modules) - before}
-    imported |= later
-    imported |= {"torch"} | _named_imports(path for path in files if path.endswith(".py"))
-    place = _place(function, root)
-    known = packages(imported), declared.declared(model, root)
-    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, place)
+    named = {name for path in files for name in _names(path, root)}
+    # Imported before or now, or named by a file of the project.
+    tops = {name.partition(".")[0] for name in (set(sys.modules) - before) | named} & sys.modules.keys() | {"torch"}
+    known = packages(tops), declared.declared(model, root)
+    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, _place(function, root))
 
 
 def load(root: Path, entry: str) -> Any:
@@ -135,18 +133,14 @@ def load(root: Path, entry: str) -> Any:
     try:
         found = importlib.import_module(name)
     except BaseException as error:
-        if isinstance(error, ModuleNotFoundError) and error.name in _packages_of(name):
-            files = sorted(p.stem for p in root.glob("*.py")) + sorted(
-                p.parent.name for p in root.glob("*/__init__.py")
-            )
+        if isinstance(error, ModuleNotFoundError) and error.name in _prefixes(name):
+            files = sorted(path.stem for path in root.glob("*.py"))
+            files += sorted(path.parent.name for path in root.glob("*/__init__.py"))
             hint = failures.nearest(name, files, "modules beside the spec")
             message = f"there is no Python module `{error.name}` beside the spec, and none is installed"
             raise Failure("entry_import", message, hint=hint, spec=entry) from error
-        raise Failure(
-            "entry_import",
-            f"can't import `{name}`: {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, root),
-        ) from error
+        message = f"can't import `{name}`: {failures.named(error)}"
+        raise Failure("entry_import", message, location=failures.location(error, root)) from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
@@ -163,24 +157,17 @@ def load(root: Path, entry: str) -> Any:
     return found
 
 
-def _packages_of(name: str) -> list[str]:
-    """Returns the names of a module and of its parent packages."""
-    parts = name.split(".")
-    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+def _prefixes(name: str) -> list[str]:
+    """Returns a dotted name and those of the packages that it is in, the outermost first."""
+    return list(itertools.accumulate(name.split("."), "{}.{}".format))
 
 
 def _call(function: Any, root: Path, entry: str) -> Any:
-    import torch
-
     try:
         with torch.no_grad():
             returned = function()
     except BaseException as error:
-        raise Failure(
-            "entry_call",
-            f"`{entry}` raised {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, root),
-        ) from error
+        raise failures.raised("entry_call", f"`{entry}`", error, root) from error
     if isinstance(returned, torch.nn.Module):
         return returned
     place = _place(function, root)
@@ -217,8 +204,6 @@ def _check_data(model: Any, entry: str) -> None:
 
 def seed() -> None:
     """Seeds the random generators: an entry with random weights makes the same model in every worker of a build."""
-    import torch
-
     torch.manual_seed(0)
     random.seed(0)
     numpy = sys.modules.get("numpy")
@@ -228,8 +213,6 @@ def seed() -> None:
 
 def _straighten(model: Any) -> None:
     """Gives every parameter and buffer the contiguous strides that it has in the weight set; tied ones stay tied."""
-    import torch
-
     done: dict[tuple[Any, ...], Any] = {}
     for module in model.modules():
         for tensor in own_tensors(module):
@@ -238,7 +221,7 @@ def _straighten(model: Any) -> None:
             contiguous = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
             if tensor.stride() == contiguous:
                 continue
-            key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride())
+            key = weights.identity(tensor)
             if key not in done:
                 done[key] = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device).copy_(tensor)
             tensor.data = done[key]
@@ -263,7 +246,7 @@ def check_imports(opened: Opened) -> None:
     """Refuses a module of the project that a capture was the first to import: no key covers it."""
     known = {source["path"] for source in opened.sources}
     for path in sorted(module_files(opened.root) - opened.offering):
-        name = os.path.relpath(path, opened.root).replace(os.sep, "/")
+        name = os.path.relpath(path, opened.root)
         if name not in known:
             raise Failure(
                 "capture",
@@ -274,13 +257,11 @@ def check_imports(opened: Opened) -> None:
 
 def with_later_imports(root: Path, files: set[str]) -> set[str]:
     """Adds the project's files that imports inside functions load: captures run those functions."""
-    found, pending = set(files), [path for path in files if path.endswith(".py")]
+    found, pending = set(files), list(files)
     while pending:
-        path = pending.pop()
-        for name in _names(path, os.path.relpath(os.path.dirname(path), root)):
-            parts = name.split(".")
-            for count in range(1, len(parts) + 1):
-                base = root.joinpath(*parts[:count])
+        for name in _names(pending.pop(), root):
+            for prefix in _prefixes(name):
+                base = root.joinpath(*prefix.split("."))
                 for file in (base.with_suffix(".py"), base / "__init__.py"):
                     real = os.path.realpath(file)
                     if real not in found and os.path.isfile(real) and failures.own_file(real, root):
@@ -289,9 +270,16 @@ def with_later_imports(root: Path, files: set[str]) -> set[str]:
     return found
 
 
-def _names(path: str, package: str) -> Iterator[str]:
-    """Yields the dotted names that a file imports, relative to the project's root; `package` is the file's folder."""
-    for node in _imports(path):
+def _names(path: str, root: Path) -> Iterator[str]:
+    """Yields the dotted names that a Python file imports; relative ones are seen from the project's root."""
+    if not path.endswith(".py"):
+        return
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    package = os.path.relpath(os.path.dirname(path), root)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -301,32 +289,9 @@ def _names(path: str, package: str) -> Iterator[str]:
             yield from (".".join([*parts, alias.name]) for alias in node.names)
 
 
-def _imports(path: str) -> list[ast.Import | ast.ImportFrom]:
-    try:
-        with open(path, "rb") as file:
-            tree = ast.parse(file.read())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
-
-
 def _source(root: Path, path: str) -> dict[str, str]:
-    digest = hashlib.sha256()
     with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return {"path": os.path.relpath(path, root).replace(os.sep, "/"), "digest": digest.hexdigest()}
-
-
-def _named_imports(files: Iterator[str]) -> set[str]:
-    """Returns the top-level names that files import, loaded before or not."""
-    found = set()
-    for node in (node for path in files for node in _imports(path)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
-        elif node.module and not node.level:
-            found.add(node.module.partition(".")[0])
-    return {name for name in found if name in sys.modules}
+        return {"path": os.path.relpath(path, root), "digest": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
 def packages(imported: set[str]) -> list[dict[str, str]]:
@@ -339,11 +304,9 @@ def packages(imported: set[str]) -> list[dict[str, str]]:
 
 def _place(thing: Any, root: Path) -> str | None:
     code = getattr(thing, "__code__", None)
-    path = code.co_filename if code is not None else getattr(thing, "__file__", None)
-    if path and failures.own_file(os.path.realpath(path), root):
-        relative = os.path.relpath(os.path.realpath(path), root).replace(os.sep, "/")
-        return f"{relative}:{code.co_firstlineno}" if code is not None else f"{relative}:1"
-    return None
+    if code is not None:
+        return failures.inside(code.co_filename, code.co_firstlineno, root)
+    return failures.inside(getattr(thing, "__file__", None), 1, root)
 
 
 def _kind(thing: Any) -> str:

@@ -8,7 +8,6 @@ import re
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from .torch_private import errors
@@ -32,13 +31,11 @@ _OTHER = "static TLS block"
 def describe(error: BaseException, root: Path | None) -> dict[str, Any]:
     """Returns the protocol's `error` for an exception."""
     failure = error if isinstance(error, Failure) else _unexpected(error)
-    cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
-    place = failure.location or (location(cause, root) if root is not None else None)
     no_memory = is_out_of_memory(error)
     return {
         "code": OUT_OF_MEMORY if no_memory else failure.code,
         "message": failure.message,
-        "location": place,
+        "location": failure.location or (place_of(error, root) if root is not None else None),
         "hint": None if no_memory else failure.hint,
         "spec": failure.spec,
         "trace": "".join(traceback.format_exception(error)),
@@ -52,7 +49,28 @@ def _unexpected(error: BaseException) -> Failure:
             "a branch or a size depends on values of a tensor, which no captured graph can follow",
             hint=BRANCH,
         )
-    return Failure("internal", f"{type(error).__name__}: {one_line(error)}")
+    return Failure("internal", named(error))
+
+
+def raised(code: str, who: str, error: BaseException, root: Path) -> Failure:
+    """Returns the failure of the project's code that raised an exception; `who` names the code."""
+    return Failure(code, f"{who} raised {named(error)}", location=location(error, root))
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Returns the exception that a failure reports; any other exception itself."""
+    return error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+
+
+def place_of(error: BaseException, root: Path) -> str | None:
+    """Returns the `file:line` of the project that an exception is about."""
+    own = error.location if isinstance(error, Failure) else None
+    return own or location(cause_of(error), root)
+
+
+def text_of(error: BaseException) -> str:
+    """Returns the message of a failure; type and first line of any other exception."""
+    return error.message if isinstance(error, Failure) else named(error)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -77,6 +95,11 @@ def _names_memory(text: str) -> bool:
     return any(words in text for words in _SHORT) and _OTHER not in text
 
 
+def named(error: BaseException) -> str:
+    """Returns the type and the first line of an exception."""
+    return f"{type(error).__name__}: {one_line(error)}"
+
+
 def one_line(error: BaseException) -> str:
     """Returns the first line of an exception's text, without a final period; the first two after a colon."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -89,22 +112,27 @@ def one_line(error: BaseException) -> str:
 
 def location(error: BaseException, root: Path) -> str | None:
     """Returns the innermost `file:line` of the project in the traceback of an exception or of its causes."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, SyntaxError) and (place := inside(error.filename, error.lineno, root)):
+    for one in causes_of(error):
+        if isinstance(one, SyntaxError) and (place := inside(one.filename, one.lineno, root)):
             return place
         found = None
-        for frame in _frames(error.__traceback__):
-            found = inside(frame.tb_frame.f_code.co_filename, frame.tb_lineno, root) or found
-            places = (from_stack_trace(stack, root) for stack in errors.stacks_in(frame.tb_frame.f_locals))
+        for frame, line in traceback.walk_tb(one.__traceback__):
+            found = inside(frame.f_code.co_filename, line, root) or found
+            places = (from_stack_trace(stack, root) for stack in errors.stacks_in(frame.f_locals))
             found = next(filter(None, places), found)
-        if found is None:
-            found = from_stack_trace(str(error), root)
-        if found is not None:
+        if found := found or from_stack_trace(str(one), root):
             return found
-        error = error.__cause__ or error.__context__  # type: ignore[assignment]
     return None
+
+
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yields an exception, its cause or context, and so on."""
+    seen: set[int] = set()
+    one: BaseException | None = error
+    while one is not None and id(one) not in seen:
+        seen.add(id(one))
+        yield one
+        one = one.__cause__ or one.__context__
 
 
 def from_stack_trace(text: str | None, root: Path) -> str | None:
@@ -113,6 +141,11 @@ def from_stack_trace(text: str | None, root: Path) -> str | None:
     for path, line in re.findall(r'File "([^"]+)", line (\d+)', text or ""):
         found = inside(path, int(line), root) or found
     return found
+
+
+def line_of(node: Any, root: Path) -> str | None:
+    """Returns the `file:line` of the project that a graph node comes from."""
+    return from_stack_trace(getattr(node, "stack_trace", None), root)
 
 
 def nearest(name: str, known: Iterable[str], what: str) -> str | None:
@@ -127,12 +160,6 @@ def nearest(name: str, known: Iterable[str], what: str) -> str | None:
     return None
 
 
-def _frames(trace: TracebackType | None) -> Iterator[TracebackType]:
-    while trace is not None:
-        yield trace
-        trace = trace.tb_next
-
-
 def inside(path: str | None, line: int | None, root: Path) -> str | None:
     """Returns `file:line`, relative to the root, for a file of the project; None for any other."""
     if not path or path.startswith("<"):
@@ -140,7 +167,7 @@ def inside(path: str | None, line: int | None, root: Path) -> str | None:
     real = os.path.realpath(path)
     if not own_file(real, root):
         return None
-    return f"{os.path.relpath(real, root).replace(os.sep, '/')}:{line}"
+    return f"{os.path.relpath(real, root)}:{line}"
 
 
 def own_file(real: str, root: Path) -> bool:

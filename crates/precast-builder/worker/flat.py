@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import failures, tensors
 from .call import outer_name
 from .torch_private import errors, exported, fake, overloads, pytrees, symbols
@@ -67,13 +69,11 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
     `shapes` are dynamic dimensions; with `deferred`, conditions on them that can't be proven become checks in the
     graph.
     """
-    import torch
-
     first: BaseException | None = None
     # With dynamic sizes a strict capture fails for the same reason.
     for strict in (False, True) if shapes is None else (False,):
         try:
-            with torch.no_grad(), exported.quiet():
+            with torch.no_grad(), exported.without_suggestions():
                 return torch.export.export(
                     call,
                     tuple(inputs),
@@ -93,7 +93,7 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
         raise Failure(
             "capture", f"{what} returns a `{name}`, which can't be taken apart into tensors", hint=hint
         ) from first
-    message, hint = f"can't capture {what}: {type(first).__name__}: {failures.one_line(first)}", None
+    message, hint = f"can't capture {what}: {failures.named(first)}", None
     if errors.depends_on_data(first):
         message = f"can't capture {what}: a branch or a loop depends on values of a tensor"
         hint = failures.BRANCH
@@ -102,8 +102,6 @@ def export(call: Any, inputs: list[Any], root: Path, what: str, shapes: Any = No
 
 def _unknown_output(call: Any, inputs: list[Any]) -> type | None:
     """Returns the type of an output that torch.export can't flatten, if there is one."""
-    import torch
-
     known = (torch.Tensor, int, float, complex, bool, str, bytes, type(None))
     try:
         with torch.no_grad():
@@ -122,7 +120,7 @@ def _check_sizes(graph: Any, root: Path) -> None:
             raise Failure(
                 "capture",
                 "a size depends on values of a tensor, and not on the inputs' sizes alone",
-                location=failures.from_stack_trace(node.meta.get("stack_trace"), root),
+                location=failures.line_of(node, root),
                 hint=failures.SIZE,
             )
 
@@ -132,7 +130,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     program = _functional(program, root)
     graph = exported.copy_graph(program)
     flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
-    placeholders = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
         node = placeholders.get(getattr(spec.arg, "name", ""))
@@ -155,8 +153,7 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     fake.propagate(graph)
     if _drop_copies(graph):
         fake.propagate(graph)
-    end = next(node for node in graph.nodes if node.op == "output")
-    flat.outputs = list(end.args[0])
+    flat.outputs = exported.outputs_of(graph)
     return flat
 
 
@@ -177,7 +174,7 @@ def _functional(program: Any, root: Path) -> Any:
             raise Failure(
                 "capture",
                 f"the module writes into {what}",
-                location=failures.from_stack_trace(getattr(writer, "stack_trace", None), root),
+                location=failures.line_of(writer, root),
                 hint="return the new value as an output, and pass it in as an input",
             )
     return functional
@@ -207,12 +204,10 @@ def _bind(flat: Flat, node: Any, held: Any, name: str, named: Named) -> None:
 
 
 def _inline(graph: Any, node: Any, held: Any) -> None:
-    import torch
-
     aten = torch.ops.aten
     place = {"dtype": held.dtype, "device": held.device, "pin_memory": False}
     values = held.detach().cpu().reshape(-1).tolist()
-    with graph.inserting_before(_first_operation(graph)):
+    with graph.inserting_before(next(one for one in graph.nodes if one.op != "placeholder")):
         if len(values) == 0 or held.dim() == 0 or len(set(map(repr, values))) == 1:
             fill = values[0] if values else 0
             tensor = graph.call_function(aten.full.default, (list(held.shape), fill), place)
@@ -223,18 +218,11 @@ def _inline(graph: Any, node: Any, held: Any) -> None:
     node.replace_all_uses_with(tensor)
 
 
-def _first_operation(graph: Any) -> Any:
-    return next(node for node in graph.nodes if node.op != "placeholder")
-
-
 def _drop_assertions(graph: Any) -> None:
     """Removes assertions that always hold: sizes, dtypes and devices are those of the capture."""
-    import torch
-
-    aten = torch.ops.aten
-    known = (aten._assert_tensor_metadata.default,)
-    for node in list(graph.nodes):
-        if node.op == "call_function" and node.target in known and not node.users:
+    target = torch.ops.aten._assert_tensor_metadata.default
+    for node in graph.find_nodes(op="call_function", target=target):
+        if not node.users:
             graph.erase_node(node)
 
 
@@ -244,8 +232,6 @@ def _drop_copies(graph: Any) -> bool:
     So a value has one node, before and after them. Dropout in eval mode becomes such a copy when operations become
     functional. Returns whether values share memory now that did not before.
     """
-    import torch
-
     aten = torch.ops.aten
     shared = False
     for node in list(graph.nodes):
@@ -266,11 +252,9 @@ def _drop_copies(graph: Any) -> bool:
 
 def own_outputs(flat: Flat) -> None:
     """Copies outputs that share memory with an input, a weight or another output; drops outputs that are no tensors."""
-    import torch
-
     graph = flat.graph
-    end = next(node for node in graph.nodes if node.op == "output")
-    taken = {fake.storage(node.meta["val"]) for node in graph.nodes if node.op == "placeholder"}
+    end = graph.output_node()
+    taken = {fake.storage(node.meta["val"]) for node in graph.find_nodes(op="placeholder")}
     outputs = []
     for value in end.args[0]:
         if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):

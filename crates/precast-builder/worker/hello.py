@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .failures import one_line
+from .failures import named
 from .torch_private import versions
 from .wire import PROTOCOL, Failure
 
@@ -21,7 +21,7 @@ def torch_or_fail() -> Any:
         _ = torch.version.git_version
     except Exception as error:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "torch"
-        why = "there is none" if missing else f"{type(error).__name__}: {one_line(error)}"
+        why = "there is none" if missing else named(error)
         raise Failure(
             "torch_missing",
             f"Python {platform.python_version()} at `{sys.executable}` can't import torch: {why}",

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import call, entry, failures, samples, structure, tensors
 from .wire import Failure
 
@@ -93,14 +95,10 @@ def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], 
         )
 
     def from_specs(sizes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        values = {}
-        for spec in specs:
-            axes = zip(spec["dims"], spec["shape"], strict=True)
-            shape = [sizes.get(dim, size) if dim is not None else size for dim, size in axes]
-            values[spec["name"]] = samples.lowest(spec, shape, opened.device)
-        if call.by_name(opened.model.forward, list(values)):
-            return (), values
-        return tuple(values.values()), {}
+        names, values = [spec["name"] for spec in specs], samples.lowest(samples.at_sizes(specs, sizes), opened.device)
+        if call.by_name(opened.model.forward, names):
+            return (), dict(zip(names, values, strict=True))
+        return tuple(values), {}
 
     return from_specs
 
@@ -108,19 +106,13 @@ def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], 
 def _from_callable(
     function: Any, name: str, sizes: dict[str, int], root: Path
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    import torch
-
     try:
         known = inspect.signature(function).parameters.values()
         takes_all = any(parameter.kind == parameter.VAR_KEYWORD for parameter in known)
         wanted = {parameter.name for parameter in known}
         returned = function(**{dim: size for dim, size in sizes.items() if takes_all or dim in wanted})
     except Exception as error:
-        raise Failure(
-            "entry_call",
-            f"`{name}` raised {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, root),
-        ) from error
+        raise failures.raised("entry_call", f"`{name}`", error, root) from error
     if not isinstance(returned, torch.Tensor | dict | tuple | list):
         raise Failure("entry_call", f"`{name}` returned {type(returned).__name__}, not tensors in a tuple or a dict")
     return _arguments(returned)
@@ -141,8 +133,6 @@ def _record(
     opened: Any, target: Any, path: str, method: str, arguments: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> Recorded:
     """Runs the model; returns the first call of the target's method."""
-    import torch
-
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     original = getattr(target, method)
 
@@ -162,7 +152,7 @@ def _record(
         except Exception as error:
             raise Failure(
                 "bad_input",
-                f"the model fails on its sample inputs: {type(error).__name__}: {failures.one_line(error)}",
+                f"the model fails on its sample inputs: {failures.named(error)}",
                 location=failures.location(error, opened.root),
             ) from error
         finally:

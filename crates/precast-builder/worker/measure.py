@@ -1,7 +1,7 @@
 """Measures eager: latency and peak device memory of the module itself, in Python, on the sample inputs.
 
-Other work on the machine changes these numbers. They are a hint, reported with the number of runs; the gate measures
-what decides. The module has run on these inputs before.
+Other work on the machine changes these numbers, so they are a hint, reported with the number of runs. The gate makes
+the measurements that decide. The module has run on these inputs before.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import statistics
 import time
 from typing import Any
 
+import torch
+
 _MAX_RUNS = 20
 _MIN_RUNS = 3
 _SECONDS = 0.2
@@ -17,7 +19,6 @@ _SECONDS = 0.2
 
 def eager(wrapped: Any, inputs: list[Any], device: str) -> dict[str, Any]:
     """Returns the median microseconds of a call, the number of calls, and on CUDA the peak memory."""
-    import torch
 
     def sync() -> None:
         if device == "cuda":

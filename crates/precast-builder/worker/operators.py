@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import failures
 from .call import outer_name
 from .torch_private import overloads
@@ -16,6 +18,18 @@ from .wire import Failure
 
 # Namespaces of libtorch's own operators.
 OWN = ("aten", "prims", "prim", "quantized", "mkldnn", "inductor", "higher_order")
+
+# Operators of ATen by the values of their result. All values of the first argument, perhaps several times:
+KEEPING = {"view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "expand", "expand_as", "view_as", "contiguous"}
+KEEPING |= {"clone", "alias", "detach", "flatten", "unflatten", "transpose", "t", "permute", "movedim", "repeat"}
+KEEPING |= {"tile", "broadcast_to", "flip", "roll", "lift_fresh_copy", "swapaxes", "reshape_as"}
+# The same in another dtype:
+CASTS = {"to", "_to_copy", "type_as"}
+# Some values of the first argument:
+PASSING = KEEPING | {"slice", "select", "index_select", "gather", "index", "narrow", "split", "chunk", "unbind"}
+PASSING |= {"split_with_sizes", "unfold", "take_along_dim", "amax", "amin"}
+# Values that depend on the shape of the first argument alone:
+OF_SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 
 
 def custom(nodes: Iterable[Any]) -> dict[str, Any]:
@@ -42,8 +56,8 @@ def inline(program: Any, device: str, root: Path) -> Any:
             program = program.run_decompositions({target: body})
         except Exception as error:
             name, node = nodes[target]
-            message = f"and its body can't be traced: {type(error).__name__}: {failures.one_line(error)}"
-            raise _refused(name, node, device, root, message) from error
+            why = f"and its body can't be traced: {failures.named(error)}"
+            raise _refused(name, node, device, root, why) from error
     return program
 
 
@@ -64,7 +78,7 @@ def _refused(name: str, node: Any, device: str, root: Path, why: str) -> Failure
     return Failure(
         "capture",
         f"operator `{name}`, called by {caller(node)}, has no C++ kernel for {device}, only Python, {why}",
-        location=failures.from_stack_trace(getattr(node, "stack_trace", None), root),
+        location=failures.line_of(node, root),
         hint=hint,
     )
 
@@ -78,8 +92,6 @@ def caller(node: Any) -> str:
 
 def libraries(nodes: Iterable[Any]) -> list[str]:
     """Returns the libraries that the custom operators of a graph come from, in the order of their digests."""
-    import torch
-
     names = custom(nodes)
     loaded = {path: Path(path).read_bytes() for path in torch.ops.loaded_libraries if Path(path).is_file()}
     needed: dict[str, str] = {}
@@ -98,8 +110,6 @@ def digests(paths: Iterable[str]) -> list[str]:
 
 def load(paths: Iterable[str], root: str, module: str) -> None:
     """Loads libraries, and the module that registers their fake kernels, in a worker that has not opened the model."""
-    import torch
-
     for path in paths:
         torch.ops.load_library(path)
     if module and module not in sys.modules:

@@ -1,8 +1,8 @@
 """Finds how output sizes depend on the bucketed dimensions, from the module's outputs at other sizes.
 
-Each dimension is changed alone. An output size depends on it if all probes fit `scale * size + offset`. If a size fits
-no such line, or depends on another dimension too, padded outputs can't be cut to their valid part, and the dimension is
-not padded. Runs that were made before are the first probes; more are made only if those are too few.
+Each dimension is changed by itself. An output size depends on it if all probes fit `scale * size + offset`. If a size
+fits no such line, or depends on another dimension too, padded outputs can't be cut to their valid part, and the
+dimension is not padded. Earlier runs are the first probes; more are made only if those are too few.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Checks whether a smaller request may be padded into a bucket, by running the module at several sizes.
 
 Inputs of a smaller size are run unpadded, and again padded as the spec says. The valid part of the padded outputs must
-equal the unpadded outputs. Each dimension is tried alone, at several sizes and with values of every kind. A dimension
-that changes an output is exact: a request has the bucket's size in it. The others are tried together. One more run,
-with other values as padding, shows whether outputs depend on the padding value. It is reported, and no failure.
+equal the unpadded outputs. Each dimension is tried by itself, at several sizes and with values of every kind.
+A dimension that changes an output is exact: a request has the bucket's size in it. The others are then tried at once.
+One more run, with other values as padding, shows whether outputs depend on the padding value. It is reported, and is
+no failure.
 
 `padding_graph` finds wrong answers for values beyond these samples. The gate gets inputs and outputs at smaller sizes
 too: the artifact, padded by the runtime, must give the same outputs.
@@ -14,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from . import failures, samples, structure, tensors
 
@@ -30,7 +33,7 @@ Sizes = dict[str, int]
 
 
 def points(sizes: Sizes) -> list[Sizes]:
-    """Returns sizes inside a bucket to find the sizes of outputs: each dimension alone, and all of them together."""
+    """Returns sizes inside a bucket to find the sizes of outputs: each dimension by itself, and all at once."""
     found = [{**sizes, dim: size - 1} for dim, size in sizes.items() if size > 1]
     if sizes:
         found.append({dim: (size + 1) // 2 for dim, size in sizes.items()})
@@ -39,7 +42,7 @@ def points(sizes: Sizes) -> list[Sizes]:
     return [point for point in unique.values() if point != sizes]
 
 
-def alone(sizes: Sizes, dim: str, kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
+def single(sizes: Sizes, dim: str, kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
     """Yields sizes of one dimension, with values of all kinds."""
     size = sizes[dim]
     steps = list(dict.fromkeys(step for step in (size - 1, size // 2, size // 4, 1) if 0 < step < size))
@@ -47,7 +50,7 @@ def alone(sizes: Sizes, dim: str, kinds: tuple[str, ...]) -> Iterator[tuple[Size
         yield {**sizes, dim: steps[index % len(steps)]}, kind if kind in kinds else "usual"
 
 
-def together(sizes: Sizes, dims: list[str], kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
+def combined(sizes: Sizes, dims: list[str], kinds: tuple[str, ...]) -> Iterator[tuple[Sizes, str]]:
     """Yields sizes of several dimensions at once."""
     if len(dims) > 1:
         for part, kind in ((2, "usual"), (4, "negative"), (1 << 40, "large")):
@@ -69,7 +72,7 @@ def run_unpadded(
     wrapped: Any, sizes: Sizes, specs: list[dict[str, Any]], bounds: list[int | None], device: str, kind: str = "usual"
 ) -> Unpadded:
     """Runs the module at sizes inside its bucket, with values of a kind."""
-    inputs = inputs_at(specs, sizes, bounds, device, kind)
+    inputs = samples.draw(samples.at_sizes(specs, sizes), bounds, device, "padding", kind)
     try:
         return Unpadded(sizes, inputs, _run(wrapped, inputs))
     except Exception as error:  # the module does not take this size, so there is nothing to compare with
@@ -99,12 +102,12 @@ class Check:
         report: dict[str, Any] = {"points": [], "max_abs": 0.0, "sensitive": False}
         kept: list[Unpadded] = []
         room, last = _FOR_GATE, None
-        tried = [([dim], alone(sizes, dim, self.kinds)) for dim in sizes if dim not in self.exact]
+        tried = [([dim], single(sizes, dim, self.kinds)) for dim in sizes if dim not in self.exact]
         for dims, points_ in (*tried, (None, None)):
-            # All together, after each alone.
+            # None: all at once, after each by itself.
             dims = dims or [dim for dim in sizes if sizes[dim] > 1 and dim not in self.exact]
             own: list[Unpadded] = []
-            for at, kind in points_ or together(sizes, dims, self.kinds):
+            for at, kind in points_ or combined(sizes, dims, self.kinds):
                 one = run_unpadded(self.wrapped, at, self.drawn, self.bounds, self.device, kind)
                 if one.error is not None:
                     report["points"].append({"sizes": at, "skipped": one.error})
@@ -152,21 +155,7 @@ class Check:
             return True
 
 
-def inputs_at(
-    specs: list[dict[str, Any]], at: Sizes, bounds: list[int | None], device: str, kind: str = "usual"
-) -> list[Any]:
-    """Returns inputs of some sizes, with values of a kind."""
-    values = []
-    for spec, bound in zip(specs, bounds, strict=True):
-        axes = zip(spec["dims"], spec["shape"], strict=True)
-        shape = [at.get(dim, size) if dim is not None else size for dim, size in axes]
-        values.append(samples.make(spec, shape, bound, device, "padding", kind))
-    return values
-
-
 def _pad(value: Any, spec: dict[str, Any], fill: Any) -> Any:
-    import torch
-
     whole = torch.full(spec["shape"], fill, dtype=value.dtype, device=value.device)
     whole[tuple(slice(size) for size in value.shape)] = value
     return whole
@@ -180,8 +169,6 @@ def _other(spec: dict[str, Any]) -> Any:
 
 
 def _run(wrapped: Any, inputs: list[Any]) -> list[Any]:
-    import torch
-
     with torch.inference_mode():
         return structure.tensors_of(wrapped(*inputs))
 
@@ -190,8 +177,6 @@ def _difference(
     padded: list[Any], expected: list[Any], outputs: list[dict[str, Any]], at: dict[str, int]
 ) -> tuple[float, str | None]:
     """Returns the largest difference of the valid parts, and the name of the first output out of tolerance."""
-    import torch
-
     worst, name = 0.0, None
     for value, wanted, output in zip(padded, expected, outputs, strict=True):
         cut = value
@@ -202,13 +187,17 @@ def _difference(
             return _UNBOUNDED, output["name"]
         if not wanted.numel():
             continue
-        rtol, atol = TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
-        cut, wanted = cut.double(), wanted.double()
-        finite = wanted[torch.isfinite(wanted)]
-        scale = float(finite.abs().max()) if finite.numel() else 0.0
-        close = torch.allclose(cut, wanted, rtol=rtol, atol=atol * max(scale, 1e-30), equal_nan=True)
-        gap = torch.nan_to_num((cut - wanted).abs(), nan=0.0, posinf=0.0)
+        gap = torch.nan_to_num((cut.double() - wanted.double()).abs(), nan=0.0, posinf=0.0)
         worst = max(worst, float(gap.max()))
-        if not close and name is None:
+        if name is None and not close(cut, wanted):
             name = output["name"]
     return worst, name
+
+
+def close(value: Any, wanted: Any) -> bool:
+    """Returns whether a tensor is within the tolerances of its dtype."""
+    rtol, atol = TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
+    value, wanted = value.double(), wanted.double()
+    finite = wanted[torch.isfinite(wanted)]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    return torch.allclose(value, wanted, rtol=rtol, atol=atol * max(scale, 1e-30), equal_nan=True)

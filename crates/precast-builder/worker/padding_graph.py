@@ -13,7 +13,7 @@ Content of a padded part, from the best known to the least:
 | `other` | a known operator computed it, and it is no constant | `linear` of anything: the bias is there |
 | `unknown` | the walk lost track | the result of an operator that the table does not have |
 
-An axis may carry the dimension together with others: `view` merges axes and splits them again. So a mark says how many
+An axis may carry the dimension and others: `view` merges axes and splits them again. So a mark says how many
 positions lie outside (`before`) and inside (`after`) of the dimension within the axis. Where two axes of a tensor carry
 the dimension (attention scores), the content of one holds for the valid positions of the other. So a causal mask,
 which is constant above the diagonal, masks the padded keys of each valid query.
@@ -29,10 +29,12 @@ sample shows.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from . import failures
 from .flat import Flat
@@ -55,6 +57,10 @@ class Content:
         """Returns whether it is beyond all usual values, below (-1) or above (1)."""
         return self.kind in ("constant", "far") and self.value * sign >= FAR
 
+    def computed(self) -> Content:
+        """Returns the content of values that an operator computes from these."""
+        return UNKNOWN if self == UNKNOWN else OTHER
+
     def __str__(self) -> str:
         return f"{self.value:g}" if self.kind == "constant" else "computed values"
 
@@ -74,7 +80,7 @@ class Mark:
     content: Content
     before: int = 1
     after: int = 1
-    # Whether the padded part is the end of the dimension. Else it is somewhere: `cat` puts other values behind it.
+    # Whether the padded part is the end of the dimension. Else it is elsewhere: `cat` puts other values after it.
     at_end: bool = True
     # Whether it is the start, after a `flip`.
     flipped: bool = False
@@ -88,6 +94,10 @@ class Mark:
         """Returns the same axis with another content."""
         return replace(self, content=content)
 
+    def computed(self) -> Mark:
+        """Returns the same axis after an operator that computes other values."""
+        return self.of(self.content.computed())
+
 
 @dataclass(frozen=True)
 class Marked:
@@ -95,6 +105,13 @@ class Marked:
 
     axes: dict[int, Mark] = field(default_factory=dict)
     lost: bool = False
+
+    def each(self, change: Callable[[Mark], Mark]) -> Marked:
+        """Returns the same axes with other marks."""
+        return Marked({axis: change(mark) for axis, mark in self.axes.items()}, self.lost)
+
+
+LOST = Marked(lost=True)
 
 
 @dataclass(frozen=True)
@@ -109,7 +126,7 @@ class Leak:
 
     def location(self, root: Path) -> str | None:
         """Returns the project's line of the operator."""
-        return failures.from_stack_trace(self.node.meta.get("stack_trace"), root)
+        return failures.line_of(self.node, root)
 
     def reason(self, root: Path) -> str:
         """Returns it in words, with its place."""
@@ -158,7 +175,7 @@ class Walk:
             try:
                 self.marked[node] = apply(self, node)
             except Exception:  # an overload with other arguments than its rule knows
-                self.marked[node] = Marked(lost=True)
+                self.marked[node] = LOST
         return self.found
 
     def of(self, node: Any, result: int = 0) -> Marked:
@@ -166,8 +183,11 @@ class Walk:
         found = self.marked.get(node, Marked())
         return found[result] if isinstance(found, list) else found
 
-    def leak(self, node: Any, content: Content, needed: str) -> None:
-        """Notes a leak; `needed` is the content that the operator would need, as `0`, empty if none helps."""
+    def leak(self, node: Any, content: Content, needed: str) -> Marked:
+        """Notes a leak, after which the result is not followed.
+
+        `needed` is the content that the operator would need, as `0`, empty if none helps.
+        """
         name = overloads.name_of(node.target)
         why = f"`{name}` reads the padding of `{self.dim}`, which holds {content}"
         if needed:
@@ -176,6 +196,7 @@ class Walk:
         else:
             fix = "compute it with a mask that is an input, as a masked sum divided by the number of valid elements"
         self.found.append(Leak(self.dim, why, fix, node))
+        return LOST
 
     def content(self, value: Any, axis: int, rank: int, others: Iterable[int] = ()) -> Content:
         """Returns the content of an operand at the padded positions of an axis of the result, which has `rank` axes.
@@ -200,8 +221,6 @@ class Walk:
         These are the positions beyond each position of `others`, the other axes that carry the dimension: above the
         diagonal of a causal mask.
         """
-        import torch
-
         value = self.value(node)
         if value is None:
             return UNKNOWN
@@ -227,8 +246,6 @@ class Walk:
 
     def value(self, node: Any) -> Any:
         """Returns a constant's values; None where they are too many, or can't be computed."""
-        import torch
-
         if node not in self._values:
             held, found = node.meta.get("val"), None
             if isinstance(held, torch.Tensor) and held.numel() <= _LARGEST:
@@ -243,8 +260,6 @@ class Walk:
 
     def set(self, node: Any) -> None:
         """Makes a tensor a constant that depends on the shapes of its operands only."""
-        import torch
-
         given = {}
         for one in node.all_input_nodes:
             held = one.meta["val"]
@@ -254,8 +269,6 @@ class Walk:
 
     def evaluate(self, node: Any, given: dict[Any, Any]) -> Any:
         """Runs an operator on real values; returns None where it fails."""
-        import torch
-
         args, kwargs = (torch.fx.map_arg(part, lambda one: given[one]) for part in (node.args, node.kwargs))
         try:
             with fake.real_values(), torch.no_grad():

@@ -1,4 +1,4 @@
-"""Rules of elementwise operators, and of those that move positions: a part of the table of `padding_rules`.
+"""Rules of elementwise operators, and of operators that move positions: a part of the table of `padding_rules`.
 
 The content of an elementwise result is computed where the contents of all operands are numbers, by the operator itself.
 A factor of zero, a mask that fills, and a huge constant in a sum hide the other operand. Views are followed by their
@@ -8,28 +8,22 @@ strides: a dimension is a step and an extent in memory, which an axis of the vie
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from .padding_graph import FAR, OTHER, UNKNOWN, Content, Mark, Marked, Walk, constant
-from .torch_private import fake, overloads
+import torch
 
-_LOST = Marked(lost=True)
+from .operators import OF_SHAPES
+from .padding_graph import FAR, LOST, OTHER, UNKNOWN, Content, Mark, Marked, Walk, constant
+from .tensors import dense
+from .torch_private import fake, overloads
 
 # Elementwise operators that torch does not tag so.
 _ELEMENTWISE = {"where", "masked_fill", "to", "_to_copy", "prelu", "leaky_relu", "log_sigmoid", "hardswish", "isfinite"}
 _ELEMENTWISE |= {"floor_divide", "isclose", "__and__", "__or__", "__xor__"}
 # Operators that return their first operand.
-_SAME = {
-    "clone",
-    "contiguous",
-    "detach",
-    "alias",
-    "type_as",
-    "expand_as",
-    "dropout",
-    "feature_dropout",
-    "alpha_dropout",
-}
+_SAME = {"clone", "contiguous", "detach", "alias", "type_as", "expand_as"}
+_SAME |= {"dropout", "feature_dropout", "alpha_dropout"}
 _AND, _OR = {"mul", "logical_and", "bitwise_and", "__and__"}, {"logical_or", "bitwise_or", "__or__"}
 # Whether each operand of a sum is subtracted.
 _SIGNS = {"add": (1, 1), "sub": (1, -1), "subtract": (1, -1), "rsub": (-1, 1)}
@@ -37,11 +31,16 @@ MOVES = {"view", "reshape", "_unsafe_view", "flatten", "unflatten", "view_as", "
 MOVES |= {"expand", "broadcast_to", "permute", "transpose", "t", "movedim", "swapaxes", "numpy_T", "mT"}
 # Operators that return values of their first operand.
 SHIFTS = {"clone", "contiguous", "dropout", "slice", "select"}
-_SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 
 
 def rank_of(node: Any) -> int:
     return node.meta["val"].dim()
+
+
+def for_each(node: Any, marked: Marked) -> Any:
+    """Returns the marks of a result; a list of them for an operator with several."""
+    held = node.meta["val"]
+    return [marked] * len(held) if isinstance(held, list | tuple) else marked
 
 
 def axes_of(node: Any, argument: str = "dim") -> list[int]:
@@ -115,8 +114,6 @@ def _combined(walk: Walk, node: Any, content: Callable[[Any], Content], varies: 
 
 
 def _evaluated(walk: Walk, node: Any, values: dict[Any, float]) -> Content:
-    import torch
-
     given = {one: torch.full((1,), value).to(one.meta["val"].dtype) for one, value in values.items()}
     out = walk.evaluate(node, given)
     if not isinstance(out, torch.Tensor) or out.numel() != 1 or out.is_complex():
@@ -151,16 +148,8 @@ def _moved(walk: Walk, node: Any) -> Marked:
     if fake.is_view(node):
         strides, to = before.stride(), after.stride()
     else:
-        strides, to = _dense(before.shape), _dense(after.shape)
+        strides, to = dense(before.shape), dense(after.shape)
     return _follow(walk.of(source), list(before.shape), list(strides), list(after.shape), list(to))
-
-
-def _dense(shape: Any) -> list[int]:
-    strides, step = [], 1
-    for size in reversed(shape):
-        strides.append(step)
-        step *= size
-    return strides[::-1]
 
 
 def _follow(marked: Marked, shape: list[int], strides: list[int], onto: list[int], steps: list[int]) -> Marked:
@@ -193,8 +182,7 @@ def _select(walk: Walk, node: Any) -> Marked:
     if mark is not None and mark.content != UNKNOWN:
         last = index >= 0 if mark.flipped else index < 0
         if last and mark.at_end:
-            walk.leak(node, mark.content, "")
-            return _LOST
+            return walk.leak(node, mark.content, "")
         if index != (-1 if mark.flipped else 0) or not mark.at_end:
             return Marked(_without(walk, node, axis).axes, lost=True)
     return _without(walk, node, axis)
@@ -227,10 +215,12 @@ def _slice(walk: Walk, node: Any) -> Marked:
 def _pieces(walk: Walk, node: Any) -> Any:
     axis, marked = axes_of(node)[0], walk.of(node.args[0])
     if axis in marked.axes:
-        return [_LOST] * len(node.meta["val"])
-    if overloads.name_of(node.target) == "unbind":
-        return [_without(walk, node, axis)] * len(node.meta["val"])
-    return [marked] * len(node.meta["val"])
+        return for_each(node, LOST)
+    return for_each(node, _without(walk, node, axis) if overloads.name_of(node.target) == "unbind" else marked)
+
+
+def _common(contents: set[Content]) -> Content:
+    return contents.pop() if len(contents) == 1 else UNKNOWN if UNKNOWN in contents else OTHER
 
 
 def _cat(walk: Walk, node: Any) -> Marked:
@@ -243,19 +233,15 @@ def _cat(walk: Walk, node: Any) -> Marked:
             marks.setdefault(place + (stacks and place >= axis), []).append(mark)
     axes = {}
     for place, found in marks.items():
-        contents = {mark.content for mark in found}
+        first = found[0]
         if place == axis:
             last = place in walk.of(parts[-1]).axes
-            alone = len(found) == 1 and last and found[0].plain and found[0].after == 1
-            content = contents.pop() if len(contents) == 1 else (UNKNOWN if UNKNOWN in contents else OTHER)
-            axes[place] = Mark(content, at_end=alone)
+            at_end = len(found) == 1 and last and first.plain and first.after == 1
+            axes[place] = Mark(_common({mark.content for mark in found}), at_end=at_end)
             continue
         own = place - (stacks and place > axis)
-        contents = {walk.content(part, own, rank_of(part)) for part in parts}
-        content = contents.pop() if len(contents) == 1 else (UNKNOWN if UNKNOWN in contents else OTHER)
-        axes[place] = (
-            found[0].of(content) if all(mark.of(OTHER) == found[0].of(OTHER) for mark in found) else Mark(UNKNOWN)
-        )
+        content = _common({walk.content(part, own, rank_of(part)) for part in parts})
+        axes[place] = first.of(content) if all(mark.of(OTHER) == first.of(OTHER) for mark in found) else Mark(UNKNOWN)
     return Marked(axes, any(walk.of(part).lost for part in parts))
 
 
@@ -265,7 +251,7 @@ def _pad(walk: Walk, node: Any) -> Marked:
     mode = overloads.argument(node, "mode") or "constant"
     fill = constant(value or 0)
     if any(amount < 0 for amount in amounts):
-        return _LOST
+        return LOST
     axes = {}
     wide = [rank - 1 - place // 2 for place, amount in enumerate(amounts) if amount]
     for axis, mark in marked.axes.items():
@@ -273,8 +259,7 @@ def _pad(walk: Walk, node: Any) -> Marked:
         end = amounts[place + 1] if place + 1 < len(amounts) else 0
         content = mark.content
         if end and content not in (UNKNOWN, fill if mode == "constant" else None):
-            walk.leak(node, content, f"{fill}, its own fill value" if mode == "constant" else "")
-            return _LOST
+            return walk.leak(node, content, f"{fill}, its own fill value" if mode == "constant" else "")
         if any(other != axis for other in wide) and content not in (fill, UNKNOWN):
             content = OTHER
         axes[axis] = mark.of(content) if axis not in wide or (mark.plain and mark.after == 1) else Mark(UNKNOWN)
@@ -291,41 +276,31 @@ def _broadcast(walk: Walk, node: Any) -> list[Marked]:
 
 def _flip(walk: Walk, node: Any) -> Marked:
     marked, axes = walk.of(node.args[0]), axes_of(node, "dims")
-    turned = {
-        axis: Mark(mark.content, mark.before, mark.after, mark.at_end, not mark.flipped) if axis in axes else mark
-        for axis, mark in marked.axes.items()
-    }
-    return Marked(turned, marked.lost)
+    flipped = {axis: replace(mark, flipped=not mark.flipped) for axis, mark in marked.axes.items() if axis in axes}
+    return Marked(marked.axes | flipped, marked.lost)
 
 
 def _embedding(walk: Walk, node: Any) -> Marked:
-    indices = node.args[1]
-    marked = walk.of(indices)
-    return Marked(
-        {axis: mark.of(OTHER) for axis, mark in marked.axes.items()}, marked.lost or walk.of(node.args[0]).lost
-    )
+    indices = walk.of(node.args[1]).each(lambda mark: mark.of(OTHER))
+    return Marked(indices.axes, indices.lost or walk.of(node.args[0]).lost)
 
 
 def _index_select(walk: Walk, node: Any) -> Marked:
-    axis, marked = axes_of(node)[0], walk.of(node.args[0])
-    if axis in marked.axes or walk.of(node.args[2]).lost:
-        return _LOST
-    axes = dict(marked.axes)
-    if 0 in walk.of(node.args[2]).axes:
-        axes[axis] = walk.of(node.args[2]).axes[0].of(OTHER)
-    return Marked(axes, marked.lost)
+    axis, marked, index = axes_of(node)[0], walk.of(node.args[0]), walk.of(node.args[2])
+    if axis in marked.axes or index.lost:
+        return LOST
+    chosen = {axis: index.axes[0].of(OTHER)} if 0 in index.axes else {}
+    return Marked(marked.axes | chosen, marked.lost)
 
 
 def _triangle(walk: Walk, node: Any) -> Marked:
     marked, rank = walk.of(node.args[0]), rank_of(node.args[0])
     both = rank - 1 in marked.axes and rank - 2 in marked.axes
     lower = overloads.name_of(node.target) == "tril" and (overloads.argument(node, "diagonal") or 0) <= 0
-    axes = {
-        axis: mark.of(constant(0) if mark.content == constant(0) else UNKNOWN) for axis, mark in marked.axes.items()
-    }
+    found = marked.each(lambda mark: mark.of(constant(0) if mark.content == constant(0) else UNKNOWN))
     if both and lower:
-        axes[rank - 1] = marked.axes[rank - 1].of(constant(0))
-    return Marked(axes, marked.lost)
+        found.axes[rank - 1] = marked.axes[rank - 1].of(constant(0))
+    return found
 
 
 def _constant(walk: Walk, node: Any) -> Marked:
@@ -335,7 +310,7 @@ def _constant(walk: Walk, node: Any) -> Marked:
 
 
 RULES: dict[str, Callable[[Walk, Any], Any]] = {
-    **dict.fromkeys(_SHAPES, _constant),
+    **dict.fromkeys(OF_SHAPES, _constant),
     **dict.fromkeys(_ELEMENTWISE | _SAME, elementwise),
     **dict.fromkeys(MOVES, _moved),
     "select": _select,

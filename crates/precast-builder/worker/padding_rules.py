@@ -22,11 +22,11 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from .padding_graph import OTHER, UNKNOWN, Content, Mark, Marked, Walk, constant
-from .padding_moves import MOVES, RULES, SHIFTS, axes_of, elementwise, rank_of
-from .torch_private import overloads
+import torch
 
-_LOST = Marked(lost=True)
+from .padding_graph import LOST, OTHER, UNKNOWN, Content, Mark, Marked, Walk, constant
+from .padding_moves import MOVES, RULES, SHIFTS, axes_of, elementwise, for_each, rank_of
+from .torch_private import overloads
 
 # Operators that count positions: no content is right.
 _COUNTS = ("mean", "nanmean", "var", "std", "var_mean", "std_mean", "median", "nanmedian", "mode", "quantile")
@@ -57,7 +57,7 @@ def apply(walk: Walk, node: Any) -> Any:
         return marked[node.args[1]] if isinstance(marked, list) else marked
     name = overloads.name_of(node.target)
     if not overloads.is_overload(node.target) or node.target.namespace != "aten":
-        return _LOST
+        return LOST
     rule = _RULES.get(name) or RULES.get(name)
     if rule is None and overloads.is_elementwise(node.target):
         rule = elementwise
@@ -66,29 +66,22 @@ def apply(walk: Walk, node: Any) -> Any:
 
 def _other(walk: Walk, node: Any) -> Any:
     name = overloads.name_of(node.target)
-    reflects = name.startswith(("reflection_pad", "replication_pad"))
-    if name.startswith("upsample_nearest") or name.startswith("_upsample_nearest"):
-        return _upsample(walk, node)
-    if reflects or name.startswith(("upsample_", "_upsample_", "adaptive_", "_adaptive_")):
-        planes = int(next(c for c in name if c.isdigit()))
-        return _leaking(walk, node, range(rank_of(node.args[0]) - planes, rank_of(node.args[0])))
+    if name.startswith(("upsample_nearest", "_upsample_nearest")):
+        return walk.of(node.args[0]).each(lambda mark: Mark(mark.content, at_end=mark.plain))
     if name.startswith(("avg_pool", "max_pool")):
         return _pool(walk, node)
-    return _LOST
+    mixes = ("reflection_pad", "replication_pad", "upsample_", "_upsample_", "adaptive_", "_adaptive_")
+    if name.startswith(mixes):
+        first = rank_of(node.args[0]) - _planes(name)
+        over = [mark for axis, mark in walk.of(node.args[0]).axes.items() if axis >= first]
+        if over:
+            return walk.leak(node, over[0].content, "")
+    return LOST
 
 
-def _upsample(walk: Walk, node: Any) -> Marked:
-    marked = walk.of(node.args[0])
-    return Marked({axis: Mark(mark.content, at_end=mark.plain) for axis, mark in marked.axes.items()}, marked.lost)
-
-
-def _leaking(walk: Walk, node: Any, axes: Any) -> Marked:
-    """Notes a leak for a marked axis of the first operand among some axes."""
-    for axis, mark in walk.of(node.args[0]).axes.items():
-        if axis in axes:
-            walk.leak(node, mark.content, "")
-            break
-    return _LOST
+def _planes(name: str) -> int:
+    """Returns the number of an operator's spatial axes, which its name has."""
+    return int(next(letter for letter in name if letter.isdigit()))
 
 
 # Reductions
@@ -96,8 +89,6 @@ def _leaking(walk: Walk, node: Any, axes: Any) -> Marked:
 
 def _span(walk: Walk, node: Any) -> tuple[float, float]:
     """Returns bounds of a tensor's values."""
-    import torch
-
     dtype = node.meta["val"].dtype
     if dtype == torch.bool:
         return 0, 1
@@ -118,8 +109,6 @@ def _span(walk: Walk, node: Any) -> tuple[float, float]:
 
 def _needs(walk: Walk, node: Any, name: str, kind: str) -> tuple[Callable[[Content], bool], str]:
     """Returns whether a content is the identity of a reduction, and the identity in words."""
-    import torch
-
     dtype = node.args[0].meta["val"].dtype
     if kind in ("low", "high"):
         low, high = _span(walk, node.args[0])
@@ -152,20 +141,16 @@ def _reduction(kind: str) -> Callable[[Walk, Any], Any]:
             wanted = "" if isinstance(order, int | float) and order < 0 else wanted
         axes, marked = axes_of(node), walk.of(node.args[0])
         held = node.meta["val"]
-        results = len(held) if isinstance(held, list | tuple) else 1
-        out = held[0] if isinstance(held, list | tuple) else held
-        keeps = out.dim() == rank_of(node.args[0])
+        keeps = (held[0] if isinstance(held, list | tuple) else held).dim() == rank_of(node.args[0])
         over = {axis: mark for axis, mark in marked.axes.items() if axis in axes}
         if over and (leaking := _first_leak(walk, node, name, wanted, over)) is not None:
-            walk.leak(node, *leaking)
-            return [_LOST] * results if results > 1 else _LOST
+            return for_each(node, walk.leak(node, *leaking))
         kept = {}
         for axis, mark in marked.axes.items():
             if axis not in axes:
                 place = axis if keeps else axis - sum(other < axis for other in axes)
                 kept[place] = mark.of(_over_others(mark.content, wanted, name) if not over else UNKNOWN)
-        found = Marked(kept, marked.lost)
-        return [found] * results if results > 1 else found
+        return for_each(node, Marked(kept, marked.lost))
 
     return rule
 
@@ -185,22 +170,21 @@ def _first_leak(walk: Walk, node: Any, name: str, kind: str, over: dict[int, Mar
 def _over_others(content: Content, kind: str, name: str) -> Content:
     """Returns the content of a reduction over axes that are not padded."""
     if content.kind != "constant" or name in _POSITIONS:
-        return UNKNOWN if content == UNKNOWN else OTHER
+        return content.computed()
     same = kind in ("low", "high", "true") or name in ("mean", "any", "median")
     return content if same or (kind in ("0", "1") and content == constant(float(kind))) else OTHER
 
 
 def _softmax(walk: Walk, node: Any) -> Marked:
     axis, marked = axes_of(node)[0], walk.of(node.args[0])
-    axes = {place: mark.of(UNKNOWN if mark.content == UNKNOWN else OTHER) for place, mark in marked.axes.items()}
+    found = marked.each(Mark.computed)
     if axis in marked.axes:
         content = marked.axes[axis].content
         if content != UNKNOWN and not content.is_far(-1):
-            walk.leak(node, content, "-inf")
-            return _LOST
+            return walk.leak(node, content, "-inf")
         zero = content != UNKNOWN and "log" not in overloads.name_of(node.target)
-        axes[axis] = marked.axes[axis].of(constant(0) if zero else UNKNOWN)
-    return Marked(axes, marked.lost)
+        found.axes[axis] = marked.axes[axis].of(constant(0) if zero else UNKNOWN)
+    return found
 
 
 def _sort(walk: Walk, node: Any) -> Any:
@@ -211,10 +195,10 @@ def _sort(walk: Walk, node: Any) -> Any:
         fits, words = _needs(walk, node, name, "low" if overloads.argument(node, "descending") else "high")
         content = marked.axes[axis].content
         if content != UNKNOWN and not fits(content):
-            walk.leak(node, content, words)
-            marked = _LOST
-    found = [marked] + [Marked({a: m.of(OTHER) for a, m in marked.axes.items()}, marked.lost)] * (results - 1)
-    return found if results > 1 else (found[0] if name == "msort" else Marked({}, lost=True))
+            marked = walk.leak(node, content, words)
+    if results > 1:
+        return [marked, *[marked.each(lambda mark: mark.of(OTHER))] * (results - 1)]
+    return marked if name == "msort" else LOST
 
 
 def _cumulative(walk: Walk, node: Any) -> Any:
@@ -225,9 +209,7 @@ def _cumulative(walk: Walk, node: Any) -> Any:
         fits, words = _needs(walk, node, name, _CUMULATIVE[name])
         if not fits(mark.content):
             walk.leak(node, mark.content, words)
-    axes = {a: m.of(UNKNOWN if m.content == UNKNOWN else OTHER) for a, m in marked.axes.items()}
-    found = Marked(axes, marked.lost)
-    return [found, found] if isinstance(node.meta["val"], list | tuple) else found
+    return for_each(node, marked.each(Mark.computed))
 
 
 def _counted(first: Callable[[Any], Any]) -> Callable[[Walk, Any], Any]:
@@ -237,13 +219,8 @@ def _counted(first: Callable[[Any], Any]) -> Callable[[Walk, Any], Any]:
         marked, axes = walk.of(node.args[0]), first(node)
         over = [mark for axis, mark in marked.axes.items() if axis in axes]
         if over:
-            walk.leak(node, over[0].content, "")
-            marked = _LOST
-        found = Marked(
-            {a: m.of(UNKNOWN if m.content == UNKNOWN else OTHER) for a, m in marked.axes.items()}, marked.lost
-        )
-        held = node.meta["val"]
-        return [found] * len(held) if isinstance(held, list | tuple) else found
+            marked = walk.leak(node, over[0].content, "")
+        return for_each(node, marked.each(Mark.computed))
 
     return rule
 
@@ -257,9 +234,8 @@ def _loss(walk: Walk, node: Any) -> Marked:
     if node.meta["val"].dim() == 0:
         for value in node.all_input_nodes:
             for mark in walk.of(value).axes.values():
-                walk.leak(node, mark.content, "")
-                return _LOST
-    return _LOST
+                return walk.leak(node, mark.content, "")
+    return LOST
 
 
 # Products, attention, convolutions, RNNs
@@ -294,7 +270,7 @@ def _equation(node: Any) -> tuple[list[Any], list[str], str] | None:
 def _product(walk: Walk, node: Any) -> Marked:
     equation = _equation(node)
     if equation is None or any(len(set(term)) != len(term) for term in equation[1]):
-        return _LOST
+        return LOST
     factors, terms, out = equation
     # A bias is added to all rows.
     added = len([one for one in node.args if hasattr(one, "meta")]) > len(factors)
@@ -324,8 +300,7 @@ def _product(walk: Walk, node: Any) -> Marked:
         if letter in out:
             axes[out.index(letter)] = mark.of(OTHER if added and content != UNKNOWN else content)
         elif content == OTHER:
-            walk.leak(node, next((one for one in contents if one != OTHER), OTHER), "0")
-            return _LOST
+            return walk.leak(node, next((one for one in contents if one != OTHER), OTHER), "0")
         elif causal is not None and causal in out:
             axes.setdefault(out.index(causal), Mark(OTHER))
     return Marked(axes, lost)
@@ -339,9 +314,8 @@ def _attention(walk: Walk, node: Any) -> Marked:
     query, key, value = node.args[:3]
     mask, causal = overloads.argument(node, "attn_mask"), overloads.argument(node, "is_causal")
     rank = rank_of(query)
-    axes = {}
-    for axis, mark in walk.of(query).axes.items():
-        axes[axis + node.meta["val"].dim() - rank] = mark.of(UNKNOWN if mark.content == UNKNOWN else OTHER)
+    more = node.meta["val"].dim() - rank
+    axes = {axis + more: mark.computed() for axis, mark in walk.of(query).axes.items()}
     keys = walk.of(key).axes.get(rank_of(key) - 2) or walk.of(value).axes.get(rank_of(value) - 2)
     if keys is not None and not (causal and rank - 2 in walk.of(query).axes):
         content = keys.content if mask is None else None
@@ -352,12 +326,10 @@ def _attention(walk: Walk, node: Any) -> Marked:
             masked = found == constant(0) if boolean else found.is_far(-1)
             content = None if masked or found == UNKNOWN else found
         if content is not None and content != UNKNOWN:
-            walk.leak(node, content, "false in its mask" if mask is None or boolean else "-inf in its mask")
-            return _LOST
+            return walk.leak(node, content, "false in its mask" if mask is None or boolean else "-inf in its mask")
     for width in (walk.of(query).axes.get(rank - 1), walk.of(key).axes.get(rank_of(key) - 1)):
         if width is not None and width.content not in (UNKNOWN, constant(0)):
-            walk.leak(node, width.content, "0")
-            return _LOST
+            return walk.leak(node, width.content, "0")
     return Marked(axes, any(walk.of(one).lost for one in (query, key, value)))
 
 
@@ -375,33 +347,32 @@ def _convolution(walk: Walk, node: Any) -> Marked:
     axes = {}
     for axis, mark in marked.axes.items():
         plane, content = axis - first, mark.content
-        result = UNKNOWN if content == UNKNOWN else content if content == constant(0) and not biased else OTHER
+        harmless = content in (UNKNOWN, constant(0))
+        result = content if content == constant(0) and not biased else content.computed()
         if axis == first - 1:
-            if content not in (UNKNOWN, constant(0)):
-                walk.leak(node, content, "0")
-                return _LOST
+            if not harmless:
+                return walk.leak(node, content, "0")
             continue
         if axis < first:
             axes[axis] = mark.of(result)
             continue
         width, padding = weight.shape[2 + plane], of("padding", plane)
         pads = width > 1 and padding not in (0, "valid")
-        if (pads or transposed or not mark.plain) and width > 1 and content not in (UNKNOWN, constant(0)):
-            walk.leak(node, content, "0")
-            return _LOST
+        if (pads or transposed or not mark.plain) and width > 1 and not harmless:
+            return walk.leak(node, content, "0")
         # The valid values next to the padding spread into it.
-        axes[axis] = Mark(result if width == 1 else UNKNOWN if content == UNKNOWN else OTHER, at_end=mark.plain)
+        axes[axis] = Mark(result if width == 1 else content.computed(), at_end=mark.plain)
     return Marked(axes, marked.lost)
 
 
 def _pool(walk: Walk, node: Any) -> Any:
     name, marked = overloads.name_of(node.target), walk.of(node.args[0])
-    rank, planes = rank_of(node.args[0]), int(next(c for c in name if c.isdigit()))
+    first = rank_of(node.args[0]) - _planes(name)
     average = name.startswith("avg")
     padding, ceil = overloads.argument(node, "padding"), overloads.argument(node, "ceil_mode")
     axes = {}
     for axis, mark in marked.axes.items():
-        plane, content = axis - (rank - planes), mark.content
+        plane, content = axis - first, mark.content
         if plane < 0:
             axes[axis] = mark
             continue
@@ -410,26 +381,20 @@ def _pool(walk: Walk, node: Any) -> Any:
         counts = average and overloads.argument(node, "count_include_pad") is False
         wrong = (pads and (counts or not fits(content))) or (ceil and (average or not fits(content)))
         if (wrong or not mark.plain) and content != UNKNOWN:
-            walk.leak(node, content, "" if counts or (ceil and average) else words)
-            return [_LOST] * 2 if isinstance(node.meta["val"], list | tuple) else _LOST
-        axes[axis] = mark.of(UNKNOWN if content == UNKNOWN else OTHER)
-    found = Marked(axes, marked.lost)
-    return [found, found] if isinstance(node.meta["val"], list | tuple) else found
+            return for_each(node, walk.leak(node, content, "" if counts or (ceil and average) else words))
+        axes[axis] = mark.computed()
+    return for_each(node, Marked(axes, marked.lost))
 
 
 def _recurrent(walk: Walk, node: Any) -> Any:
     marked, rank = walk.of(node.args[0]), rank_of(node.args[0])
-    results = len(node.meta["val"])
     steps = 1 if overloads.argument(node, "batch_first") and rank == 3 else 0
     mark = marked.axes.get(steps)
-    rows = {axis: mark.of(OTHER) for axis, mark in marked.axes.items()}
-    found = [Marked(rows, marked.lost), *[_LOST] * (results - 1)]
     if mark is not None and mark.content != UNKNOWN:
         states = [user for user in node.users if user.target is operator.getitem and user.args[1] > 0]
         if overloads.argument(node, "bidirectional") or any(user.users for user in states) or not mark.plain:
-            walk.leak(node, mark.content, "")
-            return [_LOST] * results
-    return found
+            return for_each(node, walk.leak(node, mark.content, ""))
+    return [marked.each(lambda one: one.of(OTHER)), *for_each(node, LOST)[1:]]
 
 
 def _scatter(walk: Walk, node: Any) -> Marked:
@@ -442,10 +407,8 @@ def _scatter(walk: Walk, node: Any) -> Marked:
         mark = along.of(OTHER)
     sums = name in ("scatter_add", "index_add")
     if mark is not None and mark.content != UNKNOWN and not (sums and mark.content == constant(0)):
-        walk.leak(node, mark.content, "0" if sums else "")
-        return _LOST
-    marked = walk.of(node.args[0])
-    return Marked({place: one.of(UNKNOWN) for place, one in marked.axes.items()}, marked.lost)
+        return walk.leak(node, mark.content, "0" if sums else "")
+    return walk.of(node.args[0]).each(lambda one: one.of(UNKNOWN))
 
 
 def _training(node: Any) -> list[int]:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import entry, failures
 from .flat import Flat
 from .torch_private import exported, fake
@@ -19,25 +21,19 @@ from .wire import Failure
 
 def run(name: str, flat: Flat, root: Path) -> None:
     """Runs one pass, `module:callable`, on a flat graph, if it has the stage `graph`."""
-    import torch
-
     found = entry.load(root, name)
     function = getattr(found, "graph", None)
     if not callable(function):
         if any(callable(getattr(found, stage, None)) for stage in entry.STAGES):
             return
         function = found
-    before = [node.name for node in flat.graph.nodes if node.op == "placeholder"]
+    before = [node.name for node in flat.graph.find_nodes(op="placeholder")]
     count = len(flat.outputs)
     module = exported.module_of(flat.graph)
     try:
         returned = function(module)
     except Exception as error:
-        raise Failure(
-            "pass",
-            f"pass `{name}` raised {type(error).__name__}: {failures.one_line(error)}",
-            location=failures.location(error, root),
-        ) from error
+        raise failures.raised("pass", f"pass `{name}`", error, root) from error
     changed = module if returned is None else returned
     if not isinstance(changed, torch.fx.GraphModule):
         raise Failure("pass", f"pass `{name}` returned {type(changed).__name__}, not a torch.fx.GraphModule or None")
@@ -56,25 +52,22 @@ def run(name: str, flat: Flat, root: Path) -> None:
 
 def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -> None:
     """Takes over the changed graph. Inputs and weights are found by the names of their placeholders."""
-    import torch
-
     graph = changed.graph
     exported.set_owner(graph, changed)
-    after = {node.name: node for node in graph.nodes if node.op == "placeholder"}
+    after = {node.name: node for node in graph.find_nodes(op="placeholder")}
     added = [key for key in after if key not in before]
     missing = [node.name for node in flat.inputs if node.name not in after]
     if added or missing:
         what = f"added the input `{added[0]}`" if added else f"removed the input `{missing[0]}`"
         raise Failure("pass", f"pass `{name}` {what}", hint="a pass keeps the inputs of the graph as they are")
-    for node in graph.nodes:
-        if node.op == "get_attr" and isinstance(exported.attribute(graph, node.target), torch.Tensor):
+    for node in graph.find_nodes(op="get_attr"):
+        if isinstance(exported.attribute(graph, node.target), torch.Tensor):
             raise Failure(
                 "pass",
                 f"pass `{name}` added the tensor `{node.target}`",
                 hint="make it with an operation, as torch.ops.aten.full, or make it a buffer of the module",
             )
-    end = next(node for node in graph.nodes if node.op == "output")
-    outputs = list(end.args[0]) if isinstance(end.args[0], tuple | list) else [end.args[0]]
+    outputs = exported.outputs_of(graph)
     if len(outputs) != count:
         raise Failure("pass", f"pass `{name}` left {len(outputs)} outputs where there were {count}")
     flat.weights = {after[node.name]: weight for node, weight in flat.weights.items() if node.name in after}

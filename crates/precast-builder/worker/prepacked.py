@@ -21,6 +21,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from . import tensors
 from .torch_private import archives, fake, freezing, overloads, symbols, versions
 
@@ -71,16 +73,12 @@ def recording(weights: Weights, isa: str) -> AbstractContextManager[None]:
 
 def _has_kernels(node: Any) -> bool:
     """Returns whether oneDNN has kernels for the dtypes of a node's operands; inductor checks some dtypes only."""
-    import torch
-
     dtypes = {value.meta["val"].dtype for value in node.args[:3] if isinstance(value, torch.fx.Node)}
     return dtypes <= {torch.float32, torch.bfloat16, torch.float16}
 
 
 def _is_worth_packing(product: Any) -> bool:
     """Returns whether a product with a weight is large enough to be faster in oneDNN's layout."""
-    import torch
-
     rows, weight = (node.meta["val"] for node in product.args[-2:])
     elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
     products = symbols.example(rows.shape[0]) * elements
@@ -113,7 +111,6 @@ def prepack(module: Any, node: Any, weights: Weights) -> Any:
 
     Returns None, and removes the node, if there is no recipe for it.
     """
-    import torch
 
     def run(node: Any, value_of: Any) -> Any:
         def operand(of: Any) -> Any:
@@ -138,8 +135,6 @@ def prepack(module: Any, node: Any, weights: Weights) -> Any:
 
 def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | None:
     """Returns the recipe of a node's value; None for a value that is better computed in every call."""
-    import torch
-
     if not isinstance(value, torch.Tensor) or not tensors.supported(value.dtype) or _escapes(node):
         return None
     if not value.is_mkldnn and not fake.is_dense(value):
@@ -168,7 +163,6 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
 
 def _escapes(node: Any) -> bool:
     """Returns whether a result of the module may share memory with a node's value: the caller owns results."""
-    import torch
 
     def views(user: Any) -> bool:
         operator = overloads.overload_of(user.target)
@@ -190,8 +184,6 @@ def _call(
 
     `roots` gets the sizes of the constants that it reads; `remaining` counts down the calls that a recipe may have.
     """
-    import torch
-
     _spend(remaining, 1)
     operator, given = overloads.overload_of(node.target), dict(node.kwargs)
     if operator is torch.ops.prims.convert_element_type.default:
@@ -221,15 +213,11 @@ def _call(
                 continue
             value = float(value) if "float" in wanted and not isinstance(value, bool) else value
         arguments.append([argument.name, _argument(module, value, prepacked, roots, remaining)])
-    name, overload = overloads.name_of(operator), overloads.overload_name(operator)
-    suffix = f".{overload}" if overload != "default" else ""
-    return {"operator": f"{operator.namespace}::{name}{suffix}", "arguments": arguments}
+    return {"operator": overloads.full_name(operator), "arguments": arguments}
 
 
 def _number(node: Any, value: float) -> dict[str, Any]:
     """Returns the call that makes a tensor without axes of a number. Tensors with axes decide the dtype of a result."""
-    import torch
-
     others = [_without_data(operand) for operand in node.all_input_nodes]
     if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in others):
         raise _NoRecipe
@@ -245,9 +233,9 @@ def _number(node: Any, value: float) -> dict[str, Any]:
 
 
 def _without_data(node: Any) -> Any:
-    """Returns what a node computes, without data; None where that is not known.
+    """Returns the result of a node without data; None if it is not known.
 
-    Inductor's passes leave it out of the nodes that they make, until the next pass.
+    Inductor's passes leave it out of new nodes until the next pass.
     """
     if "val" not in node.meta and node.op == "call_function":
         if all(_without_data(operand) is not None for operand in node.all_input_nodes):
@@ -256,7 +244,7 @@ def _without_data(node: Any) -> Any:
 
 
 def _dtype(dtype: Any) -> dict[str, Any]:
-    return {"scalar_type": archives.dtype_number(dtype)}
+    return {"scalar_type": archives.number(dtype)}
 
 
 def _spend(remaining: list[int], calls: int) -> None:
@@ -268,8 +256,6 @@ def _spend(remaining: list[int], calls: int) -> None:
 def _argument(
     module: Any, value: Any, prepacked: dict[str, Recipe], roots: dict[str, int], remaining: list[int]
 ) -> dict[str, Any]:
-    import torch
-
     if isinstance(value, torch.fx.Node):
         if value.op == "call_function":
             return {"call": _call(module, value, prepacked, roots, remaining)}
@@ -295,7 +281,7 @@ def _argument(
     if isinstance(value, torch.dtype):
         return _dtype(value)
     if isinstance(value, torch.memory_format):
-        return {"memory_format": archives.memory_format_number(value)}
+        return {"memory_format": archives.number(value)}
     if isinstance(value, list | tuple):
         if all(isinstance(part, int) and not isinstance(part, bool) for part in value):
             return {"ints": list(value)}

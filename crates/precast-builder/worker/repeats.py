@@ -1,10 +1,12 @@
-"""Submodules that repeat: lists of one class, as the blocks of a transformer, and in what their members differ."""
+"""Repeated submodules: lists of one class, such as the blocks of a transformer, and facts to compare their members."""
 
 from __future__ import annotations
 
 import types
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from . import segment, tensors
 from .torch_private import modules
@@ -22,7 +24,7 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing that decides about the graph of a module."""
+    """A fact that a module's graph depends on."""
 
     # `class`, `dtype`, `shape`, `values`, `flag` or `constant`.
     kind: str
@@ -53,7 +55,7 @@ def find(model: Any) -> list[Repeat]:
 
 
 def facts(module: Any) -> dict[str, Fact]:
-    """Returns what decides about the graph of a module, by the name of the attribute, without values of weights."""
+    """Returns the facts that a module's graph depends on, by attribute; values of weights are none."""
     found: dict[str, Fact] = {}
     for path, part in module.named_modules():
         head = f"{path}." if path else ""
@@ -74,9 +76,7 @@ def facts(module: Any) -> dict[str, Fact]:
 
 
 def _plain(value: Any) -> Fact | None:
-    """Returns an attribute as a fact; none for what is neither a plain value nor a function."""
-    import torch
-
+    """Returns an attribute as a fact, if it is a plain value or a function."""
     if isinstance(value, bool):
         return Fact("flag", str(value))
     if value is None or isinstance(value, int | float | complex | str | torch.dtype | torch.device | torch.Size):

@@ -14,36 +14,25 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
+import torch
+
+from . import checks, operators
 from .torch_private import overloads, symbols
 
-# Operations that keep the values of their first argument, or some of them.
-_PASSING = (
-    "view",
-    "reshape",
-    "unsqueeze",
-    "squeeze",
-    "slice",
-    "expand",
-    "contiguous",
-    "clone",
-    "alias",
-    "detach",
-    "to",
-)
-_PASSING += ("_to_copy", "flatten", "transpose", "permute", "select", "index_select", "clamp", "unflatten")
-
+# Operators whose result has values of their first argument.
+_PASSING = operators.PASSING | operators.CASTS | {"clamp"}
 
 # As they come; below the padding and zero, or above both (integers: the bounds of their range); large or small; all
 # equal; zero but for a few; the padding itself but for the first position.
 KINDS = ("usual", "negative", "positive", "large", "small", "constant", "sparse", "pad")
 
 
-def kinds(device: str, checks: list[Any]) -> tuple[str, ...]:
+def kinds(device: str, noted: list[Any]) -> tuple[str, ...]:
     """Returns the kinds of values that a graph with these checks may be given.
 
     A check that fails on a GPU ends the GPU's context in this process, so there it gets values as they come only.
     """
-    return KINDS if device == "cpu" or not checks else KINDS[:1]
+    return KINDS if device == "cpu" or not noted else KINDS[:1]
 
 
 def seed(*parts: Any) -> int:
@@ -51,12 +40,27 @@ def seed(*parts: Any) -> int:
     return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "little")
 
 
+def at_sizes(specs: list[dict[str, Any]], sizes: dict[str, int]) -> list[dict[str, Any]]:
+    """Returns inputs at other sizes of their dimensions."""
+
+    def shape(spec: dict[str, Any]) -> list[int]:
+        return [sizes.get(dim, size) for dim, size in zip(spec["dims"], spec["shape"], strict=True)]
+
+    return [{**spec, "shape": shape(spec)} for spec in specs]
+
+
+def draw(
+    specs: list[dict[str, Any]], tables: list[int | None], device: str, salt: Any = 0, kind: str = "usual"
+) -> list[Any]:
+    """Returns tensors for inputs, with values of a kind; `tables` are the sizes of the tables that they index."""
+    pairs = zip(specs, tables, strict=True)
+    return [make(spec, spec["shape"], table, device, salt, kind) for spec, table in pairs]
+
+
 def make(
     spec: dict[str, Any], shape: list[int], bound: int | None, device: str, salt: Any = 0, kind: str = "usual"
 ) -> Any:
     """Returns a tensor for one input. `bound` is the exclusive upper bound of an index, None for other inputs."""
-    import torch
-
     dtype = getattr(torch, spec["dtype"])
     generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))
     low, high = spec.get("range") or (0, 0)
@@ -74,8 +78,6 @@ def make(
 
 
 def _float(drawn: Any, pad: float, kind: str) -> Any:
-    import torch
-
     few = drawn.abs() > 1.6
     of_kind = {
         "negative": min(pad, 0) - 0.1 - drawn.abs(),
@@ -90,8 +92,6 @@ def _float(drawn: Any, pad: float, kind: str) -> Any:
 
 
 def _integer(drawn: Any, low: int, high: int, pad: int, kind: str) -> Any:
-    import torch
-
     few, middle = (drawn - low) % 10 == 9, (low + high) // 2
     of_kind = {
         "negative": torch.full_like(drawn, low),
@@ -107,8 +107,6 @@ def _integer(drawn: Any, low: int, high: int, pad: int, kind: str) -> Any:
 
 def _mask(shape: list[int], generator: Any, kind: str) -> Any:
     """Returns which positions are valid: the first ones of each row."""
-    import torch
-
     last = shape[-1] if len(shape) >= 2 else 1
     if last <= 1 or kind in ("positive", "constant"):
         return torch.ones(shape, dtype=torch.bool)
@@ -125,53 +123,27 @@ def _no_row_of_padding(spec: dict[str, Any], value: Any, other: Any) -> None:
         first.masked_fill_(first == spec["pad"], other)
 
 
-def lowest(spec: dict[str, Any], shape: list[int], device: str) -> Any:
-    """Returns an input before the graph is known: integers may be indices, so they have the lowest value."""
-    import torch
+def lowest(specs: list[dict[str, Any]], device: str) -> list[Any]:
+    """Returns inputs before the graph is known: integers may be indices, so they have the lowest value."""
 
-    dtype = getattr(torch, spec["dtype"])
-    if dtype.is_floating_point or dtype == torch.bool:
-        return make(spec, shape, None, device)
-    return torch.full(shape, (spec.get("range") or (0, 0))[0], dtype=dtype, device=device)
+    def one(spec: dict[str, Any]) -> Any:
+        dtype = getattr(torch, spec["dtype"])
+        if dtype.is_floating_point or dtype == torch.bool:
+            return make(spec, spec["shape"], None, device)
+        return torch.full(spec["shape"], (spec.get("range") or (0, 0))[0], dtype=dtype, device=device)
 
-
-def index_bounds(graph: Any, placeholders: list[Any]) -> list[int | None]:
-    """Returns for each integer input the size of the smallest table that it indexes, None for other inputs."""
-    return [_bound(node) for node in placeholders]
+    return [one(spec) for spec in specs]
 
 
-def _bound(node: Any) -> int | None:
+def table_of(node: Any) -> int | None:
+    """Returns the size of the smallest table that an integer input indexes; None for other inputs."""
     found: list[int] = []
     pending, seen = [node], {node}
     while pending:
         value = pending.pop()
         for user in value.users:
-            target = user.target
-            if not overloads.is_overload(target):
-                continue
-            found.extend(_limits(target, user, value))
-            name = overloads.name_of(target)
-            if name in _PASSING and user.args and user.args[0] is value and user not in seen:
+            found += [symbols.example(site.size) for site in checks.sites(user) if site.index is value]
+            if overloads.name_of(user.target) in _PASSING and user.args[:1] == (value,) and user not in seen:
                 seen.add(user)
                 pending.append(user)
     return min(found, default=None)
-
-
-def _limits(target: Any, user: Any, value: Any) -> list[int]:
-    """Returns the sizes of the tables that one use of an index reads."""
-    name = overloads.name_of(target)
-    args = user.args
-    if name in ("embedding", "embedding_bag") and len(args) > 1 and args[1] is value:
-        return [_size(args[0], 0)]
-    if name in ("index_select", "gather", "take_along_dim") and len(args) > 2 and args[2] is value:
-        return [_size(args[0], args[1])]
-    if name in ("index", "_unsafe_index") and len(args) > 1:
-        return [_size(args[0], axis) for axis, index in enumerate(args[1]) if index is value]
-    if name == "one_hot" and args and args[0] is value and len(args) > 1 and isinstance(args[1], int) and args[1] > 0:
-        return [args[1]]
-    return []
-
-
-def _size(node: Any, axis: int) -> int:
-    shape = node.meta["val"].shape
-    return symbols.example(shape[axis]) if len(shape) else 1

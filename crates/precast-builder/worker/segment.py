@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import canonical, operators, tensors
 from .cut import Part
 from .flat import Flat
@@ -39,8 +41,6 @@ class Segment:
 
 def build(part: Part, flat: Flat) -> Segment:
     """Copies one part out of a flat graph."""
-    import torch
-
     graph = torch.fx.Graph()
     new: dict[Any, Any] = {}
     for index, node in enumerate(part.inputs):
@@ -51,7 +51,7 @@ def build(part: Part, flat: Flat) -> Segment:
         copy = graph.node_copy(node, lambda value: new[value])
         copy.meta = {key: node.meta[key] for key in ("val", "stack_trace") if node.meta.get(key) is not None}
         new[node] = copy
-    exported.copy_owner(flat.graph, graph)
+    exported.set_owner(graph, exported.owner_of(flat.graph))
     graph.output(tuple(new[node] for node in part.outputs))
     with_values = [node for node in part.constants if keeps_values(flat.tensors[node])]
     values = {new[node]: flat.tensors[node] for node in with_values}
@@ -95,8 +95,6 @@ def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
 
     Stack traces in the graph name files of the project.
     """
-    import torch
-
     note = json.loads(archives.read_note(path, _NOTE))
     operators.load(note["libraries"], note["root"], note["module"])
     program = archives.load_program(path)
@@ -104,8 +102,8 @@ def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
     graph = exported.copy_graph(program)
     module = exported.module_of(graph)
     inputs: dict[str, Any] = {}
-    # Placeholders carry the name they were saved with, whatever order the archive gave them.
-    for node in [node for node in graph.nodes if node.op == "placeholder"]:
+    # Placeholders have their saved names; the order in the archive may differ.
+    for node in graph.find_nodes(op="placeholder"):
         held = node.meta["val"]
         if node.target in note["inputs"]:
             inputs[node.target] = _filled(held, device, None)
@@ -128,8 +126,6 @@ def load(path: Path, device: str) -> tuple[Any, list[Any], Path]:
 
 def _filled(held: Any, device: str, generator: Any) -> Any:
     """Returns a tensor with the layout of a fake one: random values for a weight, zeros for an input."""
-    import torch
-
     where = "cpu" if held.device.type == "cpu" else device
     shape, stride = map(symbols.example, held.shape), map(symbols.example, held.stride())
     tensor = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)

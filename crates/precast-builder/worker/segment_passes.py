@@ -25,8 +25,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import entry, failures, prepacked
-from .torch_private import lowerings
+from .torch_private import exported, lowerings
 from .wire import Failure
 
 _STAGES = entry.STAGES[1:]
@@ -46,8 +48,6 @@ class Context:
     @property
     def processors(self) -> int:
         """The number of multiprocessors of the device, or of threads for a CPU's kernels."""
-        import torch
-
         if self.device == "cuda":
             return torch.cuda.get_device_properties(0).multi_processor_count
         return torch.get_num_threads()
@@ -143,10 +143,7 @@ class Passes:
 
 
 def _signature(graph: Any) -> tuple[list[str], int]:
-    (end,) = graph.find_nodes(op="output")
-    outputs = end.args[0]
-    inputs = [node.target for node in graph.find_nodes(op="placeholder")]
-    return inputs, len(outputs) if isinstance(outputs, tuple | list) else 1
+    return [node.target for node in graph.find_nodes(op="placeholder")], len(exported.outputs_of(graph))
 
 
 def _method(found: Any, stage: str) -> Any:
@@ -188,8 +185,7 @@ def offered(opened: entry.Opened, graphs: list[Any]) -> list[dict[str, Any]]:
                     raise ValueError("only passes that run on segments can be offered")
                 found.append({"passes": passes, "options": dict(offer.get("options") or {})})
         except Exception as error:  # an error of another package fails no build
-            why = f"{type(error).__name__}: {failures.one_line(error)}"
-            print(f"`{point.value}` offers nothing: {why}", file=sys.stderr)
+            print(f"`{point.value}` offers nothing: {failures.named(error)}", file=sys.stderr)
     if points:
         # A package may be developed inside the project.
         opened.offering |= entry.module_files(opened.root) - before

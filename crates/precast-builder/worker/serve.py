@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,104 +28,65 @@ class Session:
         return self.opened
 
 
-def _hello(session: Session, request: dict[str, Any]) -> Any:
-    from . import hello
+def _part(name: str) -> Any:
+    """Imports a module of the worker for the first request that needs it."""
+    return importlib.import_module(f"{__package__}.{name}")
 
-    return hello.hello()
+
+def _for_model(name: str, session: Session) -> Any:
+    """Returns a module of the worker that works on the opened model."""
+    session.model()
+    return _part(name)
+
+
+def _torch(name: str) -> Any:
+    """Returns a module of the worker that can do nothing without torch."""
+    _part("hello").torch_or_fail()
+    return _part(name)
+
+
+def _out(request: dict[str, Any]) -> Path:
+    folder = Path(request["out"])
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _open(session: Session, request: dict[str, Any]) -> Any:
-    from . import entry, hello
-
-    hello.torch_or_fail()
     session.opened = None
-    values = Path(request["weights"]) if request.get("weights") else None
-    opened = entry.open_model(
-        Path(request["root"]),
-        request["entry"],
-        request["device"],
-        request.get("also") or (),
-        values,
-        request.get("unused_weights") or (),
-    )
-    session.opened = opened
-    return opened.answer()
-
-
-def _weights(session: Session, request: dict[str, Any]) -> Any:
-    from . import weights
-
-    return weights.write(session.model(), _folder(request["out"]))
+    weights = Path(request["weights"]) if request.get("weights") else None
+    also, unused = request.get("also") or (), request.get("unused_weights") or ()
+    root, entry, device = Path(request["root"]), request["entry"], request["device"]
+    session.opened = _torch("entry").open_model(root, entry, device, also, weights, unused)
+    return session.opened.answer()
 
 
 def _capture(session: Session, request: dict[str, Any]) -> Any:
-    from . import capture
-
-    return capture.capture(session.model(), request["module"], request["sizes"], _folder(request["out"]), session.wire)
-
-
-def _inputs(session: Session, request: dict[str, Any]) -> Any:
-    from . import inputs
-
-    return inputs.find(session.model(), request)
-
-
-def _describe(session: Session, request: dict[str, Any]) -> Any:
-    from . import describe
-
-    return describe.describe(session.model(), request, session.wire)
-
-
-def _check(session: Session, request: dict[str, Any]) -> Any:
-    from . import check
-
-    return check.check(session.model(), request, session.wire)
-
-
-def _compile(session: Session, request: dict[str, Any]) -> Any:
-    from . import compiler, hello
-
-    hello.torch_or_fail()
-    return compiler.compile_segment(request, _folder(request["out"]), session.wire)
+    capture = _for_model("capture", session).capture
+    return capture(session.model(), request["module"], request["sizes"], _out(request), session.wire)
 
 
 def _shim(session: Session, request: dict[str, Any]) -> Any:
-    from . import hello
-    from .torch_private import cpp_shim
-
-    hello.torch_or_fail()
+    shims = _torch("torch_private.cpp_shim")
     try:
-        folder = _folder(request["out"])
-        return cpp_shim.compile_shim(request["sources"], request["device"], folder, session.wire.event)
-    except cpp_shim.NotCompiled as error:
+        return shims.compile_shim(request["sources"], request["device"], _out(request), session.wire.event)
+    except shims.NotCompiled as error:
         raise Failure("shim", str(error)) from error
 
 
-def _warm_up(session: Session, request: dict[str, Any]) -> Any:
-    from . import compiler, hello
-
-    hello.torch_or_fail()
-    return compiler.warm_up(request, _folder(request["out"]), session.wire)
-
-
-OPERATIONS = {
-    "hello": _hello,
+OPERATIONS: dict[str, Callable[[Session, dict[str, Any]], Any]] = {
+    "hello": lambda session, request: _part("hello").hello(),
     "open": _open,
-    "weights": _weights,
-    "inputs": _inputs,
+    "weights": lambda session, request: _for_model("weights", session).write(session.model(), _out(request)),
+    "inputs": lambda session, request: _for_model("inputs", session).find(session.model(), request),
     "capture": _capture,
-    "check": _check,
-    "describe": _describe,
-    "compile": _compile,
+    "check": lambda session, request: _for_model("check", session).check(session.model(), request, session.wire),
+    "describe": lambda session, request: _for_model("describe", session).describe(
+        session.model(), request, session.wire
+    ),
+    "compile": lambda session, request: _torch("compiler").compile_segment(request, _out(request), session.wire),
     "shim": _shim,
-    "warm_up": _warm_up,
+    "warm_up": lambda session, request: _torch("compiler").warm_up(request, _out(request), session.wire),
 }
-
-
-def _folder(path: str) -> Path:
-    folder = Path(path)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def answer(session: Session, line: str) -> dict[str, Any]:
@@ -138,14 +101,13 @@ def answer(session: Session, line: str) -> dict[str, Any]:
             raise Failure("protocol", f"unknown operation `{request.get('op')}`", hint=f"this worker knows {known}")
         value = operation(session, request)
         return {"kind": "result", "id": session.wire.id, "value": value}
-    except (ValueError, KeyError, TypeError) as error:
-        if session.wire.id == 0:
-            error = Failure("protocol", f"not a request: {error}")
-        return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a model may raise anything, SystemExit too
-        return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, _root(session))}
+        if session.wire.id == 0 and isinstance(error, ValueError | KeyError | TypeError):
+            error = Failure("protocol", f"not a request: {error}")
+        root = session.opened.root if session.opened is not None else None
+        return {"kind": "error", "id": session.wire.id, "error": failures.describe(error, root)}
 
 
 def _free_unused(answered: dict[str, Any]) -> None:
@@ -174,10 +136,6 @@ def serve(wire: Wire) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def _root(session: Session) -> Path | None:
-    return session.opened.root if session.opened is not None else None
 
 
 __all__ = ["PROTOCOL", "answer", "serve"]

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from . import dynamic, failures, padding, samples, structure, tensors
+import torch
+
+from . import dynamic, failures, padding, samples, structure
 from .torch_private import exported
 from .wire import Failure
 
@@ -116,18 +118,18 @@ class _Trial:
                 moved.append(dim)
             elif bounds["min"] == dynamic.MIN_SIZE > asked[dim]["min"] and self.differs({dim: 1}):
                 stuck.append(dim)
-        # Sizes that agree alone can differ together.
-        together = {
+        # Sizes of single dimensions that agree can differ in combination.
+        conflicts = {
             dim
             for count in range(2, len(moved) + 1)
             for dims in itertools.combinations(moved, count)
             if self.differs({dim: held[dim]["min"] for dim in dims})
             for dim in dims
         }
-        for dim in together:
+        for dim in conflicts:
             held[dim]["min"] = before[dim]["min"]
-        stuck += [dim for dim in moved if dim in together and held[dim]["min"] == dynamic.MIN_SIZE]
-        return held, [dim for dim in moved if dim not in together], stuck
+        stuck += [dim for dim in moved if dim in conflicts and held[dim]["min"] == dynamic.MIN_SIZE]
+        return held, [dim for dim in moved if dim not in conflicts], stuck
 
     def replaced_by(self, other: _Trial) -> bool:
         """Returns whether another graph of the module takes and gives the same kinds of tensors."""
@@ -152,11 +154,11 @@ class _Trial:
         inputs = self._inputs(sizes, 1.0)
         try:
             return padding.Unpadded({**self.traced.sizes, **sizes}, inputs, self._module(inputs), None)
-        except Exception as error:  # it does not take all of these sizes together
+        except Exception as error:  # it does not take this combination of sizes
             return padding.Unpadded({**self.traced.sizes, **sizes}, inputs, [], failures.one_line(error))
 
     def _same(self, sizes: dict[str, int]) -> bool | None:
-        """Returns whether both give the same; None where the module refuses these sizes, whatever the values are."""
+        """Returns whether both give the same; None if the module refuses these sizes for all values."""
         ran = False
         usual = samples.kinds(self.device, self.traced.graph.checks) == samples.KINDS[:1]
         for factor in _FACTORS[:1] if usual else _FACTORS:
@@ -178,27 +180,18 @@ class _Trial:
         return True if ran else None
 
     def _inputs(self, sizes: dict[str, int], factor: float) -> list[Any]:
-        at = {**self.traced.sizes, **sizes}
-        values = []
-        for spec, table in zip(self.specs, self.tables, strict=True):
-            axes = zip(spec["dims"], spec["shape"], strict=True)
-            shape = [at.get(dim, size) if dim is not None else size for dim, size in axes]
-            value = samples.make(spec, shape, table, self.device, f"smallest {factor}")
-            values.append(value * factor if value.dtype.is_floating_point else value)
-        return values
+        specs = samples.at_sizes(self.specs, {**self.traced.sizes, **sizes})
+        drawn = samples.draw(specs, self.tables, self.device, f"smallest {factor}")
+        return [value * factor if value.dtype.is_floating_point else value for value in drawn]
 
     def _module(self, inputs: list[Any]) -> list[Any]:
-        import torch
-
         with torch.inference_mode():
             return structure.tensors_of(self.traced.wrapped(*[value.clone() for value in inputs]))
 
     def _graph(self, inputs: list[Any]) -> list[Any]:
-        import torch
-
         graph = self.traced.graph
         given = dict(zip(graph.inputs, inputs, strict=True)) | graph.tensors
-        placeholders = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        placeholders = graph.graph.find_nodes(op="placeholder")
         with torch.inference_mode():
             # An unused weight has no value.
             made = torch.fx.Interpreter(self.module).run(*[given.get(node) for node in placeholders])
@@ -206,12 +199,4 @@ class _Trial:
 
 
 def _close(made: Any, wanted: Any) -> bool:
-    import torch
-
-    if made.shape != wanted.shape or made.dtype != wanted.dtype:
-        return False
-    rtol, atol = padding.TOLERANCES.get(tensors.dtype_name(wanted.dtype), (0.0, 0.0))
-    made, wanted = made.double(), wanted.double()
-    finite = wanted[torch.isfinite(wanted)]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(made, wanted, rtol=rtol, atol=atol * scale, equal_nan=True)
+    return made.shape == wanted.shape and made.dtype == wanted.dtype and padding.close(made, wanted)

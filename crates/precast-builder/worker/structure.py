@@ -5,44 +5,24 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
+
 from .torch_private import pytrees
 from .wire import Failure
 
 
 def tensors_of(returned: Any) -> list[Any]:
     """Returns the tensors of a nested result, in order."""
-    import torch
-
     return [leaf for leaf in pytrees.leaves(returned) if isinstance(leaf, torch.Tensor)]
 
 
-def names_of(returned: Any) -> list[str]:
-    """Returns a name for each tensor: the path to it; `output` for a single tensor."""
-    import torch
-
-    found = []
-    for path, leaf in pytrees.leaves_with_path(returned):
-        if isinstance(leaf, torch.Tensor):
-            found.append(".".join(path) or "output")
-    return found
-
-
-def other_outputs(returned: Any) -> list[tuple[str, str]]:
-    """Returns name and type of every output that is no tensor. None counts as no output."""
-    import torch
-
-    pairs = pytrees.leaves_with_path(returned)
-    return [
-        (".".join(path) or "output", type(leaf).__name__)
-        for path, leaf in pairs
-        if leaf is not None and not isinstance(leaf, torch.Tensor)
-    ]
+def named(returned: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a nested result with names: the path to each; `output` for a result without nesting."""
+    return [(".".join(path) or "output", leaf) for path, leaf in pytrees.leaves_with_path(returned)]
 
 
 def describe(returned: Any) -> Any:
     """Returns the nesting as JSON: tensors by number, everything else by value."""
-    import torch
-
     count = 0
 
     def walk(value: Any) -> Any:
@@ -57,17 +37,13 @@ def describe(returned: Any) -> Any:
             return {"value": repr(value)}
         kind, keys, items = children
         walked = [walk(item) for item in items]
-        if keys is None:
-            return {kind: walked}
-        return {kind: dict(zip((str(key) for key in keys), walked, strict=True))}
+        return {kind: walked if keys is None else dict(zip(map(str, keys), walked, strict=True))}
 
     return walk(returned)
 
 
 def flatten(value: Any, name: str, names: list[str], found: list[Any]) -> Any:
     """Appends the tensors of an argument, and names for them, to flat lists; returns how they nest, for `unflatten`."""
-    import torch
-
     if isinstance(value, torch.Tensor):
         names.append(name)
         found.append(value)
@@ -101,12 +77,4 @@ def unflatten(nesting: Any, tensors: Any) -> Any:
 
 def moved(arguments: Any, device: str) -> Any:
     """Returns nested arguments with every tensor on a device."""
-    import torch
-
-    if isinstance(arguments, torch.Tensor):
-        return arguments.to(device)
-    if type(arguments) in (list, tuple):
-        return type(arguments)(moved(item, device) for item in arguments)
-    if type(arguments) is dict:
-        return {key: moved(item, device) for key, item in arguments.items()}
-    return arguments
+    return pytrees.mapped(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, arguments)

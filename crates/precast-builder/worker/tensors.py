@@ -14,6 +14,8 @@ import mmap
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .torch_private.symbols import example
 
 ALIGN = 64
@@ -48,6 +50,15 @@ def layout(tensor: Any) -> dict[str, Any]:
     return {"dtype": dtype_name(tensor.dtype), "shape": shape, "stride": stride}
 
 
+def dense(shape: Any) -> list[int]:
+    """Returns the strides of a tensor in row-major order."""
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return strides[::-1]
+
+
 def digest(tensor: Any) -> str:
     """Returns the SHA-256 of a tensor's values in row-major order."""
     plain = tensor.detach().cpu().contiguous()
@@ -55,7 +66,7 @@ def digest(tensor: Any) -> str:
 
 
 def write(path: Path, tensors: dict[str, Any]) -> Path:
-    """Writes named tensors; each is copied to the CPU, in row-major order, when its turn comes."""
+    """Writes named tensors; they are copied to the CPU one by one, in row-major order."""
 
     def size(name: str) -> int:
         return tensors[name].numel() * tensors[name].element_size()
@@ -82,8 +93,6 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
 
 def read(path: Path) -> dict[str, Any]:
     """Maps a safetensors file: data is read when it is used, and writes into the tensors stay in memory."""
-    import torch
-
     names = {short: name for name, short in DTYPES.items()}
     with open(path, "rb") as file:
         size = path.stat().st_size

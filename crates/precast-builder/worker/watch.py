@@ -9,7 +9,6 @@ model: so the state of each file (size, times) is kept when it is first opened, 
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import os
 import sys
@@ -42,7 +41,7 @@ class Watch:
         if "safetensors" in sys.modules:
             self.wrap(sys.modules["safetensors"])
         else:
-            sys.meta_path.insert(0, _Finder(self))
+            sys.meta_path.insert(0, _Finder(self))  # type: ignore[arg-type]
 
     def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.root is None or event != "open":
@@ -105,8 +104,8 @@ def _signature(path: str) -> tuple[int, ...]:
     return (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the safetensors library for the import system, and wraps it once it is loaded."""
+class _Finder:
+    """Finds the safetensors library for the import system."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -114,29 +113,20 @@ class _Finder(importlib.abc.MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Returns the real spec of `safetensors` with a loader that calls `wrap`; None for every other name."""
+        """Returns the spec of `safetensors`, whose loader wraps it before another module can import from it."""
         if name != "safetensors":
             return None
-        sys.meta_path.remove(self)
+        sys.meta_path.remove(self)  # type: ignore[arg-type]
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._watch)
+            run = spec.loader.exec_module
+
+            def exec_module(module: ModuleType) -> None:
+                run(module)
+                self._watch.wrap(module)
+
+            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: Any, watch: Watch) -> None:
-        self._loader = loader
-        self._watch = watch
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Calls the real loader."""
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs the library, and wraps it before any module can import `safe_open` from it."""
-        self._loader.exec_module(module)
-        self._watch.wrap(module)
 
 
 _WATCH: Watch | None = None

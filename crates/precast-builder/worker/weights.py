@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import tensors
 from .failures import one_line
 from .torch_private import modules
@@ -53,8 +55,6 @@ def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
 
     `from_file` are the names in a file of weights. Then only tensors of the file are named, by a name of the file.
     """
-    import torch
-
     found: dict[str, Any] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         found[name] = tensor

@@ -1,20 +1,20 @@
-"""`precast check`: what will break, where, and what to write instead; nothing is compiled.
+"""`precast check`: findings about a model before a build, with lines and fixes. Nothing is compiled.
 
-A module is looked at in several ways, because each sees what the others can't:
+Several checks run on a module; each finds problems that the others can't:
 
-| file | looks at | sees |
+| file | input | finds |
 |---|---|---|
-| `observe`, `calls`, `lines` | one eager run, line by line | everything on the path, also behind what stops a capture |
-| `breaks` | torch.export, and its draft mode where it fails | what really stops a build |
+| `observe`, `calls`, `lines` | one eager run, line by line | problems of every line that runs |
+| `breaks` | torch.export, and its draft mode where it fails | lines that stop a build |
 | `buckets` | eager runs and captures at the smallest and the largest bucket | sizes that the model does not take |
-| `shapes` | captures with free sizes, and runs at size one | what ties a bucketed dimension to one size |
+| `shapes` | captures with free sizes, and runs at size one | lines that fix a bucketed dimension to one size |
 | `graphs` | the captured graph, or the eager run | operators that no CUDA graph has, and readers of padding |
-| `regions` | parts of the captured graph | which repeated submodules share an artifact, and what keeps others from it |
-| `recompiles` | calls through torch.compile, where asked for | what torch.compile compiles again for, and breaks at |
-| `cost` | calls on fake tensors, where asked for | FLOPs and bytes of each bucket, and their floor on this machine |
+| `regions` | parts of the captured graph | repeated submodules that can't share an artifact, and their differences |
+| `recompiles` | calls through torch.compile (optional) | recompilations and graph breaks of torch.compile |
+| `cost` | calls on fake tensors (optional) | FLOPs and bytes of each bucket, and their minimum time on this machine |
 
-`subject` is the module that is looked at, `finding` has the categories, `fixes` what to write instead, `sources` the
-project's files. Lines that did not run on the sample inputs are counted, not judged.
+`subject` is the checked module, `finding` has the categories, `fixes` writes the fixes, `sources` reads the project's
+files. Lines that did not run on the sample inputs are counted and get no findings.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import ast
 import inspect
 import time
 from typing import Any
+
+import torch
 
 from .. import capture, entry, failures, structure
 from ..call import INNER
@@ -62,7 +64,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         unknown.append(f"what eager does behind {place}, which can't be watched: {failures.one_line(seen.unwatched)}")
 
     captured = breaks.capture(subject)
-    found = breaks.judge(found, captured, subject)
+    found = breaks.ranked(found, captured, subject)
     lasting = seen.error is None and not _repeats(subject)
     if lasting:
         found = _lasting(found, subject)
@@ -125,8 +127,6 @@ def watched(subject: Subject) -> tuple[observe.Seen, list[Finding]]:
 
 def _repeats(subject: Subject) -> bool:
     """Returns whether a second call with the same inputs gives the same answer."""
-    import torch
-
     answers = []
     try:
         with torch.no_grad():
@@ -148,7 +148,7 @@ def _lasting(found: list[Finding], subject: Subject) -> list[Finding]:
 
 
 def _held(wrapped: Any) -> dict[int, str]:
-    """Returns what the storages of parameters and buffers are called."""
+    """Returns the names of parameters and buffers, by storage."""
     found = {}
     for kind, named in (("parameter", wrapped.named_parameters()), ("buffer", wrapped.named_buffers())):
         for name, tensor in named:
@@ -174,13 +174,6 @@ def _method(subject: Subject) -> ast.FunctionDef | None:
 
 
 def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:
-    location = failures.location(error, opened.root)
-    place = sources.at(location)
-    why = f"{what} fails on sample inputs: {type(error).__name__}: {failures.one_line(error)}"
+    why = error.message if isinstance(error, Failure) else f"{what} fails on sample inputs: {failures.named(error)}"
     fix = Fix("check the dtypes and shapes of the module's inputs in the spec")
-    if isinstance(error, Failure):
-        why = error.message
-    one = Finding("inputs", HIGH, why, fix, location)
-    if place is not None:
-        one.function, one.source = place.function, place.source
-    return one
+    return made(sources.at(failures.location(error, opened.root)), "inputs", HIGH, why, fix)

@@ -1,4 +1,4 @@
-"""What really stops a build: the capture that a build makes, and torch's draft mode where that fails."""
+"""Lines that stop a build: found by the capture of a build, and by torch's draft mode where that fails."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from ..torch_private import drafts
 from ..wire import Failure
 from . import fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
-from .sources import Sources
+from .sources import Sources, made
 from .subject import Subject
 
-# What is never captured where it decides something, by category.
+# Categories of findings that stop a capture where the value decides something.
 _STOPS = {"control-flow", "value-read", "value-size", "numpy", "in-place", "custom-operator", "python-state"}
 # Words of torch's errors -> category, in order.
 _WORDS = (
@@ -40,7 +40,7 @@ _WORDS = (
 
 @dataclass
 class Captured:
-    """How a capture went."""
+    """The result of a capture."""
 
     error: BaseException | None = None
     location: str | None = None
@@ -53,7 +53,7 @@ class Captured:
 
 
 def capture(subject: Subject) -> Captured:
-    """Captures a module as a build does, and counts what there would be to compile."""
+    """Captures a module as a build does, and counts steps and artifacts."""
     plain = {**subject.module, "dynamic": None}
     try:
         traced = capturing.trace(subject.opened, plain, subject.sizes, subject.wire)
@@ -62,17 +62,15 @@ def capture(subject: Subject) -> Captured:
     except Exception as error:
         if isinstance(error, Failure) and error.code == "no_module":
             raise  # a mistake in the spec
-        cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
-        place = error.location if isinstance(error, Failure) else None
-        return Captured(error, place or failures.location(cause, subject.opened.root))
+        return Captured(error, failures.place_of(error, subject.opened.root))
     return Captured(steps=len(parts), artifacts=len(texts), graph=traced.graph, ranges=traced.ranges)
 
 
-def judge(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:
-    """Raises what stops the build to `high`, and adds what only the capture knows."""
+def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:
+    """Raises findings that stop the build to `high`, and adds those of the capture."""
     sources = subject.sources
     if captured.error is None or _operator_alone(captured.error):
-        # It is captured as it is: what looked like a break is none.
+        # The module can be captured, so these are no breaks.
         kept = [one for one in found if one.category not in ("control-flow", "value-read")]
         for one in kept:
             one.severity = LOW if one.category == "value-size" else MEDIUM if one.severity == HIGH else one.severity
@@ -110,14 +108,15 @@ def _function(location: str | None, sources: Sources) -> str | None:
 
 
 def _from_error(captured: Captured, location: str | None, subject: Subject) -> Finding:
-    """Returns a finding for what only torch complained about."""
+    """Returns a finding for an error of torch on a line without one."""
     sources = subject.sources
     error = captured.error
-    cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
+    assert error is not None
+    cause = failures.cause_of(error)
     text = f"{type(cause).__name__}: {cause} {error}"
-    message = error.message if isinstance(error, Failure) else failures.one_line(error) if error else ""
+    message = error.message if isinstance(error, Failure) else failures.one_line(error)
     category = next((known for words, known in _WORDS if words in text), "unsupported")
-    if error is not None and _operator_alone(error):
+    if _operator_alone(error):
         category = "custom-operator"
     place = sources.at(location)
     hint = error.hint if isinstance(error, Failure) else None
@@ -128,28 +127,23 @@ def _from_error(captured: Captured, location: str | None, subject: Subject) -> F
         fix = fixes.in_place("a tensor of its own", None, [])
     elif category == "control-flow" and place is not None:
         fix = fixes.branch(place)
-    one = Finding(category, HIGH, message, fix, location)
-    if place is not None:
-        one.function, one.source = place.function, place.source
-    elif location is None:
+    one = made(place, category, HIGH, message, fix)
+    if location is None:
         one.location, one.source = library_line(cause)
     return one
 
 
-def library_line(error: BaseException | None) -> tuple[str | None, str | None]:
+def library_line(error: BaseException) -> tuple[str | None, str | None]:
     """Returns the innermost line of an installed package other than torch that an error passed through."""
     folder = os.path.dirname(os.path.dirname(importlib.util.find_spec("torch").origin))  # type: ignore[union-attr, type-var, arg-type]
     torch = os.path.join(folder, "torch") + os.sep
     worker = str(Path(__file__).resolve().parent.parent) + os.sep
     found: tuple[str | None, str | None] = (None, None)
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        for frame in traceback.extract_tb(error.__traceback__):
+    for cause in failures.causes_of(error):
+        for frame in traceback.extract_tb(cause.__traceback__):
             path = os.path.realpath(frame.filename)
             if path.startswith(folder + os.sep) and not path.startswith((torch, worker)):
                 found = (f"{os.path.relpath(path, folder)}:{frame.lineno}", frame.line)
-        error = error.__cause__ or error.__context__
     return found
 
 

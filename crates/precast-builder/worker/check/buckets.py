@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+
 from .. import capture as capturing
-from .. import failures
-from ..wire import Failure
+from .. import failures, samples
 from .finding import HIGH, Finding, Fix
 from .sources import made
 from .subject import Subject
@@ -12,8 +13,6 @@ from .subject import Subject
 
 def findings(subject: Subject, captures: bool) -> list[Finding]:
     """Returns a finding for each of them that fails. `captures`: the first bucket can be captured."""
-    import torch
-
     found = []
     for sizes in ends(subject):
         category = "inputs"
@@ -22,19 +21,14 @@ def findings(subject: Subject, captures: bool) -> list[Finding]:
                 subject.call(*subject.values(sizes))
             category = "unsupported"
             if captures:
-                specs = [capturing.at_sizes(spec, sizes) for spec in subject.specs]
-                module = {**subject.module, "dynamic": None, "inputs": specs}
+                module = {**subject.module, "dynamic": None, "inputs": samples.at_sizes(subject.specs, sizes)}
                 capturing.trace(subject.opened, module, sizes, subject.wire)
             continue
         except Exception as failed:
             error = failed
-        sources = subject.sources
-        cause = error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error
-        location = error.location if isinstance(error, Failure) else None
-        place = sources.at(location or failures.location(cause, sources.root))
+        place = subject.sources.at(failures.place_of(error, subject.sources.root))
         bucket = " ".join(f"{dim}={size}" for dim, size in sorted(sizes.items()))
-        text = error.message if isinstance(error, Failure) else f"{type(error).__name__}: {failures.one_line(error)}"
-        why = f"it fails at the bucket `{bucket}`: {text}"
+        why = f"it fails at the bucket `{bucket}`: {failures.text_of(error)}"
         found.append(made(place, category, HIGH, why, Fix("take sizes that the model can't have out of the buckets")))
     return found
 

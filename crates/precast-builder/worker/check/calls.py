@@ -1,4 +1,4 @@
-"""What torch was asked for while a module ran, and which of it no captured graph has."""
+"""Findings from the calls of torch that a module made while it ran."""
 
 from __future__ import annotations
 
@@ -52,14 +52,11 @@ def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Itera
         severity = HIGH if name == "__getitem__" else LOW if facts.get("value") in (None, 0) else MEDIUM
         yield "value-size", severity, why, fixes.masked(place, facts)
     elif name in _SIZES or facts.get("by_values") or (name == "where" and facts["arguments"] == 1):
-        yield (
-            "value-size",
-            HIGH,
-            f"the size of what `{name}` returns depends on values",
-            fixes.masked(place, facts),
-        )
+        why = f"the size of what `{name}` returns depends on values"
+        yield "value-size", HIGH, why, fixes.masked(place, facts)
     elif name in _DRAWS:
-        yield from _drawn(name)
+        why = f"`{name}` draws other numbers than eager does, so the artifact can't be compared with it"
+        yield "random", MEDIUM, why, Fix("draw outside, and take the numbers as an input")
     elif facts.get("draws"):
         why = f"`{name}` is on in eval mode too: every call draws other numbers, so none can be compared with eager"
         yield "random", MEDIUM, why, fixes.dropout()
@@ -77,7 +74,7 @@ def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Itera
 
 
 def on_host(call: Call) -> str | None:
-    """Returns why a call keeps its program out of a CUDA graph; none for one that does not."""
+    """Returns why a call keeps its program out of a CUDA graph; None if it does not."""
     name, facts = call.name, call.facts
     if name == "__bool__" or name in _READS:
         return f"`{_shown(name)}` waits for a value and reads it on the host"
@@ -96,13 +93,8 @@ def _writes(name: str) -> bool:
     return name in _WRITES or (name.endswith("_") and not name.endswith("__"))
 
 
-def _drawn(name: str) -> Iterator[Any]:
-    why = f"`{name}` draws other numbers than eager does, so the artifact can't be compared with it"
-    yield "random", MEDIUM, why, Fix("draw outside, and take the numbers as an input")
-
-
 def _branches(statement: ast.stmt | None) -> bool:
-    """Returns whether a statement decides what runs next."""
+    """Returns whether a statement chooses the next one, as a branch does."""
     if isinstance(statement, ast.Assign | ast.Return | ast.Expr | ast.AugAssign):
         return isinstance(statement.value, ast.IfExp)
     return isinstance(statement, ast.If | ast.While | ast.For | ast.Assert)

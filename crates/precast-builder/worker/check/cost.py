@@ -1,8 +1,8 @@
-"""What a call costs at least: FLOPs and bytes of each bucket, and the time that this machine needs for them.
+"""The minimum cost of a call: FLOPs and bytes of each bucket, and the time that this machine needs for them.
 
 FLOPs are those of matrix products, convolutions and attention, as torch counts them; the other operations read and
-write memory, and their FLOPs are few. Bytes are the weights once, the inputs and the outputs: what no fusion saves.
-Tables of embeddings count none, since a call reads few of their rows.
+write memory, and their FLOPs are few. Bytes are the weights once, the inputs and the outputs, which no fusion saves.
+Tables of embeddings do not count, since a call reads few of their rows.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import time
 from typing import Any
+
+import torch
 
 from .. import failures, structure
 from ..torch_private import fake, modules
@@ -24,8 +26,6 @@ _RUNS = 5
 
 def costs(subject: Subject) -> dict[str, Any]:
     """Returns the protocol's `Cost`: each bucket, and how fast this machine is."""
-    import torch
-
     dtype = _dtype(subject.call)
     flops, copied, how = _rates(subject.opened.device, dtype)
     weights = _weights(subject.call)
@@ -34,9 +34,9 @@ def costs(subject: Subject) -> dict[str, Any]:
         try:
             counted, inputs, outputs = _count(subject, sizes)
         except Exception as error:
-            why = f"{type(error).__name__}: {failures.one_line(error)}"
             at = ", ".join(f"`{dim}` = {size}" for dim, size in sizes.items())
-            subject.unknown.append(f"what a call costs at {at or 'its one size'}: it fails with {why}")
+            why = f"it fails with {failures.named(error)}"
+            subject.unknown.append(f"what a call costs at {at or 'its one size'}: {why}")
             continue
         moved = weights + inputs + outputs
         floor = max(counted / flops, moved / copied)
@@ -52,7 +52,6 @@ def costs(subject: Subject) -> dict[str, Any]:
 
 def _count(subject: Subject, sizes: dict[str, int]) -> tuple[int, int, int]:
     """Returns FLOPs, bytes of the inputs and bytes of the outputs of a call. Values are computed only if need be."""
-    import torch
     from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
     def attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
@@ -80,8 +79,6 @@ def _bytes(tensors: list[Any]) -> int:
 
 def _weights(module: Any) -> int:
     """Returns the bytes of parameters and buffers, tied ones once, without tables of embeddings."""
-    import torch
-
     tables = (torch.nn.Embedding, torch.nn.EmbeddingBag)
     held = [one for part in module.modules() if not isinstance(part, tables) for one in modules.own_tensors(part)]
     return sum({fake.storage(one): one.numel() * one.element_size() for one in held}.values())
@@ -89,8 +86,6 @@ def _weights(module: Any) -> int:
 
 def _dtype(module: Any) -> Any:
     """Returns the floating dtype that most bytes of the weights have."""
-    import torch
-
     held: dict[Any, int] = {}
     for one in module.parameters():
         if one.dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
@@ -101,8 +96,6 @@ def _dtype(module: Any) -> Any:
 @functools.cache
 def _rates(device: str, dtype: Any) -> tuple[float, float, str]:
     """Returns FLOPs and bytes a second, measured by a product of two matrices and by a copy, and how that was done."""
-    import torch
-
     side, copied = _SIDE[device], _COPIED[device]
     first = torch.ones(side, side, dtype=dtype, device=device)
     product = torch.empty_like(first)

@@ -1,4 +1,4 @@
-"""What `check` reports: categories, severities and one finding."""
+"""The results of `check`: categories, severities, findings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 HIGH, MEDIUM, LOW = "high", "medium", "low"
 ORDER = {HIGH: 0, MEDIUM: 1, LOW: 2}
 
-# Name -> what it stands for, in a few words. The crate has the same names in spec/check.rs; a test compares them.
+# Name -> description. The crate has the same names in spec/check.rs; a test compares them.
 CATEGORIES = {
     "control-flow": "a branch or a loop depends on values of a tensor",
     "value-read": "a value of a tensor is read into Python",
@@ -41,7 +41,7 @@ CATEGORIES = {
 
 @dataclass
 class Fix:
-    """What to write instead: a sentence, and the lines where these follow from the user's own."""
+    """A fix: a sentence, and lines to write if they follow from the user's own."""
 
     text: str
     lines: list[str] = field(default_factory=list)

@@ -8,6 +8,7 @@ statement of a form that no rule here knows has the sentence alone.
 from __future__ import annotations
 
 import ast
+import copy
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,7 +41,7 @@ def branch(place: Place | None, rank: int | None = None) -> Fix:
         return Fix("run a fixed number of steps, and let `torch.where` keep what is finished as it is")
     if isinstance(statement, ast.Assert):
         return Fix("leave the check to the caller: a compiled module checks shapes and dtypes itself", ["pass"])
-    changed = _replace(statement, _conditional) if not rank else []
+    changed = replace(statement, _conditional) if not rank else []
     if changed:
         return Fix("choose with `torch.where`", changed)
     return Fix("keep it a tensor: `torch.where` chooses, `torch.logical_and`, `_or` and `_not` combine")
@@ -49,7 +50,7 @@ def branch(place: Place | None, rank: int | None = None) -> Fix:
 def generates(statement: ast.stmt | None) -> bool:
     """Returns whether a statement calls a `generate`."""
     nodes = ast.walk(_header(statement)) if statement is not None else ()
-    return any(isinstance(one, ast.Call) and _called(one) == "generate" for one in nodes)
+    return any(isinstance(one, ast.Call) and called(one) == "generate" for one in nodes)
 
 
 def _leaves_loop(place: Place) -> bool:
@@ -57,11 +58,9 @@ def _leaves_loop(place: Place) -> bool:
     statement = place.statement
     if not isinstance(statement, ast.If):
         return False
-    node: ast.AST | None = statement
-    while node is not None and not isinstance(node, ast.For | ast.While | ast.FunctionDef):
-        node = place.file.parents.get(node)
+    around = (one for one in place.file.around(statement) if isinstance(one, ast.For | ast.While | ast.FunctionDef))
     ends = any(isinstance(one, ast.Break | ast.Return) for one in ast.walk(statement))
-    return ends and not isinstance(node, ast.FunctionDef | None)
+    return ends and not isinstance(next(around, None), ast.FunctionDef | None)
 
 
 def _conditional(node: ast.AST) -> ast.AST | None:
@@ -91,7 +90,7 @@ def _where(place: Place, statement: ast.If) -> list[str]:
     if len(body) == 1 and isinstance(body[0], ast.Return):
         last = other[0] if len(other) == 1 else place.following if not other else None
         if isinstance(last, ast.Return) and _is_tensor(body[0].value) and _is_tensor(last.value):
-            return [f"return {_text(_call('torch.where', test, body[0].value, last.value))}"]
+            return [f"return {unparsed(_call('torch.where', test, body[0].value, last.value))}"]
         return []
     yes, no = _assigned(body), _assigned(other)
     if yes is None or no is None:
@@ -102,12 +101,10 @@ def _where(place: Place, statement: ast.If) -> list[str]:
     kept = {name: value for side in (yes, no) for name, value in side.items() if name not in chosen}
     if not chosen or any(_reads(value) & set(chosen) for value in kept.values()):
         return []
-    sides = [yes[name] for name in chosen if name in yes], [no[name] for name in chosen if name in no]
-    if other and any(
-        _reads(side[name]) & (set(chosen) - {name}) for side in (yes, no) for name in chosen if name in side
-    ):
+    sides = [(name, side[name]) for side in (yes, no) for name in chosen if name in side]
+    if other and any(_reads(value) & (set(chosen) - {name}) for name, value in sides):
         return []
-    if not all(_is_tensor(value) for side in sides for value in side):
+    if not all(_is_tensor(value) for _, value in sides):
         return []
     head, test_name = [], ast.unparse(test)
     if len(chosen) > 1 and _reads(test) & set(chosen):
@@ -116,8 +113,8 @@ def _where(place: Place, statement: ast.If) -> list[str]:
     made = []
     for name in chosen:
         value = yes.get(name, ast.Name(name)), no.get(name, ast.Name(name))
-        made.append(f"{name} = {_text(_call('torch.where', ast.Name(test_name), *value))}")
-    return [*head, *(_line(name, value) for name, value in kept.items()), *made]
+        made.append(f"{name} = {unparsed(_call('torch.where', ast.Name(test_name), *value))}")
+    return [*head, *(f"{name} = {unparsed(value)}" for name, value in kept.items()), *made]
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr] | None:
@@ -142,7 +139,7 @@ def _is_tensor(node: ast.expr | None) -> bool:
 def _writes(node: ast.AST) -> bool:
     """Returns whether a call in it may change a tensor in place."""
     calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
-    return any(_called(one).endswith("_") and not _called(one).endswith("__") for one in calls)
+    return any(called(one).endswith("_") and not called(one).endswith("__") for one in calls)
 
 
 def _boolean(test: ast.expr) -> ast.expr | None:
@@ -156,16 +153,16 @@ def _boolean(test: ast.expr) -> ast.expr | None:
         found = [_boolean(one) for one in test.values]
         return None if None in found else _joined(found, ast.BitAnd() if isinstance(test.op, ast.And) else ast.BitOr())
     calls = [one for one in ast.walk(test) if isinstance(one, ast.Call)]
-    if any(_called(one) in _PYTHON or ast.unparse(one.func) in ("int", "round", "complex") for one in calls):
+    if any(called(one) in _PYTHON or ast.unparse(one.func) in ("int", "round", "complex") for one in calls):
         return None
-    value = ast.parse("\n".join(_replace(ast.Expr(test), _unread)) or ast.unparse(test), mode="eval").body
+    value = ast.parse("\n".join(replace(ast.Expr(test), _unread)) or ast.unparse(test), mode="eval").body
     if isinstance(value, ast.Compare):
         if any(isinstance(one, ast.In | ast.NotIn | ast.Is | ast.IsNot) for one in value.ops):
             return None
         sides = [value.left, *value.comparators]
         pairs = zip(sides, value.ops, sides[1:], strict=False)
         return _joined([ast.Compare(left, [op], [right]) for left, op, right in pairs], ast.BitAnd())
-    if isinstance(value, ast.Call) and _called(value) in _BOOLEAN:
+    if isinstance(value, ast.Call) and called(value) in _BOOLEAN:
         return value
     return ast.Compare(value, [ast.NotEq()], [ast.Constant(0)])
 
@@ -205,13 +202,13 @@ def read(place: Place, facts: dict[str, Any]) -> Fix:
     def change(node: ast.AST) -> ast.AST | None:
         if not isinstance(node, ast.Call) or not _is_read(node):
             return None
-        if _called(node) == "item":
+        if called(node) == "item":
             return node.func.value  # type: ignore[attr-defined]
-        held, to = _unread(node.args[0]) or node.args[0], {"int": "long", "float": "float"}[_called(node)]
+        held, to = _unread(node.args[0]) or node.args[0], {"int": "long", "float": "float"}[called(node)]
         same = floating == (to == "float")
         return held if same else ast.Call(ast.Attribute(held, to), [], [])
 
-    return Fix(text, _replace(statement, change))
+    return Fix(text, replace(statement, change))
 
 
 def _is_read(node: ast.AST) -> bool:
@@ -235,7 +232,7 @@ def is_size(place: Place) -> bool:
     def sized(node: ast.AST) -> Iterator[ast.AST]:
         if isinstance(node, ast.Slice):
             yield from (one for bound in (node.lower, node.upper) if bound is not None for one in ast.walk(bound))
-        elif isinstance(node, ast.Call) and _called(node) in _SIZED:
+        elif isinstance(node, ast.Call) and called(node) in _SIZED:
             yield from (one for value in node.args for one in ast.walk(value))
 
     if any(_is_read(one) for node in ast.walk(_header(statement)) for one in sized(node)):
@@ -257,9 +254,8 @@ def masked(place: Place, facts: dict[str, Any]) -> Fix:
         if value in (None, 0):
             return Fix("fill with the mask", [f"{name}.masked_fill_({_wide(mask, rank - by)}, {new})"])
         if value <= rank - by:
-            return Fix(
-                "choose with `torch.where`", [f"{name}.copy_(torch.where({_wide(mask, rank - by)}, {new}, {name}))"]
-            )
+            chosen = f"{name}.copy_(torch.where({_wide(mask, rank - by)}, {new}, {name}))"
+            return Fix("choose with `torch.where`", [chosen])
         values, rows = _unused("values", place), _unused("rows", place)
         lines = [
             f"{values} = {new}",
@@ -281,7 +277,7 @@ def masked(place: Place, facts: dict[str, Any]) -> Fix:
         rows = _call("torch.where", ast.Name(mask), of.value.value, ast.Constant(0))
         return ast.Call(ast.Attribute(rows, "sum"), [], [])
 
-    return Fix(text, _replace(statement, change))
+    return Fix(text, replace(statement, change))
 
 
 def _wide(mask: str, missing: int) -> str:
@@ -302,11 +298,11 @@ def stored(place: Place, node: ast.Attribute, taken: bool) -> Fix:
     if not base.startswith("self.") or (isinstance(parent, ast.Call) and parent.func is node):
         return Fix(text)
     name = f"self.{base.rpartition('.')[2]}_{node.attr}" if taken else f"self.{node.attr}"
-    change = _replace(place.statement, lambda one: ast.Name(name) if ast.unparse(one) == ast.unparse(node) else None)
+    change = replace(place.statement, lambda one: ast.Name(name) if ast.unparse(one) == ast.unparse(node) else None)
     return Fix(text, [f"{name} = {base}.{node.attr}  # last in `__init__`", *change])
 
 
-def quiet(statement: ast.stmt | None) -> Fix:
+def printed(statement: ast.stmt | None) -> Fix:
     """Returns the fix of a `print` or a log."""
     text = "say it outside of forward, or only when the module runs in eager"
     if isinstance(statement, ast.Expr):
@@ -350,7 +346,7 @@ def _copied(method: ast.FunctionDef, written: list[str]) -> list[str]:
         values = [] if nothing else list(one.value.elts) if isinstance(one.value, ast.Tuple) else [one.value]
         there = {value.id for value in values if isinstance(value, ast.Name)}
         values += [ast.Name(new) for new in kept.values() if new not in there]
-        text = f"return {', '.join(_text(value) for value in values)}"
+        text = f"return {', '.join(unparsed(value) for value in values)}"
         lines.append(text if returns else f"{text}  # last in `{method.name}`")
     return lines
 
@@ -374,17 +370,15 @@ def repeated(statement: ast.stmt | None, facts: dict[str, Any]) -> Fix:
         missing = len(node.args) - len(shape)
         # A parameter has one shape, an input may have its other sizes too.
         if count == 1 and plain and missing >= 0 and str(facts.get("held")).startswith("the parameter"):
-            sizes = [
-                one if old == 1 else ast.Constant(1) for one, old in zip(node.args, (1,) * missing + shape, strict=True)
-            ]
-            sizes = [ast.Constant(1) if ast.unparse(one) == "-1" else one for one in sizes]
+            pairs = zip(node.args, (1,) * missing + shape, strict=True)
+            sizes = [one if old == 1 and ast.unparse(one) != "-1" else ast.Constant(1) for one, old in pairs]
             return ast.Call(ast.Attribute(node.func.value, "repeat"), sizes, [])  # type: ignore[attr-defined]
         done.add(id(node))
         memory = ast.keyword("memory_format", ast.parse("torch.contiguous_format", mode="eval").body)
         return ast.Call(ast.Attribute(node, "clone"), [], [memory])
 
     done: set[int] = set()
-    return Fix("a copy has strides that do not depend on the size", _replace(statement, change))
+    return Fix("a copy has strides that do not depend on the size", replace(statement, change))
 
 
 def _is_expand(node: ast.AST) -> bool:
@@ -406,7 +400,7 @@ def flag(statement: ast.stmt | None) -> Fix:
         return None
 
     text = "`bool` decides it once for the whole range; or give it to `__init__` as a constant"
-    return Fix(text, _replace(statement, change))
+    return Fix(text, replace(statement, change))
 
 
 def evaluated(function: ast.stmt | None) -> Fix:
@@ -414,7 +408,7 @@ def evaluated(function: ast.stmt | None) -> Fix:
     returns = [one for one in ast.walk(function) if isinstance(one, ast.Return)] if function is not None else []
     lines = []
     if len(returns) == 1 and isinstance(returns[0].value, ast.Name | ast.Call):
-        lines = [f"return {_text(returns[0].value)}.eval()"]
+        lines = [f"return {unparsed(returns[0].value)}.eval()"]
     return Fix("return it in eval mode", lines)
 
 
@@ -430,9 +424,9 @@ def _earlier(place: Place) -> set[str]:
 
 def _unused(name: str, place: Place) -> str:
     """Returns a name that the function around a line does not use."""
-    function = place.definition
-    known = {one.id for one in ast.walk(function) if isinstance(one, ast.Name)} if function is not None else set()
-    known |= {one.arg for one in ast.walk(function) if isinstance(one, ast.arg)} if function is not None else set()
+    nodes = list(ast.walk(place.definition)) if place.definition is not None else []
+    named = [one for one in nodes if isinstance(one, ast.Name | ast.arg)]
+    known = {one.id if isinstance(one, ast.Name) else one.arg for one in named}
     while name in known:
         name = f"{name}_"
     return name
@@ -442,16 +436,16 @@ def _reads(node: ast.AST) -> set[str]:
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name)}
 
 
-def _called(node: ast.Call) -> str:
+def called(node: ast.Call) -> str:
     """Returns the last name of a call: `item` for `x.sum().item()`."""
     return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
 
 
-def _replace(statement: ast.stmt | None, change: Any) -> list[str]:
+def replace(statement: ast.stmt | None, change: Any) -> list[str]:
     """Returns the statement with its expressions changed, none where nothing does."""
     if statement is None or isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return []
-    copy = ast.parse(ast.unparse(_header(statement))).body[0]
+    changed = ast.parse(ast.unparse(_header(statement))).body[0]
     done = False
 
     class Change(ast.NodeTransformer):
@@ -464,30 +458,22 @@ def _replace(statement: ast.stmt | None, change: Any) -> list[str]:
                 return made if isinstance(made, ast.keyword) else self.generic_visit(made)
             return self.generic_visit(node)
 
-    copy = Change().visit(copy)
-    return _text(copy).splitlines() if done else []
+    changed = Change().visit(changed)
+    return unparsed(changed).splitlines() if done else []
 
 
 def _header(statement: ast.stmt) -> ast.stmt:
     """Returns a compound statement with an empty block."""
-    if isinstance(statement, ast.If):
-        return ast.If(statement.test, [ast.Expr(ast.Constant(...))], [])
-    if isinstance(statement, ast.While):
-        return ast.While(statement.test, [ast.Expr(ast.Constant(...))], [])
-    if isinstance(statement, ast.For):
-        return ast.For(statement.target, statement.iter, [ast.Expr(ast.Constant(...))], [], lineno=1)
-    if isinstance(statement, ast.With):
-        return ast.With(statement.items, [ast.Expr(ast.Constant(...))], lineno=1)
-    return statement
+    if not isinstance(statement, ast.If | ast.While | ast.For | ast.With):
+        return statement
+    short = copy.copy(statement)
+    short.body, short.orelse = [ast.Expr(ast.Constant(...))], []  # type: ignore[union-attr]
+    return short
 
 
 def _call(name: str, *args: ast.expr) -> ast.expr:
     return ast.Call(ast.parse(name, mode="eval").body, list(args), [])
 
 
-def _line(name: str, value: ast.expr) -> str:
-    return f"{name} = {_text(value)}"
-
-
-def _text(node: ast.AST) -> str:
+def unparsed(node: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(node))

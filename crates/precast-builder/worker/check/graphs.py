@@ -1,7 +1,7 @@
-"""What keeps a program out of a CUDA graph: a graph is launched whole, on the device, with the same tensors every time.
+"""Reasons that keep a program out of a CUDA graph, which is launched whole, on the device, with the same tensors.
 
-Of a module that can be captured the program itself is read. Of any other one the calls of its eager run are, so that
-what is behind the first break is named as well.
+For a module that can be captured, the graph is searched; for any other one the calls of its eager run, so that lines
+after the first break are named too.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
 
 from .. import failures, operators, padding_graph
 from ..flat import Flat
@@ -25,7 +27,7 @@ _KEEP = Fix("keep it a tensor on the device: what the host does with the value, 
 
 @dataclass
 class Graphs:
-    """What stands between a module and one CUDA graph."""
+    """Reasons that keep a module out of one CUDA graph."""
 
     subject: Subject
     findings: list[Finding] = field(default_factory=list)
@@ -83,7 +85,7 @@ class Graphs:
     def _line(self, node: Any) -> Place | None:
         """Returns the project's line of an operation; says which module it is in where it has none."""
         sources = self.subject.sources
-        place = sources.at(failures.from_stack_trace(node.meta.get("stack_trace"), sources.root))
+        place = sources.at(failures.line_of(node, sources.root))
         if place is None:
             self.subject.unknown.append(f"which line keeps {operators.caller(node)} out of a CUDA graph")
         return place
@@ -91,8 +93,6 @@ class Graphs:
 
 def _crossed(node: Any) -> str | None:
     """Returns between which devices an operation copies."""
-    import torch
-
     given = [value.meta.get("val") for value in node.all_input_nodes]
     devices = {value.device.type for value in given if isinstance(value, torch.Tensor) and value.dim() > 0}
     held = node.meta.get("val")

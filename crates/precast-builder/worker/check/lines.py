@@ -1,4 +1,4 @@
-"""What tracing hides: found by looking at each line that ran, with the values that its names had."""
+"""Findings that a trace does not show: from each line that ran, with the values of its names."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+import torch
+
 from .. import operators
 from ..torch_private import overloads
 from . import fixes, numpy_fixes
@@ -19,32 +21,18 @@ from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import MISSING, resolve
 from .sources import Place, made
 
-_CHANGES = {
-    "appendleft",
-    "popleft",
-    "sort",
-    "reverse",
-    "append",
-    "extend",
-    "insert",
-    "pop",
-    "remove",
-    "clear",
-    "update",
-    "setdefault",
-    "popitem",
-    "add",
-    "discard",
-}
+_CHANGES = {"appendleft", "popleft", "sort", "reverse", "append", "extend", "insert", "pop", "remove", "clear", "add"}
+_CHANGES |= {"update", "setdefault", "popitem", "discard"}
 _LOGS = {"debug", "info", "warning", "warning_once", "warn", "error", "exception", "critical", "log"}
 _CONTAINERS = (list, dict, set, deque)
+_CODE = types.ModuleType | types.FunctionType | types.MethodType
 _STATE = Fix("take what changes as an input, and return its new value: the caller keeps it between calls")
-# What a module may hold beside tensors and modules without a word: plain values and settings.
+# Attributes of a module that give no finding: plain values and settings.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), list, tuple, dict, set, frozenset, range, type)
 
 
 class Lines:
-    """Collects what lines show; `visit` is called once for each line, in its frame."""
+    """Collects the findings of lines; `visit` is called once for each line, in its frame."""
 
     def __init__(self, model: Any) -> None:
         self.findings: list[Finding] = []
@@ -54,10 +42,10 @@ class Lines:
             self._keep(module, 4)
 
     def visit(self, place: Place, frame: FrameType) -> None:
-        """Looks at one line."""
+        """Adds the findings of one line."""
         statement = place.statement
         if statement is None or statement.lineno != place.line:
-            # The other lines of a statement were looked at with its first.
+            # The first line of a statement stands for all of it.
             return
         for node in _expressions(statement):
             for category, severity, why, fix in self._node(node, statement, place, frame):
@@ -68,8 +56,6 @@ class Lines:
 
     def _keep(self, value: Any, depth: int) -> None:
         """Notes an object that outlives a call, and the objects inside it."""
-        import torch
-
         known = torch.Tensor | types.ModuleType | types.FunctionType | type | str | int | float | None
         if isinstance(value, known) or id(value) in self._kept:
             return
@@ -84,8 +70,6 @@ class Lines:
 
     def _outlives(self, node: ast.expr, frame: FrameType) -> bool:
         """Returns whether an expression stands for an object that outlives the call: of a module, a class, a global."""
-        import torch
-
         value = resolve(node, frame)
         if isinstance(value, torch.Tensor):
             return False
@@ -97,8 +81,6 @@ class Lines:
 
     def _changed(self, statement: ast.stmt, frame: FrameType) -> Iterator[str]:
         """Yields the lasting targets of a statement: attributes, items, global names."""
-        import torch
-
         for target in _targets(statement):
             if isinstance(target, ast.Name):
                 if target.id not in (*frame.f_code.co_varnames, *frame.f_code.co_cellvars):
@@ -121,30 +103,22 @@ class Lines:
                 yield "python-branch", LOW, f"whether `{name}` is there is decided at capture", _variant(name)
 
     def _call(self, node: ast.Call, statement: ast.stmt, place: Place, frame: FrameType) -> Iterator[Any]:
-        import torch
-
-        called = resolve(node.func, frame)
-        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        called, name = resolve(node.func, frame), fixes.called(node)
         base = resolve(node.func.value, frame) if isinstance(node.func, ast.Attribute) else MISSING
         if called is print or _is_log(base, name):
             if not _guarded(place, statement):
                 why = "a compiled program says nothing, and torch.compile breaks the graph here"
-                yield "print", MEDIUM, why, fixes.quiet(statement)
+                yield "print", MEDIUM, why, fixes.printed(statement)
         elif called in (isinstance, hasattr, issubclass) and node.args:
             value = resolve(node.args[0], frame)
             name = ast.unparse(node.args[0])
-            why = f"the type of `{name}` is decided at capture: {type(value).__name__}"
-            if value is MISSING:
-                why = f"the type of `{name}` is decided at capture"
+            kind = "" if value is MISSING else f": {type(value).__name__}"
+            why = f"the type of `{name}` is decided at capture{kind}"
             yield "python-branch", LOW, why, _variant(name)
             if isinstance(value, list | tuple) and any(isinstance(one, torch.Tensor) for one in _flat(value)):
                 why = f"`{name}` is a {type(value).__name__} of {len(value)}: number and nesting are fixed at capture"
-                yield (
-                    "list-input",
-                    MEDIUM,
-                    why,
-                    Fix("take one tensor with a dimension for them, as `torch.stack` makes"),
-                )
+                fix = Fix("take one tensor with a dimension for them, as `torch.stack` makes")
+                yield "list-input", MEDIUM, why, fix
         elif _module(called).partition(".")[0] == "numpy" or _module(base) == "numpy":
             inside = [one for arg in node.args for one in ast.walk(arg)]
             named = [resolve(one, frame) for one in inside if isinstance(one, ast.Name)]
@@ -176,10 +150,8 @@ class Lines:
             return
         if not overloads.has_fake_kernel(name):
             why = f"`{name}` has no fake kernel: torch can't say what shape it returns"
-            fix = Fix(
-                f'say it: `@torch.library.register_fake("{name}")` on a function that returns `torch.empty` of it'
-            )
-            yield "custom-operator", HIGH, why, fix
+            fix = f'say it: `@torch.library.register_fake("{name}")` on a function that returns `torch.empty` of it'
+            yield "custom-operator", HIGH, why, Fix(fix)
 
 
 def _lasts(name: str) -> str:
@@ -188,8 +160,6 @@ def _lasts(name: str) -> str:
 
 def _operator_name(func: ast.expr, frame: FrameType) -> str | None:
     """Returns the name of an operator that is called as `torch.ops.space.name(…)`."""
-    import torch
-
     parts = ast.unparse(func).split(".")
     if len(parts) >= 4 and parts[1] == "ops" and resolve(ast.Name(parts[0]), frame) is torch:
         return f"{parts[2]}::{parts[3]}"
@@ -216,26 +186,18 @@ def _targets(statement: ast.stmt) -> list[ast.expr]:
 
 
 def _object(node: ast.Attribute, place: Place, frame: FrameType) -> Iterator[Any]:
-    """Finds what is computed by an object that the module holds and torch knows nothing of, as a tokenizer."""
-    import torch
-
+    """Finds values computed by an object of the module that torch does not know, such as a tokenizer."""
     base = resolve(node.value, frame)
     if base is MISSING or not _rooted(node.value, frame) or isinstance(base, (torch.nn.Module, torch.Tensor, *_PLAIN)):
         return
     kind = type(base)
-    space = kind.__module__.partition(".")[0]
-    if space in ("torch", "builtins", "logging", "numpy") or isinstance(
-        base, types.ModuleType | types.FunctionType | types.MethodType
-    ):
+    settings = dataclasses.is_dataclass(base) or kind.__name__.endswith("Config")
+    if settings or kind.__module__.partition(".")[0] in ("torch", "builtins", "logging", "numpy"):
+        return
+    if isinstance(base, _CODE | types.SimpleNamespace | enum.Enum):
         return
     if node.attr in getattr(base, "__dict__", {}) and "okenizer" not in kind.__name__:
         # A stored value, as those of a configuration.
-        return
-    if (
-        dataclasses.is_dataclass(base)
-        or isinstance(base, types.SimpleNamespace | enum.Enum)
-        or kind.__name__.endswith("Config")
-    ):
         return
     why = f"`{ast.unparse(node)}` asks a {kind.__name__}: its answer at capture is a constant of the compiled program"
     taken = resolve(ast.Attribute(ast.Name("self"), node.attr), frame) is not MISSING
@@ -244,8 +206,6 @@ def _object(node: ast.Attribute, place: Place, frame: FrameType) -> Iterator[Any
 
 def _rooted(node: ast.expr, frame: FrameType) -> bool:
     """Returns whether a chain of names starts at a module."""
-    import torch
-
     while isinstance(node, ast.Attribute | ast.Subscript):
         node = node.value
         if isinstance(resolve(node, frame), torch.nn.Module):
@@ -255,26 +215,19 @@ def _rooted(node: ast.expr, frame: FrameType) -> bool:
 
 def _decides(node: ast.AST, statement: ast.stmt, place: Place) -> bool:
     """Returns whether an expression is in the test of a branch."""
-    while node is not statement:
-        parent = place.file.parents.get(node)
-        if parent is None:
-            return False
-        if isinstance(parent, ast.If | ast.IfExp | ast.While | ast.Assert) and parent.test is node:
+    for one in place.file.around(node):
+        parent = place.file.parents.get(one)
+        if isinstance(parent, ast.If | ast.IfExp | ast.While | ast.Assert) and parent.test is one:
             return True
-        node = parent
+        if parent is statement:
+            return False
     return False
 
 
 def _guarded(place: Place, statement: ast.stmt) -> bool:
     """Returns whether a statement runs only outside of captures."""
-    node: ast.AST | None = statement
-    while node is not None:
-        if isinstance(node, ast.If) and any(
-            word in ast.unparse(node.test) for word in ("is_compiling", "is_exporting", "is_dynamo_compiling")
-        ):
-            return True
-        node = place.file.parents.get(node)
-    return False
+    tests = (ast.unparse(one.test) for one in place.file.around(statement) if isinstance(one, ast.If))
+    return any(word in test for test in tests for word in ("is_compiling", "is_exporting", "is_dynamo_compiling"))
 
 
 def _is_log(base: Any, name: str) -> bool:

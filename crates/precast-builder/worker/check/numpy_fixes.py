@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from .finding import Fix
-from .fixes import _called, _replace, _text
+from .fixes import called, replace, unparsed
 from .sources import Place
 
 # Functions with one meaning in both, for floating tensors.
@@ -15,13 +15,8 @@ _SAME = set(
 _SAME |= set("log2 matmul maximum minimum mean prod round sign sin sinh sqrt square stack sum tan tanh where".split())
 _SAME |= set("argmax argmin argsort cumsum".split())
 # Functions with another name in torch: the name, and an attribute of its result.
-_NAMES = {
-    "sort": ("sort", ".values"),
-    "max": ("amax", ""),
-    "min": ("amin", ""),
-    "amax": ("amax", ""),
-    "amin": ("amin", ""),
-}
+_NAMES = {"sort": ("sort", ".values"), "max": ("amax", ""), "min": ("amin", "")}
+_NAMES |= {"amax": ("amax", ""), "amin": ("amin", "")}
 _NAMES |= {"std": ("std", ""), "var": ("var", "")} | {name: (name, "") for name in _SAME}
 _WRAPPERS = {"from_numpy", "as_tensor", "tensor"}
 
@@ -33,7 +28,7 @@ def instead(place: Place, node: ast.Call | None = None, constant: bool = False, 
     statement = place.statement
     inside = ast.walk(statement) if node is None and statement is not None else [node]
     calls = [one for one in inside if isinstance(one, ast.Call) and is_numpy(one)]
-    shown = next((_text(made) for one in calls if (made := _torch(one, [ast.Name("…")]))), None)
+    shown = next((unparsed(made) for one in calls if (made := _torch(one, [ast.Name("…")]))), None)
     text = f"compute it with torch, by `{shown}`" if shown else "compute it with torch"
     return Fix(text, _lines(statement) if floating else [])
 
@@ -46,17 +41,17 @@ def _lines(statement: ast.stmt | None) -> list[str]:
         nonlocal wrapped
         if not isinstance(node, ast.Call):
             return None
-        wrapper = _called(node) in _WRAPPERS and ast.unparse(node.func).startswith("torch.")
+        wrapper = called(node) in _WRAPPERS and ast.unparse(node.func).startswith("torch.")
         if wrapper and not node.keywords and len(node.args) == 1:
             wrapped = True
             return change(node.args[0]) or node.args[0]
-        if _called(node) == "numpy" and isinstance(node.func, ast.Attribute):
+        if called(node) == "numpy" and isinstance(node.func, ast.Attribute):
             return node.func.value
         return _torch(node, node.args) if is_numpy(node) else None
 
-    lines = _replace(statement, change)
+    lines = replace(statement, change)
     left = [one for one in ast.walk(ast.parse("\n".join(lines))) if isinstance(one, ast.Call)]
-    done = wrapped and not any(is_numpy(one) or _called(one) == "numpy" for one in left)
+    done = wrapped and not any(is_numpy(one) or called(one) == "numpy" for one in left)
     return lines if done else []
 
 
@@ -67,7 +62,7 @@ def is_numpy(node: ast.Call) -> bool:
 
 def _torch(node: ast.Call, args: list[ast.expr]) -> ast.expr | None:
     """Returns the call of torch that is equal to a call of numpy."""
-    name, plain = _called(node), ast.unparse(node.func).count(".") == 1
+    name, plain = called(node), ast.unparse(node.func).count(".") == 1
     if name not in _NAMES or not plain or any(one.arg not in ("axis", "keepdims") for one in node.keywords):
         return None
     torch, after = _NAMES[name]

@@ -1,8 +1,8 @@
-"""One run of a module on sample inputs, watched: which of the project's lines ran, and what torch was asked for there.
+"""One recorded run of a module on sample inputs: the project's lines that ran, and their calls of torch.
 
-A capture stops at the first thing that it can't follow; a run of eager meets them all. Calls of torch come from a
-`TorchFunctionMode`, lines from `sys.settrace`, which looks at the project's own functions only. What a line names is
-resolved from the frame's variables without running any code of the model.
+A capture stops at the first problem; an eager run meets all of them. Calls of torch come from a `TorchFunctionMode`,
+lines from `sys.settrace`, for functions of the project only. Names in a line are resolved from the frame's variables
+without running any code of the model.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
 
 from .. import tensors
 from ..torch_private import fake
@@ -29,18 +32,18 @@ class Call:
 
     name: str
     place: Place
-    # Ranks, dtypes and what else rules need, taken at once: the tensors may change.
+    # Ranks, dtypes and other facts for the rules, taken at the call: the tensors may change.
     facts: dict[str, Any]
 
 
 @dataclass
 class Seen:
-    """What one run showed."""
+    """The record of one run."""
 
     calls: list[Call] = field(default_factory=list)
     codes: dict[CodeType, set[int]] = field(default_factory=dict)
     error: BaseException | None = None
-    # What ended the run only because it was watched.
+    # An error that only a recorded run has.
     unwatched: BaseException | None = None
 
     def skipped(self) -> dict[str, int]:
@@ -57,8 +60,6 @@ def watch(
     function: Callable[..., Any], inputs: dict[str, Any], held: dict[int, str], sources: Sources, visit: Any
 ) -> Seen:
     """Runs a function on copies of the inputs. `held` names parameters and buffers by storage; `visit` sees lines."""
-    import torch
-
     seen = Seen()
     given = [value.clone() for value in inputs.values()]
     own = dict(held)
@@ -74,7 +75,7 @@ def watch(
                 function(*[value.clone() for value in inputs.values()])
         except Exception:
             return seen
-        # It runs where nobody looks: `torch.cond` compiles its branches, and refuses while it is watched.
+        # It runs without the record: `torch.cond` compiles its branches, and refuses inside a recorded run.
         seen.unwatched, seen.error = seen.error, None
     return seen
 
@@ -108,8 +109,6 @@ def _lines(seen: Seen, sources: Sources, visit: Any) -> Iterator[None]:
 
 @contextmanager
 def _calls(seen: Seen, sources: Sources, own: dict[int, str]) -> Iterator[None]:
-    from torch.overrides import TorchFunctionMode
-
     class Watch(TorchFunctionMode):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             place = _place(inspect.currentframe(), sources)
@@ -134,8 +133,6 @@ def _place(frame: FrameType | None, sources: Sources) -> Place | None:
 
 
 def _facts(name: str, args: Any, kwargs: dict[str, Any], own: dict[int, str]) -> dict[str, Any]:
-    import torch
-
     first = args[0] if args else None
     facts: dict[str, Any] = {"arguments": len(args) + len(kwargs)}
     if isinstance(first, torch.Tensor):
@@ -164,7 +161,7 @@ def _facts(name: str, args: Any, kwargs: dict[str, Any], own: dict[int, str]) ->
 
 
 def resolve(node: Any, frame: FrameType) -> Any:
-    """Returns what a chain of names stands for, without running properties; `MISSING` where that can't be said."""
+    """Returns the value of a chain of names, without running properties; `MISSING` if it is not known."""
     import ast
 
     if isinstance(node, ast.Constant):
@@ -183,8 +180,6 @@ def resolve(node: Any, frame: FrameType) -> Any:
 def attribute(base: Any, name: str) -> Any:
     """Returns a stored attribute: of the object, of its class, or of a torch module's tables."""
     import types
-
-    import torch
 
     try:
         own = vars(base)

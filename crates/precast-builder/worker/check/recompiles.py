@@ -1,4 +1,4 @@
-"""What `torch.compile` would compile again for the sizes of a module, and where it would break its graph.
+"""Recompilations of `torch.compile` for the sizes of a module, and its graph breaks.
 
 The module is called through torch.compile with a backend that compiles nothing: at one size of each bucketed
 dimension, at the same sizes again, at a second and a third size of each dimension, and at size one.
@@ -17,14 +17,14 @@ from .finding import LOW, MEDIUM, Finding, Fix
 from .sources import made
 from .subject import Subject
 
-# Turns of a dimension.
+# The sizes of a dimension, in order.
 _SECOND, _THIRD, _ONE = range(3)
 _MISMATCH = re.compile(r"tensor '(.+)' size mismatch at index (\d+)\. expected (\d+), actual \d+")
 
 
 @dataclass
 class Recompiles:
-    """What torch.compile does with a module."""
+    """Recompilations and graph breaks of a module."""
 
     subject: Subject
     findings: list[Finding] = field(default_factory=list)
@@ -39,20 +39,20 @@ class Recompiles:
         try:
             with compiled(self.subject.call) as (call, self.limit):
                 first = self._call(call, base, None)
-                # Torch tells a break once more, without its line, of each function around it.
+                # Torch reports a break again, without its line, for each function around it.
                 lines = {one.why for one in first.breaks if one.stack}
                 for one in first.breaks:
                     if one.stack or one.why not in lines:
                         self._broken(one, whole=first.graphs == 0)
                 for guards in self._call(call, base, None).guards:
                     self._at_every_call(guards[0])
-                for turn in (_SECOND, _THIRD, _ONE):
+                for step in (_SECOND, _THIRD, _ONE):
                     for dim in self.subject.dims:
-                        size = self._sizes(dim, base)[turn]
-                        self._guards(self._call(call, {**base, dim: size}, dim), dim, turn)
+                        size = self._sizes(dim, base)[step]
+                        self._guards(self._call(call, {**base, dim: size}, dim), dim, step)
         except Exception as error:
-            why = f"{type(error).__name__}: {failures.one_line(error)}"
-            self.subject.unknown.append(f"what else torch.compile would compile again for: it fails with {why}")
+            why = f"it fails with {failures.named(error)}"
+            self.subject.unknown.append(f"what else torch.compile would compile again for: {why}")
 
     def _sizes(self, dim: str, base: dict[str, int]) -> list[int]:
         """Returns a second size, a third, and one."""
@@ -71,7 +71,7 @@ class Recompiles:
         except Exception as error:
             if dim is None:
                 raise
-            why = f"the module fails there: {type(error).__name__}: {failures.one_line(error)}"
+            why = f"the module fails there: {failures.named(error)}"
             self.subject.unknown.append(f"what torch.compile does at `{dim}` = {sizes[dim]}: {why}")
             return Compiled()
         guards = [self._named(self._about(guards, dim).text) for guards in done.guards]
@@ -87,19 +87,19 @@ class Recompiles:
         """Returns the guard that is about a dimension; else that of the newest version, the least specialised one."""
         return next((one for one in guards if dim and re.search(rf"\b{dim}\b", self._named(one.text))), guards[0])
 
-    def _guards(self, done: Compiled, dim: str, turn: int) -> None:
+    def _guards(self, done: Compiled, dim: str, step: int) -> None:
         """Says why a call at a second size of a dimension, a third or one was compiled again."""
         for guard in (self._about(guards, dim) for guards in done.guards):
             text = self._named(guard.text)
             if _plain(guard.text) in self._always:
                 continue
             fixed = _MISMATCH.match(guard.text) is not None or "==" in guard.text
-            if turn == _ONE:
+            if step == _ONE:
                 why = f"torch.compile makes another graph for `{dim}` = 1: `{text}` does not hold"
                 fix = Fix("call it with at least two, as by a padded row, or expect one graph more")
-                # Torch treats sizes of one by itself, whatever line a bound is from.
+                # Torch specialises sizes of one by itself, so the line of a bound is no cause.
                 guard = Guard(guard.text, [])
-            elif fixed and turn == _THIRD:
+            elif fixed and step == _THIRD:
                 why = f"torch.compile compiles again for every size of `{dim}`, and after {self.limit} runs eager: "
                 why += f"`{text}` does not hold"
                 fix = Fix("compute with the tensor's own size; where a value of it is read, the graph is tied to it")

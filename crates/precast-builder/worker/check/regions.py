@@ -1,8 +1,7 @@
-"""Repeated submodules: which of them share one artifact, and what is in the way of the others.
+"""Repeated submodules: groups that share one artifact, and the differences of the others.
 
-Members of a list share an artifact where their parts of the captured graph are equal. For those whose part differs from
-that of most, attributes are compared: what differs among those that share an artifact, as a number of the layer, is
-not in the way.
+Members of a list share an artifact if their parts of the captured graph are equal. The attributes of the other members
+are compared with theirs. An attribute that varies inside the group, such as the number of a layer, is no reason.
 """
 
 from __future__ import annotations
@@ -75,27 +74,27 @@ class Regions:
         return found
 
     def _differ(self, repeat: Repeat, groups: list[list[str]], called: dict[str, tuple[str, list[Any]]]) -> None:
-        """Says of the groups but the largest in what they differ from it; nothing where the largest has one member."""
-        most, *others = groups
-        if len(most) < 2:
+        """Adds a finding with the differences of each group from the largest, if that has several members."""
+        largest, *others = groups
+        if len(largest) < 2:
             return
         known = {name: repeats.facts(held) for name, held in repeat.members.items()}
-        first = known[most[0]]
-        varied = {fact for name in most for fact in _different(known[name], first)}
+        first = known[largest[0]]
+        varied = {fact for name in largest for fact in _different(known[name], first)}
         path = self.subject.module["path"]
         reasons = []
         for group in others:
             own = known[group[0]]
             differ = [fact for fact in _different(own, first) if fact not in varied]
-            said = [_said(fact, own.get(fact), first.get(fact)) for fact in differ[:_NAMED]]
+            reasons_ = [_shown(fact, own.get(fact), first.get(fact)) for fact in differ[:_NAMED]]
             if len(differ) > _NAMED:
-                said.append(f"{len(differ) - _NAMED} more")
+                reasons_.append(f"{len(differ) - _NAMED} more")
             names = ", ".join(f"`{joined(path, name)}`" for name in group[:_NAMED])
             if len(group) > _NAMED:
                 names += f" and {len(group) - _NAMED} more"
-            reasons.append(f"{names}: {', '.join(said) or _calls(called, group[0], most[0])}")
+            reasons.append(f"{names}: {', '.join(reasons_) or _calls(called, group[0], largest[0])}")
         count = sum(len(group) for group in others)
-        total = f"{count} of {count + len(most)} `{repeat.kind.__name__}`"
+        total = f"{count} of {count + len(largest)} `{repeat.kind.__name__}`"
         why = f"{total} need artifacts of their own, the others share one; {'; '.join(reasons)}"
         fix = Fix("give all of them one value, or a tensor in its place: then one compile serves them all")
         self.findings.append(made(self._place(repeat.kind), "region", LOW, why, fix))
@@ -109,7 +108,7 @@ class Regions:
         return self.subject.sources.place(path, line) if path else None
 
 
-def _said(name: str, own: Fact | None, other: Fact | None) -> str:
+def _shown(name: str, own: Fact | None, other: Fact | None) -> str:
     if own is None or other is None:
         return f"`{name}` is there in {'the others' if own is None else 'it'} only"
     what = f"the {own.kind} of `{name}`" if own.kind in ("class", "dtype") else f"`{name}`"
@@ -121,21 +120,21 @@ def _layouts(held: list[Any]) -> str:
 
 
 def _calls(called: dict[str, tuple[str, list[Any]]], name: str, other: str) -> str:
-    """Says in what two members differ whose attributes are equal."""
+    """Describes the difference of two members with equal attributes."""
     if name in called and called[name][1] != called[other][1]:
-        own, most = _layouts(called[name][1]), _layouts(called[other][1])
-        return f"it is called with {own}, the others with {most}"
+        own, theirs = _layouts(called[name][1]), _layouts(called[other][1])
+        return f"it is called with {own}, the others with {theirs}"
     return "no attribute differs: its code decides by something else, as by what it is called with"
 
 
 def _different(own: dict[str, Fact], other: dict[str, Fact]) -> list[str]:
-    """Returns what is not the same in two members."""
+    """Returns the names of the facts that differ between two members."""
     names = dict.fromkeys([*other, *own])
     return [name for name in names if own.get(name) != other.get(name)]
 
 
 def _without_numbers(repeat: Repeat) -> dict[str, list[tuple[str, str, str]]]:
-    """Returns the facts of each member, without those that are another in every one, as the number of a layer."""
+    """Returns the facts of each member, without those that differ in every one, such as the number of a layer."""
     known = {name: repeats.facts(held) for name, held in repeat.members.items()}
     counts = Counter((fact, one) for held in known.values() for fact, one in held.items())
     shared = {fact for (fact, _), count in counts.items() if count > 1}

@@ -1,8 +1,8 @@
-"""What ties a bucketed dimension to one size: captures with free sizes, and a run at size one.
+"""Bucketed dimensions that the code fixes to one size: found by captures with free sizes, and by a run at size one.
 
-A capture with every bucketed dimension free says which of them the code fixes. Comparisons of sizes that the code
-itself makes are told while it is captured, with their line: each bucket has its own answer of them, and a dynamic
-artifact only the answer of the sample.
+A capture with every bucketed dimension free shows which of them the code fixes. The code's own comparisons of sizes are
+recorded while it is captured, with their lines: each bucket has its own result, a dynamic artifact only that of the
+sample.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ import inspect
 import re
 from dataclasses import dataclass, field
 from typing import Any
+
+import torch
+from torch.export import Dim
 
 from .. import dynamic, failures, structure
 from ..torch_private import drafts, exported, symbols
@@ -33,7 +36,7 @@ class Decision:
 
 @dataclass
 class Shapes:
-    """What is known of a module's bucketed dimensions."""
+    """Bounds and findings of a module's bucketed dimensions."""
 
     subject: Subject
     findings: list[Finding] = field(default_factory=list)
@@ -66,8 +69,6 @@ class Shapes:
 
     def draft(self) -> None:
         """Looks for flags that follow from sizes where a module can't be captured: draft mode goes past the rest."""
-        from torch.export import Dim
-
         specs, inputs = self.subject.specs, self.subject.inputs
         large = [
             {axis: dim for axis, dim in enumerate(spec["dims"]) if dim is not None and value.shape[axis] > 1}
@@ -84,10 +85,7 @@ class Shapes:
                 self._blame(error, dims)
 
     def _capture(self, dims: list[str]) -> BaseException | None:
-        """Captures with some dimensions free; returns what stopped it."""
-        import torch
-        from torch.export import Dim
-
+        """Captures with some dimensions free; returns the error of the capture, if it fails."""
         subject = self.subject
         axes = tuple({axis: Dim.AUTO for axis, dim in enumerate(spec["dims"]) if dim in dims} for spec in subject.specs)
 
@@ -99,7 +97,7 @@ class Shapes:
 
         inputs = tuple(subject.inputs_at(subject.distinct()))
         try:
-            with torch.no_grad(), exported.quiet(), drafts.size_decisions(note):
+            with torch.no_grad(), exported.without_suggestions(), drafts.size_decisions(note):
                 program = torch.export.export(subject.call, inputs, dynamic_shapes={"inputs": axes}, strict=False)
         except Exception as error:
             return error
@@ -119,7 +117,7 @@ class Shapes:
         return None
 
     def _fixed(self, dim: str, number: int, lines: list[tuple[str, int]]) -> None:
-        """Says which line ties a dimension to a number."""
+        """Adds a finding at the line that fixes a dimension to a number."""
         sources = self.subject.sources
         self.dynamic[dim] = None
         places = [failures.inside(path, line, sources.root) for path, line in lines]
@@ -134,7 +132,7 @@ class Shapes:
         self.findings.append(made(place, "fixed-size", severity, why, fix))
 
     def _blame(self, error: BaseException, dims: list[str]) -> None:
-        """Says why dimensions can't be free."""
+        """Adds a finding for dimensions that can't be free."""
         self.dynamic |= dict.fromkeys(dims)
         names = ", ".join(f"`{dim}`" for dim in dims)
         sources = self.subject.sources
@@ -145,14 +143,12 @@ class Shapes:
             fix = fixes.flag(place.statement if place else None)
             self.findings.append(made(place, "symbolic-flag", HIGH if asked else MEDIUM, why, fix))
             return
-        why = f"with {names} free it can't be captured: {type(error).__name__}: {failures.one_line(error)}"
+        why = f"with {names} free it can't be captured: {failures.named(error)}"
         fix = Fix("compute with the tensor's own sizes; buckets work as it is, `dynamic` does not")
         self.findings.append(made(place, "fixed-size", HIGH if asked else LOW, why, fix))
 
     def _at_one(self, dim: str, seen: Seen) -> None:
-        """Runs a module at size one and at size two of a dimension: do the answers have the same form?"""
-        import torch
-
+        """Runs a module at sizes one and two of a dimension; adds a finding if the results differ in form."""
         subject = self.subject
         answers = []
         fix = Fix("name the dimension of `squeeze`, and keep it with `keepdim=True`")
@@ -165,7 +161,7 @@ class Shapes:
                 if size == 1 and answers:
                     wanted = any(bucket.get(dim) == size for bucket in subject.buckets)
                     place = subject.sources.at(failures.location(error, subject.sources.root))
-                    why = f"it fails at `{dim}` = 1: {type(error).__name__}: {failures.one_line(error)}"
+                    why = f"it fails at `{dim}` = 1: {failures.named(error)}"
                     self.findings.append(made(place, "size-one", HIGH if wanted else MEDIUM, why, fix))
                 else:
                     why = f"it fails there, with `{failures.one_line(error)}`"

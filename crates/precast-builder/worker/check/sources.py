@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
@@ -25,6 +26,12 @@ class File:
     functions: dict[int, str] = field(default_factory=dict)
     parents: dict[ast.AST, ast.AST] = field(default_factory=dict)
 
+    def around(self, node: ast.AST | None) -> Iterator[ast.AST]:
+        """Yields a node, the one around it, and so on."""
+        while node is not None:
+            yield node
+            node = self.parents.get(node)
+
 
 @dataclass
 class Place:
@@ -40,7 +47,7 @@ class Place:
 
     @property
     def source(self) -> str:
-        """Returns the line as it is written."""
+        """Returns the text of the line."""
         return self.file.lines[self.line - 1].strip() if self.line <= len(self.file.lines) else ""
 
     @property
@@ -51,14 +58,11 @@ class Place:
     @property
     def definition(self) -> ast.FunctionDef | None:
         """Returns the function around the statement."""
-        node: ast.AST | None = self.statement
-        while node is not None and not isinstance(node, ast.FunctionDef):
-            node = self.file.parents.get(node)
-        return node
+        return next((one for one in self.file.around(self.statement) if isinstance(one, ast.FunctionDef)), None)
 
     @property
     def following(self) -> ast.stmt | None:
-        """Returns the statement behind that of the line, in the same block."""
+        """Returns the next statement in the same block."""
         statement = self.statement
         parent = self.file.parents.get(statement) if statement is not None else None
         for name in ("body", "orelse", "finalbody"):
@@ -91,7 +95,7 @@ class Sources:
         return self.place(os.path.join(self.root, path), int(line)) if line.isdigit() else None
 
     def file(self, path: str) -> File | None:
-        """Returns a parsed file of the project; none for others, and for those that can't be read."""
+        """Returns a parsed file of the project; None for other files and unreadable ones."""
         if path not in self._files:
             self._files[path] = self._read(path)
         return self._files[path]

@@ -1,4 +1,4 @@
-"""One module that is looked at: its call, its inputs, and what could not be found out of it."""
+"""The checked module: its call, its inputs, and the open questions about it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .sources import Sources
 
 @dataclass
 class Subject:
-    """A module at the bucket that is looked at."""
+    """A module at the checked bucket."""
 
     opened: Any
     # The protocol's `ModuleRequest`; its inputs have the sizes of the bucket.
@@ -21,7 +21,7 @@ class Subject:
     buckets: list[dict[str, int]]
     wire: Wire
     sources: Sources
-    # What messages call it, the call that is captured, and inputs of it.
+    # Its name in messages, the call to capture, and inputs of it.
     what: str
     call: Any
     # The project's callable for sample inputs, where the spec leaves the module's inputs out.
@@ -31,7 +31,7 @@ class Subject:
 
     @classmethod
     def of(cls, opened: Any, request: dict[str, Any], wire: Wire) -> Subject:
-        """Returns what a request is about."""
+        """Returns the subject of a request."""
         module, sizes = request["module"], request["sizes"]
         what, call = capture.call_of(opened, module)
         given = request.get("samples") if module.get("structure") is not None else None
@@ -64,8 +64,7 @@ class Subject:
 
     def inputs_at(self, sizes: dict[str, int]) -> list[Any]:
         """Returns inputs at some sizes, with the lowest values that they may have."""
-        moved = [capture.at_sizes(spec, sizes) for spec in self.specs]
-        return [samples.lowest(spec, spec["shape"], self.opened.device) for spec in moved]
+        return samples.lowest(samples.at_sizes(self.specs, sizes), self.opened.device)
 
     def distinct(self) -> dict[str, int]:
         """Returns sizes near those of the bucket, of which none is 0 or 1 and no two are equal."""

@@ -2,12 +2,12 @@
 
 | file | subject |
 |---|---|
-| `versions` | the versions of torch: what is off in which, what differs, which options are gone |
+| `versions` | the versions of torch: features that are off, options that are gone |
 | `pytrees` | nested arguments and results, as torch.export flattens them |
 | `exported` | exported programs: their inputs, their bounds, copies of their graphs |
 | `archives` | archives of torch.export, made from parts |
-| `drafts` | what stops a capture, and the sizes that it decides on |
-| `recompiles` | what torch.compile does with a call: graphs, breaks, guards that fail |
+| `drafts` | breaks of a capture, and the sizes that it decides on |
+| `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |
@@ -17,6 +17,7 @@
 | `lowerings` | lowerings of AOTInductor: calls by name, no weights packed by templates |
 | `freezing` | the compiler's passes over weights, and the constants that they make |
 | `early_launch` | programmatic dependent launch of Triton kernels |
+| `patches` | other values for names of torch, for a time |
 | `cpp_toolchain` | the compiler's use of the C++ compiler |
 | `cpp_flags` | instruction sets: compiler flags and vector classes |
 | `cpp_headers` | precompiled C++ headers |
@@ -24,13 +25,13 @@
 | `cpp_shim` | the shim between the runtime and this torch |
 | `cpp_checks` | checks of values in generated C++ |
 
-Private is what torch's documentation lacks: modules and attributes with a leading underscore, `torch.fx.experimental`,
-everything of inductor, and the text of what it generates. `Private:` in a docstring names what a function uses,
-`Without it:` says what breaks when torch moves it. Operators of ATen are public under any name: captured graphs consist
-of them.
+Private names are those that torch does not document: modules and attributes with a leading underscore,
+`torch.fx.experimental`, everything of inductor, and the text of the code that it generates. `Private:` in a docstring
+lists the names that a function uses, `Without it:` the consequence if torch moves them. Operators of ATen are public
+under any name: captured graphs consist of them.
 
 The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` holds it to that.
 Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside this package.
 
-What differs between versions of torch is in the table of `versions`, and nowhere else.
+Differences between versions of torch are in the table of `versions`, and nowhere else.
 """

@@ -22,9 +22,13 @@ bounds end the process.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
+
+from .patches import replaced
 
 # Inductor's names for quotients and remainders of integers.
 _QUOTIENTS = {"floordiv", "truncdiv", "div_floor", "div_trunc"}
@@ -51,7 +55,7 @@ _FIRST_LINE = "    const char** const precast_noted = &precast_failed_check;\n"
 
 
 def note_in(text: str) -> str:
-    """Returns the source of kernels with checks that are noted; a source without checks is returned as it is.
+    """Returns the source of kernels with checks that are noted; a source without checks is returned unchanged.
 
     Private: a kernel is a function that begins with `extern "C"` and ends with a brace at the start of a line.
     Functions that a template puts before it check the sizes that it was generated for: those checks stay.
@@ -72,9 +76,8 @@ def _noting(kernel: re.Match[str]) -> str:
     return whole[:start] + noted + whole[start + len(body) :]
 
 
-@contextmanager
-def noted(operators_of: Callable[[Any], set[str]]) -> Iterator[None]:
-    """Makes kernels safe whatever their checks find, for the time of one compile.
+def noted(operators_of: Callable[[Any], set[str]]) -> AbstractContextManager[None]:
+    """Makes kernels safe for the time of one compile, also where a check fails.
 
     `operators_of` returns the operators of a graph node that take an index, for messages.
 
@@ -85,7 +88,7 @@ def noted(operators_of: Callable[[Any], set[str]]) -> Iterator[None]:
     from torch._inductor.codegen import common, cpp
 
     propagation = index_propagation.IndexPropagation
-    places = [
+    places: list[tuple[Any, str, Callable[[Any], Any]]] = [
         (common.CSEProxy, "indirect_indexing", _clamped),
         (common.CSEProxy, "_default", _divided),
         (propagation, "indirect_indexing", _clamped_expression),
@@ -93,19 +96,7 @@ def noted(operators_of: Callable[[Any], set[str]]) -> Iterator[None]:
         (cpp.CppKernel, "indirect_assert", lambda original: _named(original, operators_of)),
         (cpp.CppVecKernel, "indirect_assert", lambda original: _named(original, operators_of)),
     ]
-    # None: the method is inherited.
-    before = [(owner, name, vars(owner).get(name)) for owner, name, _ in places]
-    ours = [(owner, name, wrap(getattr(owner, name))) for owner, name, wrap in places]
-    try:
-        for owner, name, function in ours:
-            setattr(owner, name, function)
-        yield
-    finally:
-        for owner, name, original in before:
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
+    return replaced(*((owner, name, wrap(getattr(owner, name))) for owner, name, wrap in places))
 
 
 def _is_cpp(kernel: Any) -> bool:
@@ -122,7 +113,6 @@ def _bare(value: Any) -> Any:
 def _clamped(original: Any) -> Any:
     def indirect_indexing(self: Any, var: Any, size: Any, check: bool = True, wrap_neg: bool = True) -> Any:
         import sympy
-        import torch
         from torch._inductor.utils import generate_assert
         from torch._inductor.virtualized import ops
 

@@ -6,9 +6,12 @@ import functools
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
+
+import torch
+
+from .patches import replaced
 
 # Linker flag: symbols of static libraries stay inside the object. A compiler may link the C++ library statically. Its
 # exported symbols would bind to another copy in the process, as that of a Python with torch, and a call would crash.
@@ -22,8 +25,6 @@ def cpp_library() -> list[str]:
     A compiler that links its own copy statically then takes from that copy only names that this library lacks. With a
     copy of its own, an object has another `std::cerr` than libtorch, and messages of libtorch are lost.
     """
-    import torch  # noqa: F401  # loads it
-
     with open("/proc/self/maps") as maps:
         paths = {line.split(maxsplit=5)[5].strip() for line in maps if "libstdc++.so" in line}
     return sorted(path for path in paths if os.path.isfile(path))[:1]
@@ -33,8 +34,7 @@ def cpp_library() -> list[str]:
 _VECTORS = {"x86-64-v2": None, "x86-64-v3": "VecAVX2", "x86-64-v4": "VecAVX512"}
 
 
-@contextmanager
-def flags_for(isa: str) -> Iterator[None]:
+def flags_for(isa: str) -> AbstractContextManager[None]:
     """Sets the instruction set of the C++ compiler's commands.
 
     For each instruction set that the CPU has, inductor compiles a test program and starts a Python that imports torch
@@ -43,30 +43,23 @@ def flags_for(isa: str) -> Iterator[None]:
 
     Private: `torch._inductor.cpp_builder._get_optimization_cflags`; `VecISA.check_build`, `valid_vec_isa_list` and
     `supported_vec_isa_list` of `torch._inductor.cpu_vec_isa`. Without them: artifacts are compiled for the CPU of the
-    build, whatever `[target] isa` says.
+    build, and `[target] isa` has no effect.
     """
     from torch._inductor import cpp_builder, cpu_vec_isa
 
     flags = cpp_builder._get_optimization_cflags
-    check, valid = cpu_vec_isa.VecISA.check_build, cpu_vec_isa.valid_vec_isa_list
 
     def baseline(*args: Any, **kwargs: Any) -> Any:
         compile_flags, link_flags = flags(*args, **kwargs)
         return [f"march={isa}" if flag == "march=native" else flag for flag in compile_flags], link_flags
 
-    cpu_vec_isa.VecISA.check_build = _compiler_knows
+    places: list[tuple[Any, str, Any]] = [(cpu_vec_isa.VecISA, "check_build", _compiler_knows)]
     if isa != "native":
-        cpp_builder._get_optimization_cflags = baseline
         vector = _VECTORS[isa]
         allowed = [item for item in cpu_vec_isa.supported_vec_isa_list if type(item).__name__ == vector]
-        replacement = functools.cache(lambda: allowed)
-        cpu_vec_isa.valid_vec_isa_list = replacement
-    try:
-        yield
-    finally:
-        cpp_builder._get_optimization_cflags = flags
-        cpu_vec_isa.VecISA.check_build = check
-        cpu_vec_isa.valid_vec_isa_list = valid
+        places.append((cpu_vec_isa, "valid_vec_isa_list", functools.cache(lambda: allowed)))
+        places.append((cpp_builder, "_get_optimization_cflags", baseline))
+    return replaced(*places)
 
 
 def _compiler_knows(vector: Any, code: str) -> bool:
@@ -89,7 +82,6 @@ def compiler_identity() -> tuple[str, ...]:
     Private: `get_compiler_version_info` and `get_cpp_compiler` of `torch._inductor.cpp_builder`. Without them: nothing
     compiles.
     """
-    import torch
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
     version = get_compiler_version_info(get_cpp_compiler())

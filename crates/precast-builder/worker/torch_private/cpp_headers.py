@@ -49,7 +49,7 @@ def header_command(isa: str, name: str, hashable_cmd_line: str, asked: dict[str,
 
 
 def compile_header(run: Run, path: Path, target: Path, command: str) -> None:
-    """Compiles a header, unless another process has; waits for one that does.
+    """Compiles a header, unless another process has; waits for a process that is compiling it.
 
     Private: `torch.utils._filelock.FileLock`. Without it: nothing compiles.
     """

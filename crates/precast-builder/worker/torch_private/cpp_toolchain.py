@@ -3,8 +3,8 @@
 Inductor compiles one C++ file after the other. They do not depend on each other until the link, which waits for them
 here. Headers and shared code are compiled once on a machine (`cpp_headers`, `cpp_interface`).
 
-The kernels that it generates start as many threads as the build had, whatever the process may use: a service that gives
-each caller one thread would get all of them for each. Here that number is an upper bound.
+The kernels that it generates start as many threads as the build had, also in a process that may use fewer: a service
+that gives each caller one thread would get all of them for each. Here that number is an upper bound.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from . import cpp_checks, cpp_headers, versions
 from .cpp_flags import OWN_LIBRARIES, cpp_library, flags_for
 from .cpp_headers import Run, header_folder
 from .cpp_interface import Interface
+from .patches import replaced
 
 
 class WarmedUp(Exception):
@@ -40,29 +41,20 @@ def toolchain(isa: str, clock: Any, operators_of: Callable[[Any], set[str]], war
     from torch._inductor import codecache, cpp_builder
     from torch._inductor.codegen import cpp as kernels
 
-    run = cpp_builder._run_compile_cmd
-    shares = versions.works(versions.SHARED_HEADERS)
-    header = codecache._precompile_header if shares else None
-    parallel = kernels.WorkSharing.parallel
-    commands = _Commands(run, clock, warm_up)
+    commands = _Commands(cpp_builder._run_compile_cmd, clock, warm_up)
 
     def precompile(header: str, hashable_cmd_line: str, **compile_command: Any) -> str:
         find = cpp_headers.header_text if warm_up else cpp_headers.header
         return find(isa, header, hashable_cmd_line, **compile_command)
 
-    kernels.WorkSharing.parallel = _parallel  # type: ignore[method-assign]
-    cpp_builder._run_compile_cmd = commands
-    if shares:
-        codecache._precompile_header = precompile
-    try:
-        with flags_for(isa), cpp_checks.noted(operators_of):
+    places = [(kernels.WorkSharing, "parallel", _parallel), (cpp_builder, "_run_compile_cmd", commands)]
+    if versions.works(versions.SHARED_HEADERS):
+        places.append((codecache, "_precompile_header", precompile))
+    with replaced(*places), flags_for(isa), cpp_checks.noted(operators_of):
+        try:
             yield
-    finally:
-        commands.close()
-        kernels.WorkSharing.parallel = parallel  # type: ignore[method-assign]
-        cpp_builder._run_compile_cmd = run
-        if shares:
-            codecache._precompile_header = header  # type: ignore[assignment]
+        finally:
+            commands.close()
 
 
 def begin(isa: str, device: str, options: dict[str, Any], out: Path) -> Future[list[Any]]:
@@ -172,7 +164,7 @@ class _Commands:
         self._running.append(self._threads.submit(self._run, command, str(header_folder())))
 
     def wait(self) -> None:
-        """Waits for all compilations, and raises the error of one that failed."""
+        """Waits for all compilations; raises the error of a failed one."""
         running, self._running = self._running, []
         for future in running:
             future.result()
@@ -205,7 +197,7 @@ def _only_needed(command: str) -> str:
     into a CPU process, and the folder of torch here. A process that loads the object has libtorch loaded already.
 
     The assembler file of the constants does not declare that it needs no executable stack, so the link does. Symbols of
-    static libraries are not exported, and the C++ library is the one that torch has.
+    static libraries are not exported, and the C++ library is torch's.
     """
     program, rest = command.split(" ", 1)
     rest = re.sub(r" (-Wl,-rpath[=,]\S+|-Wl,--no-as-needed|-ltorch)(?= |$)", "", rest)

@@ -1,27 +1,28 @@
-"""What stops a capture, and which sizes it decides on: torch's draft mode, and its shape environment.
+"""Breaks of a capture, and the sizes that it decides on: torch's draft mode, and its shape environment.
 
 Private: `ExportedProgram._report` with `failures` and `str_to_filename`, `ShapeEnv.evaluate_expr` and
-`source_to_var`. Without them: `check` knows the first thing that stops a capture and not the others, and no line that
-decides on a size.
+`source_to_var`. Without them: `check` knows the first break of a capture and not the others, and no line that decides
+on a size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+from torch.export import draft_export
+
 from .exported import silenced
+from .patches import replaced
 
 
 def breaks(call: Any, inputs: list[Any], shapes: Any = None) -> list[list[tuple[str, int]]]:
-    """Captures with real values in place of what can't be followed; returns a stack of files and lines for each.
+    """Captures with real values where a symbolic capture fails; returns a stack of files and lines for each place.
 
-    Raises what stops even that.
+    Raises the error of a module that draft mode can't capture either.
     """
-    import torch
-    from torch.export import draft_export
-
     with torch.no_grad(), silenced("torch.export"), silenced("torch._subclasses.fake_tensor"):
         report = draft_export(call, tuple(inputs), dynamic_shapes=shapes)._report
     found = []
@@ -32,9 +33,8 @@ def breaks(call: Any, inputs: list[Any], shapes: Any = None) -> list[list[tuple[
     return found
 
 
-@contextmanager
-def size_decisions(note: Callable[[Any, Any, dict[str, str]], None]) -> Iterator[None]:
-    """Tells `note` each expression of sizes that the code asks the value of, its value, and the symbols' sources."""
+def size_decisions(note: Callable[[Any, Any, dict[str, str]], None]) -> AbstractContextManager[None]:
+    """Calls `note` with each expression of sizes that the code evaluates, its value, and the symbols' sources."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     original = ShapeEnv.evaluate_expr
@@ -44,8 +44,4 @@ def size_decisions(note: Callable[[Any, Any, dict[str, str]], None]) -> Iterator
         note(expression, answer, {str(symbol): source for source, symbol in self.source_to_var.items()})
         return answer
 
-    ShapeEnv.evaluate_expr = evaluate
-    try:
-        yield
-    finally:
-        ShapeEnv.evaluate_expr = original
+    return replaced((ShapeEnv, "evaluate_expr", evaluate))

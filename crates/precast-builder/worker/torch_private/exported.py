@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import torch
 
-def quiet() -> AbstractContextManager[None]:
+
+def without_suggestions() -> AbstractContextManager[None]:
     """Keeps export's suggestions out of the log; they are about training. Private: the logger's name."""
     return silenced("torch.export")
 
@@ -35,8 +37,6 @@ def is_scope(node: Any) -> bool:
     Private: `torch.ops.higher_order.wrap_with_autocast` and `wrap_with_set_grad_enabled`, and that
     `run_decompositions` replaces them by their bodies. Without them: a module with autocast can't be captured.
     """
-    import torch
-
     wraps = torch.ops.higher_order
     return node.target in (wraps.wrap_with_autocast, wraps.wrap_with_set_grad_enabled)
 
@@ -47,8 +47,6 @@ def keep_stacks(program: Any) -> None:
     Private: it calls the graphs inside as functions, and `torch.fx.Interpreter` passes on `meta`. Without it: regions
     inside of autocast are not found, and errors lack the line.
     """
-    import torch
-
     for owner in list(program.graph_module.modules()):
         for node in filter(is_scope, owner.graph.nodes if isinstance(owner, torch.fx.GraphModule) else ()):
             for value in node.all_input_nodes:
@@ -59,14 +57,10 @@ def keep_stacks(program: Any) -> None:
 
 def copy_graph(program: Any) -> Any:
     """Returns a copy of an exported program's graph that may be changed; its submodules come along."""
-    import torch
-
     graph = torch.fx.Graph()
     table: dict[Any, Any] = {}
     result = graph.graph_copy(program.graph, table)
-    old = next(node for node in program.graph.nodes if node.op == "output")
-    end = graph.output(result)
-    end.meta = dict(old.meta)
+    graph.output(result).meta = dict(program.graph.output_node().meta)
     for source, copied in table.items():
         copied.meta = dict(source.meta)
     set_owner(graph, program.graph_module)
@@ -75,15 +69,15 @@ def copy_graph(program: Any) -> Any:
 
 def attribute(graph: Any, target: str) -> Any:
     """Returns the submodule or tensor that a `get_attr` node of a copied graph names."""
-    found = graph.precast_owner if hasattr(graph, "precast_owner") else graph.owning_module
+    found = owner_of(graph)
     for part in target.split("."):
         found = getattr(found, part)
     return found
 
 
-def copy_owner(source: Any, graph: Any) -> None:
-    """Gives a graph the submodules of another."""
-    graph.precast_owner = source.precast_owner
+def owner_of(graph: Any) -> Any:
+    """Returns the module whose submodules a graph's `get_attr` nodes name."""
+    return graph.precast_owner if hasattr(graph, "precast_owner") else graph.owning_module
 
 
 def set_owner(graph: Any, owner: Any) -> None:
@@ -93,14 +87,17 @@ def set_owner(graph: Any, owner: Any) -> None:
 
 def module_of(graph: Any) -> Any:
     """Returns a module that runs a copied graph, with the submodules that the graph names."""
-    import torch
-
     module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    for node in graph.nodes:
-        if node.op == "get_attr":
-            setattr(module, node.target, attribute(graph, node.target))
+    for node in graph.find_nodes(op="get_attr"):
+        setattr(module, node.target, attribute(graph, node.target))
     # GraphModule does not copy the nodes: `graph` stays the graph that it runs.
     return module
+
+
+def outputs_of(graph: Any) -> list[Any]:
+    """Returns the outputs of a graph, of which a single one need not be in a tuple."""
+    outputs = graph.output_node().args[0]
+    return list(outputs) if isinstance(outputs, tuple | list) else [outputs]
 
 
 def user_inputs(program: Any) -> list[Any]:

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
+import torch
+
 from .exported import attribute, silenced
 
 
 def propagate(graph: Any) -> None:
     """Runs a graph on fake tensors and keeps every value in `meta["val"]`; shared memory is a shared storage there."""
-    import torch
-
     values: dict[Any, Any] = {}
     with mode_of(graph), torch.no_grad(), _symbolic(graph):
         for node in graph.nodes:
@@ -30,16 +30,12 @@ def propagate(graph: Any) -> None:
 
 def propagate_node(node: Any) -> None:
     """Runs one new node on the fake values of its arguments."""
-    import torch
-
     values = {value: value.meta["val"] for value in node.all_input_nodes}
     with mode_of(node.graph), torch.no_grad(), _symbolic(node.graph):
         node.meta["val"] = _run(node, values)
 
 
 def _run(node: Any, values: dict[Any, Any]) -> Any:
-    import torch
-
     args = torch.fx.map_arg(node.args, lambda value: values[value])
     kwargs = torch.fx.map_arg(node.kwargs, lambda value: values[value])
     return node.target(*args, **kwargs)
@@ -50,7 +46,6 @@ def _symbolic(graph: Any) -> AbstractContextManager[Any]:
 
     Private: `torch._dispatch.python`. Without it: dynamic shapes can't be captured.
     """
-    import torch
     from torch._dispatch.python import enable_python_dispatcher
 
     values = [node.meta.get("val") for node in graph.nodes if node.op == "placeholder"]
@@ -83,7 +78,6 @@ def trace(function: Callable[..., Any], graph: Any, values: list[Any]) -> Any:
 
     Private: `torch.fx.experimental.proxy_tensor.make_fx`. Without it: each attention converts its own mask.
     """
-    import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with mode_of(graph), torch.no_grad():
@@ -91,7 +85,7 @@ def trace(function: Callable[..., Any], graph: Any, values: list[Any]) -> Any:
 
 
 def real_values() -> AbstractContextManager[Any]:
-    """Switches the fake mode off: what runs inside computes values.
+    """Switches the fake mode off, so that operators compute values.
 
     Private: `torch.utils._python_dispatch._disable_current_modes`. Without it: no weight can be prepacked.
     """
@@ -121,8 +115,6 @@ def is_dense(tensor: Any) -> bool:
 
 def is_view(node: Any) -> bool:
     """Returns whether a node's result shares memory with its first argument."""
-    import torch
-
     base, result = node.all_input_nodes[0].meta.get("val"), node.meta.get("val")
     if not isinstance(base, torch.Tensor) or not isinstance(result, torch.Tensor):
         return False

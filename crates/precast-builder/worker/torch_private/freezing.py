@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from .overloads import overload_of
+from .patches import replaced
 
 
 @contextmanager
@@ -30,33 +33,25 @@ def folded_by(
     from torch._inductor import freezing
     from torch._inductor.fx_passes import freezing_patterns, mkldnn_fusion
 
-    theirs = mkldnn_fusion._is_packable_linear, mkldnn_fusion._is_packable_convolution
+    def both(theirs: Callable[[Any], Any], ours: Callable[[Any], bool]) -> Callable[[Any], Any]:
+        return lambda match: theirs(match) and ours(match.output_node())
+
     folding = freezing_patterns.binary_folding_pass
     apply = folding.apply
     patches: list[tuple[Any, str, Any]] = [
         (freezing, "constant_fold", lambda module, *_, **__: fold(module)),
         (folding, "apply", lambda graph: _without_numbers(graph, apply)),
         # The first compile registers the patterns, with these checks, for all that follow.
-        (mkldnn_fusion, "_is_packable_linear", lambda match: theirs[0](match) and linear(match.output_node())),
-        (
-            mkldnn_fusion,
-            "_is_packable_convolution",
-            lambda match: theirs[1](match) and convolution(match.output_node()),
-        ),
+        (mkldnn_fusion, "_is_packable_linear", both(mkldnn_fusion._is_packable_linear, linear)),
+        (mkldnn_fusion, "_is_packable_convolution", both(mkldnn_fusion._is_packable_convolution, convolution)),
         # AOTInductor has no call for how it is packed.
         (mkldnn_fusion, "_is_packable_mkldnn_rnn_layer", lambda _: False),
     ]
     if isa != "native":
         # oneDNN has kernels below float32 only for instructions that a baseline need not have.
         patches += [(mkldnn_fusion, f"is_mkldnn_{kind}_supported", lambda _: False) for kind in ("bf16", "fp16")]
-    before = [(place, name, getattr(place, name)) for place, name, _ in patches]
-    try:
-        for place, name, ours in patches:
-            setattr(place, name, ours)
+    with replaced(*patches):
         yield
-    finally:
-        for place, name, original in before:
-            setattr(place, name, original)
 
 
 def _without_numbers(graph: Any, apply: Callable[[Any], Any]) -> None:
@@ -100,8 +95,6 @@ def share_layouts(module: Any, rows: int) -> None:
     Private: the operators `mkldnn::_reorder_linear_weight`, `_reorder_convolution_weight` and
     `_get_mkldnn_serialized_md`. Without it: each bucket has prepacked weights of its own.
     """
-    import torch
-
     mkldnn = torch.ops.mkldnn
     for node in module.graph.nodes:
         if node.op != "call_function":

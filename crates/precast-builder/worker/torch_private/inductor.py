@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import errors
 from .cpp_toolchain import WarmedUp, begin, toolchain
 
@@ -43,7 +45,6 @@ def compile_aot(
     Private: `torch._inductor.compile_fx.compile_fx_aot`, which returns the list of files for `aot_inductor.package`.
     Without it: nothing compiles.
     """
-    import torch
     from torch._inductor.compile_fx import compile_fx_aot
 
     config = dict(options)
@@ -98,8 +99,6 @@ def warm_up(device: str, isa: str, options: dict[str, Any], out: Path, clock: An
 
     Private: as `compile_aot`. Without it: the first compile of each worker takes longer.
     """
-    import torch
-
     out.mkdir(parents=True, exist_ok=True)
     headers = begin(isa, device, options, out)
     from torch._inductor.compile_fx import compile_fx_aot

@@ -1,10 +1,14 @@
-"""Lowerings of AOTInductor: what it makes of an operator."""
+"""Lowerings of AOTInductor, which translate operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+import torch
+
+from .patches import replaced
 
 
 def call_by_name(operator: Any, fake: Callable[..., Any], channels_last: bool) -> None:
@@ -13,7 +17,6 @@ def call_by_name(operator: Any, fake: Callable[..., Any], channels_last: bool) -
     Private: `torch._inductor.lowering` with `lowerings`, `fallback_handler` and `register_lowering`;
     `torch._inductor.ir.ExternKernel.require_channels_last`. Without them: `Context.call_by_name` of graph passes fails.
     """
-    import torch
     from torch._inductor import ir, lowering
 
     if operator in lowering.lowerings:
@@ -44,20 +47,13 @@ def no_packed_weights() -> Iterator[None]:
     from torch._inductor import ir, mkldnn_lowerings, quantized_lowerings, utils
     from torch._inductor.kernel import bmm, mm
 
-    places = [(module, "use_cpp_gemm_template") for module in (mm, mkldnn_lowerings, quantized_lowerings)]
-    before = [(module, name, getattr(module, name)) for module, name in [*places, (bmm, "use_cpp_bmm_template")]]
-
     def use_for_activations(layout: Any, mat1: Any, mat2: Any) -> bool:
         base = mat2
         while isinstance(base, ir.MutableBox | ir.BaseView):
             base = base.data
         return not isinstance(base, ir.ConstantBuffer) and utils.use_cpp_bmm_template(layout, mat1, mat2)
 
-    try:
-        for module, name in places:
-            setattr(module, name, lambda *_, **__: False)
-        bmm.use_cpp_bmm_template = use_for_activations  # type: ignore[assignment]
+    callers = (mm, mkldnn_lowerings, quantized_lowerings)
+    refused = [(module, "use_cpp_gemm_template", lambda *_, **__: False) for module in callers]
+    with replaced(*refused, (bmm, "use_cpp_bmm_template", use_for_activations)):
         yield
-    finally:
-        for module, name, original in before:
-            setattr(module, name, original)

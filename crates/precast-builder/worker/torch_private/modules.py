@@ -34,7 +34,7 @@ def is_disabled(function: Any) -> bool:
 
 
 def own_attributes(module: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what the code of a module set on it, without its tensors, its submodules and torch's own tables.
+    """Yields the attributes that a module's code set, without tensors, submodules and torch's own tables.
 
     Private: that `torch.nn.Module` keeps its tables in attributes with a leading underscore. Without it: more is
     compared than has a name in the code.

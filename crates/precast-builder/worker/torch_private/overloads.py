@@ -10,25 +10,21 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 
 def is_overload(target: Any) -> bool:
     """Returns whether a node calls an operator, and not a Python function."""
-    import torch
-
     return isinstance(target, torch._ops.OpOverload)
 
 
 def is_higher_order(target: Any) -> bool:
     """Returns whether a node calls an operator that takes graphs, as `torch.cond`."""
-    import torch
-
     return isinstance(target, torch._ops.HigherOrderOperator)
 
 
 def overload_of(target: Any) -> Any:
     """Returns the overload that a node calls, the default one of an operator without; None for anything else."""
-    import torch
-
     if isinstance(target, torch._ops.OpOverloadPacket):
         return getattr(target, "default", None)
     return target if is_overload(target) else None
@@ -37,11 +33,6 @@ def overload_of(target: Any) -> Any:
 def name_of(target: Any) -> str:
     """Returns an operator's name without namespace and overload, as `embedding`; a function's own name."""
     return getattr(getattr(target, "overloadpacket", target), "__name__", "")
-
-
-def overload_name(overload: Any) -> str:
-    """Returns the name of an overload, as `Tensor` of `aten.add.Tensor`."""
-    return overload._overloadname
 
 
 def qualified_name(overload: Any) -> str:
@@ -56,11 +47,6 @@ def full_name(overload: Any) -> str:
     """
     schema = overload._schema
     return f"{schema.name}.{schema.overload_name}" if schema.overload_name else schema.name
-
-
-def name_of_higher_order(target: Any) -> str:
-    """Returns the name of an operator that takes graphs, as `cond`."""
-    return target.name()
 
 
 def returned(overload: Any) -> list[Any]:
@@ -97,8 +83,6 @@ def argument(node: Any, name: str) -> Any:
 
 def is_elementwise(overload: Any) -> bool:
     """Returns whether each element of the result follows from the elements at its position."""
-    import torch
-
     return torch.Tag.pointwise in overload.tags
 
 
@@ -118,8 +102,6 @@ def has_native_kernel(name: str, device: str) -> bool:
     Private: the text of `torch._C._dispatch_dump`, which says where each kernel was registered. Without it: every
     custom operator counts as Python.
     """
-    import torch
-
     keys = {device.upper(), "CompositeExplicitAutograd[alias]", "CompositeImplicitAutograd[alias]"}
     keys.add("CompositeExplicitAutogradNonFunctional[alias]")
     for line in torch._C._dispatch_dump(name).splitlines():
@@ -134,8 +116,6 @@ def called(value: Any) -> str | None:
 
     Private: `OpOverloadPacket._qualified_op_name`, `CustomOpDef._qualname`. Without them: `check` sees no operator.
     """
-    import torch
-
     if is_overload(value):
         return qualified_name(value)
     if isinstance(value, torch._ops.OpOverloadPacket):
@@ -144,12 +124,11 @@ def called(value: Any) -> str | None:
 
 
 def has_fake_kernel(name: str) -> bool:
-    """Returns whether torch can tell what an operator returns without running it.
+    """Returns whether torch knows the layout of an operator's results without running it.
 
     Private: `_dispatch_has_kernel_for_dispatch_key` and the registry of fake kernels. Without them: every operator is
     reported as lacking one.
     """
-    import torch
     from torch._library.simple_registry import singleton
 
     keys = ("Meta", "CompositeImplicitAutograd")

@@ -7,7 +7,10 @@ an exported program can't be put together.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
+
+from torch.utils import _pytree
 
 # torch 2.11 warns of its own class `LeafSpec` whenever it copies one.
 warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
@@ -15,22 +18,21 @@ warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning
 
 def leaves(value: Any) -> list[Any]:
     """Returns the leaves of a nested value."""
-    from torch.utils import _pytree
-
     return _pytree.tree_leaves(value)
 
 
 def leaves_with_path(value: Any) -> list[tuple[list[str], Any]]:
     """Returns the leaves with the keys, indices and attributes that lead to them."""
-    from torch.utils import _pytree
-
     return [([_key(part) for part in path], leaf) for path, leaf in _pytree.tree_flatten_with_path(value)[0]]
+
+
+def mapped(function: Callable[[Any], Any], value: Any) -> Any:
+    """Returns a nested value with other leaves."""
+    return _pytree.tree_map(function, value)
 
 
 def children(value: Any) -> tuple[str, list[Any] | None, list[Any]] | None:
     """Returns kind, keys (None for a sequence) and children of one level of a nested value; None for a leaf."""
-    from torch.utils import _pytree
-
     if isinstance(value, list | tuple) and not hasattr(value, "_fields"):
         return ("list" if isinstance(value, list) else "tuple", None, list(value))
     if isinstance(value, dict):
@@ -43,8 +45,6 @@ def children(value: Any) -> tuple[str, list[Any] | None, list[Any]] | None:
 
 def structure(value: Any) -> Any:
     """Returns torch's description of how a value nests."""
-    from torch.utils import _pytree
-
     return _pytree.tree_structure(value)
 
 

@@ -1,4 +1,4 @@
-"""What `torch.compile` does with a call: graphs, breaks between them, and guards that fail. Nothing is compiled.
+"""Calls through `torch.compile`: graphs, breaks between them, and guards that fail. Nothing is compiled.
 
 Private: `torch._logging.set_logs`, `getArtifactLogger` and the texts of the logs `graph_breaks` and `recompiles`,
 `torch._dynamo.config`. Without them: `check --recompiles` knows how many graphs there are, and not why.
@@ -30,13 +30,13 @@ class Guard:
     """A guard that did not hold, so that a function was compiled again."""
 
     text: str
-    # Where the code relies on it; none for what torch guards by itself.
+    # The lines that rely on it; empty for a guard of torch's own.
     places: list[tuple[str, int]]
 
 
 @dataclass
 class Compiled:
-    """What one call was compiled to."""
+    """The result of compiling one call."""
 
     graphs: int = 0
     breaks: list[Broken] = field(default_factory=list)
@@ -46,8 +46,7 @@ class Compiled:
 
 @contextmanager
 def compiled(function: Callable[..., Any]) -> Iterator[tuple[Callable[..., Compiled], int]]:
-    """Yields a call that says what it was compiled to, and how often a function is compiled again at most."""
-    import torch
+    """Yields a function that calls through torch.compile, and the maximum of recompilations of a function."""
     import torch._dynamo
 
     now = Compiled()
@@ -76,7 +75,7 @@ def compiled(function: Callable[..., Any]) -> Iterator[tuple[Callable[..., Compi
     torch._dynamo.reset()
     try:
         # By default some calls more would end it, and eager would answer.
-        with config.patch(recompile_limit=256, accumulated_recompile_limit=256), _heard(broken, recompiled):
+        with config.patch(recompile_limit=256, accumulated_recompile_limit=256), _logged(broken, recompiled):
             compiled = torch.compile(function, backend=backend)
             yield call, limit
     finally:
@@ -98,28 +97,28 @@ def _files(text: str) -> list[tuple[str, int]]:
 
 
 def _guard(text: str) -> Guard:
-    """Reads one reason: the guard, and behind a comment sign the lines that rely on it."""
+    """Reads one reason: the guard, and after a comment sign the lines that rely on it."""
     text, _, stack = text.partition("User stack trace:")
     first = " ".join(text.split())
-    expression, _, said = first.partition("  # " if "  # " in first else " # ")
-    places = [(_whole(path), int(line)) for path, line in re.findall(r"# (\S+\.py):(\d+) in ", said)]
+    expression, _, comment = first.partition("  # " if "  # " in first else " # ")
+    places = [(_whole(path), int(line)) for path, line in re.findall(r"# (\S+\.py):(\d+) in ", comment)]
     # Submodules as the code names them.
     expression = re.sub(r"\._modules\['(\w+)'\]", r".\1", expression.strip())
     return Guard(expression, places + _files(stack))
 
 
 def _whole(path: str) -> str:
-    """Returns the path of a file that torch has shortened by what it has in common with torch's own folder."""
+    """Returns the whole path of a file that torch has shortened by the part in common with its own folder."""
     files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
     return next((file for file in files if file and file.endswith(path)), path)
 
 
 @contextmanager
-def _heard(broken: Callable[[str], None], recompiled: Callable[[str], None]) -> Iterator[None]:
-    """Passes on what torch logs of graph breaks and of failed guards, and prints none of it."""
+def _logged(broken: Callable[[str], None], recompiled: Callable[[str], None]) -> Iterator[None]:
+    """Passes on torch's log messages about graph breaks and failed guards, and prints none of them."""
     import torch._logging
 
-    class Heard(logging.Handler):
+    class Noting(logging.Handler):
         def __init__(self, note: Callable[[str], None]) -> None:
             super().__init__()
             self.note = note
@@ -127,24 +126,24 @@ def _heard(broken: Callable[[str], None], recompiled: Callable[[str], None]) -> 
         def emit(self, record: logging.LogRecord) -> None:
             self.note(record.getMessage())
 
-    # Torch keeps to this variable, where it is set, whatever is asked for.
+    # Torch prefers this variable to `set_logs`.
     asked = os.environ.pop("TORCH_LOGS", None)
-    quiet = logging.getLogger("torch._dynamo"), logging.getLogger("torch.fx.experimental.symbolic_shapes")
+    loggers = logging.getLogger("torch._dynamo"), logging.getLogger("torch.fx.experimental.symbolic_shapes")
     try:
         torch._logging.set_logs(graph_breaks=True, recompiles=True)
-        levels = [logger.level for logger in quiet]
-        for logger in quiet:
+        levels = [logger.level for logger in loggers]
+        for logger in loggers:
             logger.setLevel(logging.CRITICAL)
         for module, name, note in (
             ("torch._dynamo.symbolic_convert", "graph_breaks", broken),
             ("torch._dynamo.guards", "recompiles", recompiled),
         ):
             logger = torch._logging.getArtifactLogger(module, name)
-            logger.handlers, logger.propagate = [Heard(note)], False
+            logger.handlers, logger.propagate = [Noting(note)], False
         try:
             yield
         finally:
-            for logger, level in zip(quiet, levels, strict=True):
+            for logger, level in zip(loggers, levels, strict=True):
                 logger.setLevel(level)
     finally:
         torch._logging.set_logs()

@@ -1,4 +1,4 @@
-"""Symbolic sizes: what torch.export knows of a size that is not one number.
+"""Symbolic sizes: sizes of torch.export that are not one number.
 
 Private: `SymInt.node` with `maybe_as_int`, `hint` and `expr`. Without it: no module can be captured with dynamic
 dimensions.
@@ -7,6 +7,8 @@ dimensions.
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 from .fake import mode_of
 
@@ -43,7 +45,6 @@ def depends_on_values(value: Any) -> bool:
     Private: `torch.fx.experimental.symbolic_shapes.free_unbacked_symbols`. Without it: such a program fails later, with
     a message that says less.
     """
-    import torch
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
     return isinstance(value, torch.Tensor) and bool(free_unbacked_symbols(value))

@@ -1,14 +1,13 @@
-"""Versions of torch: which ones were tried, and what differs between them.
+"""Versions of torch: the tried ones, and the features and options that they lack.
 
 The one table of versions. A *feature* of Precast needs private names of torch: in a version that was tried, the table
 says whether it works; in a newer one, the names are looked for. A feature that is off is left out of a compile, and
-`precast build` and `precast doctor` say so. A *difference* is a fact about torch that code has to know. An *option* of
-the compiler may be gone.
+`precast build` and `precast doctor` say so. An *option* of the compiler may be gone.
 
 Nothing here imports torch before it is asked about the torch in use: `precast doctor` runs this file by itself.
 
-Private: the names in `FEATURES` and `EVERY_BUILD`, each used by the module that is named there. Without them: what
-`without` says.
+Private: the names in `FEATURES` and `EVERY_BUILD`, each used by the module that is named there. Without them: see
+`without`.
 """
 
 from __future__ import annotations
@@ -39,16 +38,6 @@ class Feature:
     off_since: Version | None = None
     """The first version that was tried where it does not work."""
     why: str = ""
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Something that torch does in another way from some version on."""
-
-    name: str
-    since: Version
-    before: str
-    after: str
 
 
 @dataclass(frozen=True)
@@ -118,19 +107,6 @@ EVERY_BUILD = Feature(
 
 FEATURES = (EARLY_LAUNCH, PREPACKED, SHARED_HEADERS)
 
-CPP20 = Difference("standard of torch's C++ headers", (2, 12), "C++17", "C++20")
-WIDE_PRODUCTS = Difference(
-    "weights of several linears in one product, without a pass", (2, 12), "of one shape", "of any width"
-)
-WRITTEN_BY_TRITON = Difference(
-    "outputs of Triton kernels (`kernels/`)", (2, 12), "`identify_mutated_tensors`", "`identify_accessed_tensors`"
-)
-STEPWISE_FOLDING = Difference(
-    "operations folded into a convolution in one pass over the graph", (2, 14), "all", "one, if it has a bias"
-)
-
-DIFFERENCES = (CPP20, WIDE_PRODUCTS, WRITTEN_BY_TRITON, STEPWISE_FOLDING)
-
 GONE = (
     Gone("autoheuristic_collect", (2, 12)),
     Gone("autoheuristic_use", (2, 12)),
@@ -159,11 +135,6 @@ def in_use() -> Version:
 def works(feature: Feature) -> bool:
     """Returns whether a feature works with the torch in use."""
     return not _why_off(feature, in_use())
-
-
-def holds(difference: Difference) -> bool:
-    """Returns whether the torch in use does it in the newer way."""
-    return in_use() >= difference.since
 
 
 def gone(option: str) -> Gone | None:
