@@ -1,4 +1,4 @@
-"""Tests of the graph passes. They share what the worker's tests share, and need no installed package.
+"""Tests of the graph passes. They use the helpers of the worker's tests, and need no installed package.
 
 The folder above is not put on `sys.path`: this package would then hide the other tests.
 """

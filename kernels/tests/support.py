@@ -1,4 +1,4 @@
-"""What the tests of the passes share: a context as the worker gives it, and recorded recipes."""
+"""Helpers of the passes' tests: a context like the worker's, and recorded recipes."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import precast_kernels
+import torch
 from precast_kernels import convolutions
 
 from tests.worker.artifact import run
@@ -100,15 +101,11 @@ def load():
 
 
 def reference(rows: Any, filters: Any, bias: Any, *where: Any) -> Any:
-    import torch
-
     stride, padding, dilation, groups = where
     return torch.conv2d(rows, filters, bias, stride, padding, dilation, groups).relu()
 
 
 def reference_added(rows: Any, filters: Any, added: Any, alpha: Any, bias: Any, *where: Any) -> Any:
-    import torch
-
     assert alpha is None
     stride, padding, dilation, groups = where
     return (torch.conv2d(rows, filters, bias, stride, padding, dilation, groups) + added).relu()
@@ -123,8 +120,6 @@ class ConvEpiloguesTest(Project):
         return compiler.generate(module, inputs, options, "native", self.out, clock, context._weights)
 
     def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
-        import torch
-
         module, weights, inputs = self.load_segment(RESIDUAL, [2, 3, 16, 16], "float16")
         inputs[0].normal_()
         wanted = module(*inputs)
@@ -176,8 +171,6 @@ class ConvEpiloguesTest(Project):
         self.assertEqual(targets.count("cudnn_convolution_add_relu"), 2)
 
     def test_what_has_no_such_kernel_stays_as_it_is(self) -> None:
-        import torch
-
         aten = torch.ops.aten
 
         def lowered(shape: list[int]) -> Any:
@@ -227,8 +220,6 @@ class ConvEpiloguesTest(Project):
                 self.fold(text)
 
     def fold(self, text: str) -> None:
-        import torch
-
         module, weights, _ = self.load_segment(text, [2, 3, 9, 9])
         x = torch.randn(2, 3, 9, 9)
         wanted = module(x)
@@ -283,8 +274,6 @@ class ConvEpiloguesTest(Project):
             self.assertTrue(got.allclose(want, rtol=1e-4, atol=1e-5))
 
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
-        import torch
-
         module, weights, inputs = self.load_segment(FILTERS, [2, 3, 9, 9])
         inputs[0].copy_(torch.randn(2, 3, 9, 9))
         wanted = module(*inputs)

@@ -1,4 +1,4 @@
-"""What the package offers to `precast build --tune`, and that it does so as an installed one."""
+"""The offers of the package to `precast build --tune`, also as an installed package."""
 
 from __future__ import annotations
 

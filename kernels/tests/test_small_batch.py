@@ -37,13 +37,13 @@ def load():
     return Block().to(torch.{dtype})
 """
 
-# Splits a captured segment, and says what that did and how far from the plain one it is.
+# Splits a captured segment; returns the changes and the largest difference from the plain one.
 KERNEL = """
 import importlib, os, sys
 from pathlib import Path
 sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[3]]
 import torch
-torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called as it is
+torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called without a wrapper
 worker = os.path.basename(sys.argv[1])
 segment = importlib.import_module(f"{worker}.segment")
 from precast_kernels import small_batch

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import unittest
 import unittest.mock
-from pathlib import Path
 from typing import Any
 
+import torch
 from precast_kernels import products
 
 from tests.worker.artifact import run
@@ -29,7 +29,7 @@ class Small(nn.Module):
     def forward(self, x):
         up = F.gelu(self.a(x))
         wide = self.b(up)
-        # Rows with gaps between them, what lies across, and what is added to.
+        # Rows with gaps, transposed rows, and rows with an addition.
         gaps = self.d(up[:, :32])
         across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
         return wide, x + self.c(wide[:, :330]), across, self.e(up)
@@ -42,7 +42,6 @@ def load():
 
 def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:
     """Returns a functional graph: constants are attributes, and every node has its value as `meta["val"]`."""
-    import torch
     from torch.fx.experimental.proxy_tensor import make_fx
 
     module = torch.nn.Module()
@@ -61,9 +60,7 @@ def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:
 
 class SmallProductsTest(Project):
     def compiled(self, opened: Any, rows: int, isa: str = "native") -> tuple[str, list[list[int]]]:
-        """Compiles for so many rows, checks what comes out; returns the code and the shapes that were made."""
-        import torch
-
+        """Compiles for some number of rows, and checks the results; returns code and shapes of prepacked weights."""
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
         (segment,) = captured["segments"]
         out = self.out / f"{isa}{rows}"
@@ -72,9 +69,9 @@ class SmallProductsTest(Project):
         request["passes"] = passes
         answer = part("compiler").compile_segment(request, out, Quiet())
         held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        weights = self.bound(captured, held)
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         with torch.inference_mode():
             expected = opened.model(samples["in.0"])
         given = run(answer["library"], "cpu", weights | made, [samples["in.0"]], 4)
@@ -94,7 +91,7 @@ class SmallProductsTest(Project):
             self.assertNotIn("aoti_torch_cpu_mm_out(", code)
             width = products._width()
             if width == 16:
-                # The columns are taken alike whatever the rows, so that buckets share them.
+                # The columns of a block do not depend on the rows, so that buckets share them.
                 wanted = [[2, 48, 32], [16, 64, 32], [1, 330, 48], [3, 32, 48]]
                 self.assertEqual(sorted(shapes), sorted(wanted), rows)
 
@@ -116,8 +113,6 @@ class SmallProductsTest(Project):
                 self.assertEqual({columns: products._columns(columns) for columns in wanted}, wanted)
 
     def test_what_is_large_or_no_float32_or_no_weight_stays(self) -> None:
-        import torch
-
         def product(m: Any, x: Any) -> Any:
             return torch.mm(x, m.w)
 

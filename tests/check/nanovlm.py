@@ -8,7 +8,7 @@ WIDTH, PATCHES = 16, 4
 
 
 class Tokenizer:
-    """Stands for a tokenizer of a library: what it knows is behind properties."""
+    """A tokenizer like a library's, with properties."""
 
     def __init__(self) -> None:
         self.words = {"<image>": 7}

@@ -1,4 +1,4 @@
-"""What the tests of `check` share: a project checked by the worker's own code, in this process."""
+"""Helpers of the tests of `check`: a project checked by the worker's own code, in this process."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Checks(Project):
             module |= {"inputs": found["inputs"], "structure": found["structure"]}
         looks = {name: module.pop(name) for name in ("recompiles", "cost") if name in module}
         asked = {**looks, "module": module, "sizes": sizes, "buckets": buckets, "samples": samples}
-        # Draft mode prints what it finds.
+        # Draft mode prints its results.
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             return part("check").check(opened, asked, Quiet())
 

@@ -1,4 +1,4 @@
-"""What a module says to the smallest and the largest bucket of each dimension."""
+"""Findings at the smallest and the largest bucket of each dimension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call costs at least: FLOPs and bytes by bucket, and their floor on this machine."""
+"""The minimum cost of a call: FLOPs and bytes by bucket, and their time on this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `init` finds out about a model: inputs, dimensions, values, repeated submodules."""
+"""The facts that `init` finds about a model: inputs, dimensions, values, repeated submodules."""
 
 from __future__ import annotations
 

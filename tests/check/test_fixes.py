@@ -16,6 +16,8 @@ import types
 import unittest
 from typing import Any
 
+import torch
+
 from tests.worker.support import Quiet, part, spec
 
 from .support import HEAD, Checks
@@ -220,8 +222,6 @@ def applied(text: str, at: int, lines: list[str]) -> str:
 class Fixes(Checks):
     def run_once(self, text: str, inputs: list[Any], seed: int) -> tuple[list[Any], list[Any], list[Any]]:
         """Returns outputs, the inputs after the call, and the tensors of the module."""
-        import torch
-
         model = self.model(text)
         drawn = torch.Generator().manual_seed(seed)
         given = []
@@ -253,8 +253,6 @@ class Fixes(Checks):
             return [one.answer() for one in part("check").watched(subject)[1]]
 
     def same(self, first: list[Any], second: list[Any]) -> None:
-        import torch
-
         for one, other in zip(first, second, strict=True):
             torch.testing.assert_close(other, one, equal_nan=True)
 

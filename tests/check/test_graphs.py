@@ -1,4 +1,4 @@
-"""What keeps a program out of a CUDA graph: by line, from its graph or from its eager run."""
+"""Reasons that keep a program out of a CUDA graph: by line, from its graph or from its eager run."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .support import Checks
 
 HERE = Path(__file__).parent
@@ -69,8 +71,6 @@ class NanoVLM(Checks):
     def test_the_fixed_model_computes_the_same(self) -> None:
         import importlib
         import sys
-
-        import torch
 
         sys.path.insert(0, str(HERE))
         faulty, fixed = importlib.import_module("nanovlm"), importlib.import_module("fixed")

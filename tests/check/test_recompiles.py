@@ -1,4 +1,4 @@
-"""What torch.compile compiles again for, and where it breaks its graph: by guard and by line."""
+"""Recompilations and graph breaks of torch.compile, by guard and by line."""
 
 from __future__ import annotations
 

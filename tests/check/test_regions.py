@@ -1,4 +1,4 @@
-"""Repeated submodules: which share an artifact, and what keeps the others from it."""
+"""Repeated submodules: groups that share an artifact, and the differences of the others."""
 
 from __future__ import annotations
 

@@ -12,13 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .support import part
 
 
 def run(library: str, device: str, weights: dict[str, Any], inputs: list[Any], outputs: int) -> list[Any]:
     """Loads, binds weights by their names `c0`, `c1`, …, runs once; returns the outputs on the CPU."""
-    import torch
-
     with tempfile.TemporaryDirectory() as folder:
         given = {f"w.{name}": tensor for name, tensor in weights.items()}
         given |= {f"in.{index}": tensor for index, tensor in enumerate(inputs)}

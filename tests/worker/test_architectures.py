@@ -1,7 +1,7 @@
 """Other architectures, tiny and with random weights: the composition of their regions is the model, bit for bit.
 
 Every weight is random, norms and biases among them, which a fresh model has at one and zero: a constant that is bound
-to the weight of another block shows. One segment is expected for each kind of block, and for what is before and behind.
+to the weight of another block shows. One segment is expected for each kind of block, and one before and after them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class ArchitecturesTest(Project):
         return [step["segment"] for step in self.steps(*args, **kwargs)]
 
     def test_blocks_of_decoders_are_one_segment(self) -> None:
-        # A table of positions and tied weights; what is behind the last block gives its result another shape.
+        # A table of positions and tied weights; the code after the last block gives its result another shape.
         self.assertEqual(self.segments("GPT2", GPT, "model.h.*", call=NO_CACHE), [0, 1, 1, 1, 2])
         # Four norms a block, soft caps, and windows that slide in every other one.
         gemma = {**SMALL, "head_dim": 4, "num_key_value_heads": 2, "sliding_window": 4}

@@ -90,7 +90,7 @@ class BoundsTest(Project):
         self.assertEqual(failure.hint, "write `range = [0, 50]`, or leave it out")
 
     def test_a_computed_index_that_is_negative_is_beyond_the_table(self) -> None:
-        # A slice may be negative; what is clamped may not, nor a remainder; counting from the end is allowed.
+        # A slice may be negative; a clamped value and a remainder may not; counting from the end is allowed.
         for method, guarded in {"chosen": True, "computed": False, "counted": False, "lookup": False}.items():
             text = self.captured(method)["segments"][0]["graph"]
             self.assertEqual("masked_fill" in text, guarded, method)

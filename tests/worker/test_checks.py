@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from . import shim
-from .support import Project, interpret, part
+import torch
+
+from .support import Project, interpret, model, part
 
 USES = """
 import torch
@@ -120,17 +121,15 @@ class ChecksTest(Project):
         """Returns the outputs and the outcomes of the checks."""
         weights = self.weights(opened)
         values = {0: x}
-        for step in captured["steps"]:
+        for number, step in enumerate(captured["steps"]):
             segment = captured["segments"][step["segment"]]
-            given = {f"in{at}": values[number] for at, number in enumerate(step["inputs"])}
-            given |= {name: weights[tensor] for name, tensor in step["binding"].items()}
+            given = {f"in{at}": values[one] for at, one in enumerate(step["inputs"])}
+            given |= self.bound(captured, weights, number)
             values |= dict(zip(step["outputs"], interpret(Path(segment["file"]), given), strict=True))
         outcomes = [bool(values[check["value"]]) for check in captured["checks"]]
         return [values[number] for number in captured["results"]], outcomes
 
     def test_a_computed_index_is_clamped_and_reported(self) -> None:
-        import torch
-
         wraps = {"index": 7, "take": 21, "index_put": 7, "index_fill": 7, "two": 7}
         plain = ["embedding", "index_select", "gather", "take_along_dim", "scatter", "scatter_add", "index_add"]
         plain += ["index_copy", "one_hot", "int32", *wraps]
@@ -152,7 +151,7 @@ class ChecksTest(Project):
                     value = good.clone()
                     value[0, 1] = bad
                     _, outcomes = self.run_on(opened, captured, value)
-                    # The index is one more, and may wrap around as it is computed: then it is out of bounds too.
+                    # The index is one more, and may wrap around when it is computed: then it is out of bounds too.
                     index = (value + 1).int().long() if kind == "int32" else value + 1
                     if kind != "int32" or abs(bad) < 2**31:
                         self.assertEqual(outcomes[0], not low <= int(index[0, 1]) < rows, (kind, bad))
@@ -163,8 +162,6 @@ class ChecksTest(Project):
                     self.assertFalse(outcomes[0], (kind, edge))
 
     def test_a_class_may_be_the_one_to_ignore(self) -> None:
-        import torch
-
         for kind in ("nll_loss", "cross_entropy"):
             opened, captured = self.use(kind)
             for first, failed in ((0, False), (5, False), (6, True), (-2, True), (-101, False), (LARGEST, True)):
@@ -176,8 +173,6 @@ class ChecksTest(Project):
                         torch.testing.assert_close(outputs[0], opened.model(x))
 
     def test_a_place_of_a_plane_is_one_of_all_its_axes(self) -> None:
-        import torch
-
         opened, captured = self.use("unpool")
         (check,) = captured["checks"]
         self.assertIn("index in 0..32 of aten.max_unpool2d", check["text"])
@@ -188,8 +183,6 @@ class ChecksTest(Project):
             self.assertEqual(self.run_on(opened, captured, x)[1], [True])
 
     def test_an_assertion_becomes_an_outcome(self) -> None:
-        import torch
-
         opened, captured = self.use("assert")
         self.assertEqual([check["text"] for check in captured["checks"]], ["x is far too small"])
         self.assertNotIn("_assert_async", captured["segments"][0]["graph"])
@@ -209,8 +202,6 @@ class ChecksTest(Project):
     def test_bounds_of_an_input_hold_for_what_follows_from_them(self) -> None:
         flat = part("flat")
         checks, call = part("checks"), part("call")
-        import torch
-
         for bound, count in ((5, 0), (6, 1)):
             opened = self.open(USES.replace("KIND", "'embedding'"))
             wrapped = call.wrap(opened.model, "forward", ["x"])
@@ -219,29 +210,14 @@ class ChecksTest(Project):
             self.assertEqual(checks.add(graph, {graph.inputs[0]: (-1, bound)}, self.root), count)
 
     def test_an_input_that_is_the_index_has_bounds_and_needs_no_check(self) -> None:
-        text = """
-            import torch
-
-            class Model(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.table = torch.nn.Embedding(7, 3)
-
-                def forward(self, x):
-                    return self.table(x.to(torch.int64).view(-1)) + self.table(x.abs() % 9)[0, 0]
-
-            def load():
-                return Model()
-        """
-        opened = self.open(text)
+        body = "return self.table(x.to(torch.int64).view(-1)) + self.table(x.abs() % 9)[0, 0]"
+        opened = self.open(model(body, "self.table = torch.nn.Embedding(7, 3)"))
         captured = self.capture(opened, inputs=[("x", "int64", [2, 4])])
         self.assertEqual(captured["inputs"][0]["bounds"], [0, 7])
-        # What follows from the bounds needs none either: below 7 it is never 7 or 8.
+        # Values computed within the bounds need none either: below 7 it is never 7 or 8.
         self.assertEqual(captured["checks"], [])
 
     def test_layers_stay_one_segment_and_each_has_its_outcome(self) -> None:
-        import torch
-
         opened = self.open(LAYERS)
         captured = self.capture(opened, inputs=[("x", "int64", [2, 4])], regions=["layers.*"])
         self.check_composed(opened, captured)
@@ -252,19 +228,8 @@ class ChecksTest(Project):
         self.assertEqual(self.run_on(opened, captured, x + 6)[1], [True] * 3)
 
     def test_every_size_is_compared_with_its_own(self) -> None:
-        import torch
-
-        text = """
-            import torch
-
-            class Model(torch.nn.Module):
-                def forward(self, h, x):
-                    return h[torch.arange(2), x.sum(1)] + h.gather(1, x[:, :, None].abs().expand(-1, -1, 3))[:, 0]
-
-            def load():
-                return Model()
-        """
-        opened = self.open(text)
+        body = "return h[torch.arange(2), x.sum(1)] + h.gather(1, x[:, :, None].abs().expand(-1, -1, 3))[:, 0]"
+        opened = self.open(model(body, inputs="h, x"))
         inputs = [("h", "float32", [2, 4, 3], [None, "seq", None]), ("x", "int64", [2, 4], [None, "seq"])]
         captured = self.capture(opened, inputs=inputs, sizes={"seq": 4}, dynamic={"seq": {"min": 2, "max": 64}})
         self.assertEqual(len(captured["checks"]), 2)
@@ -280,12 +245,8 @@ class ChecksTest(Project):
                 self.assertEqual(any(outcomes), failed, (seq, value))
 
     def test_eager_gives_the_outcomes_too(self) -> None:
-        import torch
-
         opened, captured = self.use("embedding")
-        weights = self.weights(opened)
-        x = torch.full((2, 4), 6)
-        made = shim.run(Path(captured["exported"]), [x, *(weights[name] for name in captured["exported_weights"])])
+        made = self.run_eager(captured, [torch.full((2, 4), 6)], self.weights(opened))
         self.assertEqual(len(made), 2)
         self.assertTrue(bool(made[1]))
 

@@ -14,103 +14,51 @@ import unittest.mock
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .artifact import run
-from .support import ROOT, Project, Quiet, part, static_compiler
+from .support import ROOT, Project, Quiet, model, part, static_compiler
 
 # Every weight here has a value that a compiler likes to fold: ones, zeros, tensors of one element, scalars.
-MODEL = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(8)
-        self.linear = torch.nn.Linear(8, 8)
-        torch.nn.init.zeros_(self.linear.bias)
-        torch.nn.init.zeros_(self.linear.weight)
-        self.one = torch.nn.Linear(8, 1)
-        self.scale = torch.nn.Parameter(torch.tensor(1.0))
-        self.shift = torch.nn.Parameter(torch.zeros(1))
-        self.register_buffer("small", torch.ones(3))
-        self.register_buffer("order", torch.tensor([3, 1, 2, 0, 4, 5, 6, 7]))
-
-    def forward(self, x):
-        h = self.linear(self.norm(x))[:, self.order] * self.scale + self.shift
-        return self.one(torch.tanh(h)), h[:, :3] * self.small, h.t()
-
-def load():
-    return Model()
-"""
+MODEL = model(
+    """\
+h = self.linear(self.norm(x))[:, self.order] * self.scale + self.shift
+return self.one(torch.tanh(h)), h[:, :3] * self.small, h.t()""",
+    """\
+self.norm = torch.nn.LayerNorm(8)
+self.linear, self.one = torch.nn.Linear(8, 8), torch.nn.Linear(8, 1)
+torch.nn.init.zeros_(self.linear.bias)
+torch.nn.init.zeros_(self.linear.weight)
+self.scale, self.shift = torch.nn.Parameter(torch.tensor(1.0)), torch.nn.Parameter(torch.zeros(1))
+self.register_buffer("small", torch.ones(3))
+self.register_buffer("order", torch.tensor([3, 1, 2, 0, 4, 5, 6, 7]))""",
+)
 
 # A product with a weight, and two products of activations.
-ATTENTION = """
-import torch
+ATTENTION = model(
+    "h = self.linear(x)\nreturn torch.softmax(h @ h.transpose(1, 2), -1) @ h", "self.linear = torch.nn.Linear(32, 64)"
+)
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(32, 64)
-
-    def forward(self, x):
-        h = self.linear(x)
-        return torch.softmax(h @ h.transpose(1, 2), -1) @ h
-
-def load():
-    return Model()
-"""
-
-
-SCALED = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(32, 96)
-
-    def forward(self, x):
-        q, k, v = self.linear(x).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-def load():
-    return Model()
-
-def half():
-    return Model().to(torch.bfloat16)
-"""
-
+SCALED = model(
+    "q, k, v = self.linear(x).view(2, 8, 3, 4, 8).permute(2, 0, 3, 1, 4)\n"
+    "return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)",
+    "self.linear = torch.nn.Linear(32, 96)",
+)
+SCALED += "\ndef half():\n    return Model().to(torch.bfloat16)\n"
 
 # One kernel that is worth several threads.
-WIDE = """
-import torch
+WIDE = model("return torch.tanh(x) * x.sum()")
 
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.tanh(x) * x.sum()
+CONVOLUTION = model(
+    "h = torch.relu(self.norm(self.conv(x))).mean((2, 3))\nreturn self.linear(h), self.small(h), self.linear.bias",
+    "self.conv, self.norm = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False), torch.nn.BatchNorm2d(8)\n"
+    "self.linear, self.small = torch.nn.Linear(8, 1 << 16), torch.nn.Linear(8, 6)",
+)
 
-def load():
-    return Model()
-"""
-
-
-CONVOLUTION = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1, bias=False)
-        self.norm = torch.nn.BatchNorm2d(8)
-        self.linear = torch.nn.Linear(8, 1 << 16)
-        self.small = torch.nn.Linear(8, 6)
-
-    def forward(self, x):
-        h = torch.relu(self.norm(self.conv(x))).mean((2, 3))
-        return self.linear(h), self.small(h), self.linear.bias
-
-def load():
-    return Model().eval()
-"""
+ATTENTION_INPUTS = model(
+    "return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()",
+    "self.query, self.key, self.value = (torch.nn.Linear(384, 384) for _ in range(3))",
+)
 
 # Loads a library where no memory may become executable; 75 where the kernel can't forbid it.
 UNDER_MDWE = """
@@ -122,26 +70,9 @@ if process.prctl(65, 1, 0, 0, 0) != 0:
 ctypes.CDLL(sys.argv[1])
 """
 
-ATTENTION_INPUTS = """
-import torch
-
-class Inputs(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (torch.nn.Linear(384, 384) for _ in range(3))
-
-    def forward(self, x):
-        return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()
-
-def load():
-    torch.manual_seed(0)
-    return Inputs().eval()
-"""
-
 
 def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
-    """Returns what a recipe gives."""
-    import torch
+    """Returns the result of a recipe."""
     from torch._export.serde import serialize
 
     def value(argument: dict[str, Any]) -> Any:
@@ -163,8 +94,6 @@ def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
 
 
 def cuda() -> bool:
-    import torch
-
     return torch.cuda.is_available()
 
 
@@ -176,9 +105,18 @@ class CompileTest(Project):
         out.mkdir()
         return part("compiler").compile_segment(request, out, Quiet())
 
-    def test_an_artifact_holds_no_values_of_weights(self) -> None:
-        import torch
+    def small(self) -> dict[str, Any]:
+        return self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
 
+    def wrapper(self, name: str) -> str:
+        """Returns the C++ code of a compile that calls its kernels."""
+        return "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+
+    def headers(self) -> dict[str, int]:
+        """Returns the files of the test's own folder of headers, with the times of their last changes."""
+        return {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
+
+    def test_an_artifact_holds_no_values_of_weights(self) -> None:
         opened = self.open(MODEL)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8], ["n", None])], sizes={"n": 4})
         answer = self.compile(captured, "native")
@@ -186,17 +124,14 @@ class CompileTest(Project):
         self.assertIsNone(answer["proxy"])
         self.assertLess({"load", "lower", "cpp", "link"} - set(answer["seconds"]), {"headers"})
         self.check_what_it_asks_of_the_loader(answer["library"])
-        binding = captured["steps"][0]["binding"]
-        samples = part("tensors").read(Path(captured["samples"]))
-        held = self.weights(opened)
+        samples = self.samples(captured)
         for change in (False, True):
             if change:
                 with torch.no_grad():
                     for parameter in opened.model.parameters():
                         parameter.copy_(torch.randn(parameter.shape))
                     opened.model.small.copy_(torch.randn(3))
-                held = self.weights(opened)
-            weights = {name: held[tensor] for name, tensor in binding.items()}
+            weights = self.bound(captured, self.weights(opened))
             results = run(answer["library"], "cpu", weights, [samples["in.0"]], 3)
             with torch.inference_mode():
                 expected = opened.model(samples["in.0"])
@@ -225,14 +160,12 @@ class CompileTest(Project):
         self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_freezing_says_how_weights_are_made_into_what_kernels_read(self) -> None:
-        import torch
-
         opened = self.open(CONVOLUTION)
         texts = []
         for index, batch in enumerate((2, 4)):
             captured = self.capture(opened, inputs=[("x", "float32", [batch, 3, 16, 16])])
             answer = self.compile(captured, f"frozen{index}", options={"freezing": True})
-            code = "".join(file.read_text() for file in (self.out / f"frozen{index}").rglob("*wrapper.cpp"))
+            code = self.wrapper(f"frozen{index}")
             self.assertNotIn("aoti_torch_cpu_convolution", code)
             self.assertEqual(code.count("aoti_torch_cpu_addmm_out("), 1, "one product is too small to be packed")
             texts.append([made["call"] for made in answer["prepared"]])
@@ -243,7 +176,7 @@ class CompileTest(Project):
             self.assertEqual(by_shape[(8, 6)]["stride"], [1, 8], "a view")
         self.assertEqual(texts[0], texts[1], "two buckets can't share what is made")
 
-        # Followed for other weights, the recipes give what the convolution and its batch norm compute.
+        # For other weights, the recipes give the results of the convolution and its batch norm.
         held = self.weights(opened)
         weights = {name: torch.rand_like(held[tensor]) for name, tensor in captured["steps"][0]["binding"].items()}
         names = {tensor: name for name, tensor in captured["steps"][0]["binding"].items()}
@@ -257,20 +190,18 @@ class CompileTest(Project):
         torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-4)
 
     def test_matrices_that_multiply_the_same_rows_are_laid_out_as_one(self) -> None:
-        import torch
-
         opened = self.open(ATTENTION_INPUTS)
         captured = self.capture(opened, inputs=[("x", "float32", [64, 384])])
         for options, calls in (({}, 1), ({"cpp.enable_concat_linear": False}, 3)):
             name = f"one{calls}"
             answer = self.compile(captured, name, options={"freezing": True, **options})
-            code = "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+            code = self.wrapper(name)
             self.assertEqual(code.count("(aoti_torch_cpu__linear_pointwise("), calls)
             shapes = sorted(made["shape"] for made in answer["prepared"])
             self.assertEqual(shapes, [[1152], [1152, 384]] if calls == 1 else [[384, 384]] * 3)
             if calls == 1:
                 held = self.weights(opened)
-                weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+                weights = self.bound(captured, held)
                 made = {(*made["shape"],): follow(made["call"], weights) for made in answer["prepared"]}
                 x = torch.randn(32, 384)
                 got = torch.nn.functional.linear(x, made[(1152, 384)].to_dense(), made[(1152,)])
@@ -283,7 +214,7 @@ class CompileTest(Project):
                     self.assertTrue(any(one.allclose(other, rtol=1e-4, atol=1e-4) for other in wanted))
 
     def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
-        captured = self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
+        captured = self.small()
         stderr = io.StringIO()
         failing = unittest.mock.patch.object(part("prepacked"), "_fold", side_effect=RuntimeError("no such filter"))
         with failing, contextlib.redirect_stderr(stderr):
@@ -293,63 +224,48 @@ class CompileTest(Project):
         self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", stderr.getvalue())
 
     def test_getting_ready_makes_what_a_compile_needs(self) -> None:
-        opened = self.open(MODEL)
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        captured = self.small()
         part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out, Quiet())
         seconds = self.compile(captured, "ready")["seconds"]
         self.assertNotIn("headers", seconds)
 
-    def test_headers_are_made_once_by_workers_that_get_ready(self) -> None:
-        opened = self.open(MODEL)
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
-        own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
-        part("torch_private.cpp_headers").header.cache_clear()
-        with unittest.mock.patch.dict("os.environ", own):
-            part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out / "first", Quiet())
-            first = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-            part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out / "second", Quiet())
-            made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-            self.assertEqual(made, first, "the second worker made nothing anew")
-            self.assertEqual(sorted({Path(name).suffix for name in made}), [".cpp", ".gch", ".h", ".lock", ".o"])
-            seconds = self.compile(captured, "shared")["seconds"]
-            after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-        self.assertEqual(after, made, "the compile made nothing anew")
-        self.assertNotIn("headers", seconds)
-        part("torch_private.cpp_headers").header.cache_clear()
-
-    def test_headers_are_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
-        opened = self.open(MODEL)
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
-        own = {"PRECAST_HEADER_DIR": str(self.out / "own")}
-        request = {"device": "cpu", "isa": "native"}
+    def test_headers_are_made_once_and_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
+        captured, own = self.small(), {"PRECAST_HEADER_DIR": str(self.out / "own")}
         code = """
-import json, os, sys
+import importlib, json, os, sys
 sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import torch, importlib
 worker = os.path.basename(sys.argv[1])
-cpp = importlib.import_module(worker + ".torch_private.cpp_toolchain")
+inductor = importlib.import_module(worker + ".torch_private.inductor")
+begin = inductor.begin
+
+def noting(*args):
+    begun, later = begin(*args), ("compile_fx", "graph", "lowering")
+    print(json.dumps([name for name in later if "torch._inductor." + name in sys.modules]))
+    return begun
+
+inductor.begin = noting
 compiler = importlib.import_module(worker + ".compiler")
-begun = cpp.begin("native", "cpu", {**compiler._FIXED, **compiler._threads({}, "cpu")}, cpp.Path(sys.argv[2]))
-print(json.dumps([name for name in ("compile_fx", "graph", "lowering") if "torch._inductor." + name in sys.modules]))
-begun.result()
+wire = type("Wire", (), {"event": lambda self, phase: None})()
+compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]), wire)
 """
         worker = Path(part("compiler").__file__).parent
-        command = [sys.executable, "-P", "-c", code, str(worker), str(self.out)]
+        command = [sys.executable, "-P", "-c", code, str(worker), str(self.out / "first")]
         done = subprocess.run(command, env={**os.environ, **own}, stdout=subprocess.PIPE, check=True)
         self.assertEqual(json.loads(done.stdout), [])
+        made = self.headers()
+        self.assertEqual(sorted({Path(name).suffix for name in made}), [".cpp", ".gch", ".h", ".lock", ".o"])
+        self.assertEqual([sum(name.endswith(end) for name in made) for end in (".gch", ".o")], [2, 1])
         part("torch_private.cpp_headers").header.cache_clear()
+        self.addCleanup(part("torch_private.cpp_headers").header.cache_clear)
         with unittest.mock.patch.dict("os.environ", own):
-            made = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-            self.assertEqual([sum(name.endswith(end) for name in made) for end in (".gch", ".o")], [2, 1])
-            part("compiler").warm_up(request, self.out / "0", Quiet())
-            self.compile(captured, "begun")
-            after = {path.name: path.stat().st_mtime_ns for path in (self.out / "own").iterdir()}
-        self.assertEqual(after, made, "what was begun is what a compile needs, and all of it")
-        part("torch_private.cpp_headers").header.cache_clear()
+            part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out / "second", Quiet())
+            self.assertEqual(self.headers(), made, "the second worker made nothing anew")
+            seconds = self.compile(captured, "shared")["seconds"]
+            self.assertEqual(self.headers(), made, "the compile made nothing anew")
+        self.assertNotIn("headers", seconds)
 
     def test_options_that_cannot_be_are_refused(self) -> None:
-        opened = self.open(MODEL)
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        captured = self.small()
         failure = self.fails("compile", self.compile, captured, "a", options={"fx_graph_cache": True})
         self.assertEqual(failure.message, "option `fx_graph_cache` can't be set: it decides what an artifact is")
         failure = self.fails("compile", self.compile, captured, "b", options={"epilog_fusion": True})
@@ -364,18 +280,15 @@ begun.result()
             self.assertEqual(failure.hint, hint or "did you mean `flash`?")
 
     def test_attention_becomes_the_kernel_that_is_asked_for(self) -> None:
-        import torch
-
         opened = self.open(SCALED)
         captured = self.capture(opened, inputs=[("x", "float32", [2, 8, 32])])
         self.assertIn("scaled_dot_product_attention", captured["segments"][0]["graph"])
-        samples = part("tensors").read(Path(captured["samples"]))
-        held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        samples = self.samples(captured)
+        weights = self.bound(captured, self.weights(opened))
         with torch.inference_mode():
             expected = opened.model(samples["in.0"])
         flash = {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu("}
-        # One process, so that nothing may remember what another setting gave; weights are laid out in some.
+        # One process, so that no setting may depend on an earlier one; some prepack weights.
         for index, (options, kernels) in enumerate(
             [
                 ({}, flash),
@@ -387,7 +300,7 @@ begun.result()
         ):
             name = f"attention{index}"
             answer = self.compile(captured, name, options=options)
-            code = "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+            code = self.wrapper(name)
             self.assertEqual(set(re.findall(r"aoti_torch_cpu_\w*(?:attention|bmm)\w*\(", code)), kernels, options)
             if answer["prepared"]:
                 continue
@@ -396,19 +309,16 @@ begun.result()
 
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_device_has_several_kernels_for_attention(self) -> None:
-        import torch
-
         opened = self.open(SCALED, entry="half", device="cuda")
         captured = self.capture(opened, inputs=[("x", "bfloat16", [2, 8, 32])])
-        samples = part("tensors").read(Path(captured["samples"]))
-        held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        samples = self.samples(captured)
+        weights = self.bound(captured, self.weights(opened))
         with torch.inference_mode():
             expected = opened.model(samples["in.0"].cuda()).cpu()
         for name in ("efficient", "flash", "cudnn", "math", "efficient"):
             out = f"{name}{len(list(self.out.iterdir()))}"
             answer = self.compile(captured, out, device="cuda", options={"attention": name})
-            code = "".join(file.read_text() for file in (self.out / out).rglob("*wrapper.cpp"))
+            code = self.wrapper(out)
             kernels = set(re.findall(r"aoti_torch_cuda__scaled_dot_product_(\w+)_attention\(", code))
             self.assertEqual(kernels, {name} - {"math"})
             (result,) = run(answer["library"], "cuda:0", weights, [samples["in.0"]], 1)
@@ -421,14 +331,12 @@ begun.result()
             with contextlib.redirect_stderr(io.StringIO()):
                 failure = self.fails("compile", self.compile, captured, name, options=options)
             self.assertEqual(failure.message, f"torch has no `{name}` attention for this device and these inputs")
-            self.assertRegex(failure.location, r"^project_\d+\.py:11$")
+            self.assertRegex(failure.location, r"^project_\d+\.py:9$")
             self.assertEqual(failure.hint, "leave the option `attention` out, or name another kernel")
-        # What failed leaves no trace.
+        # Failures leave no trace.
         self.compile(captured, "after")
 
     def test_autotuning_tries_cpp_kernels_and_packs_no_weight(self) -> None:
-        import torch
-
         opened = self.open(ATTENTION)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 64, 32])])
         with contextlib.redirect_stderr(io.StringIO()) as log:
@@ -438,7 +346,7 @@ begun.result()
         # Which kernel is the fastest is up to the machine; that both were timed, the log says.
         self.assertRegex(log.getvalue(), r"AUTOTUNE bmm[^A]*\n  bmm ")
         self.assertRegex(log.getvalue(), r"AUTOTUNE bmm[^A]*cpp_Cpp\w+ ")
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         held = self.weights(opened)
         for factor in (1.0, 2.0):
             weights = {name: held[tensor] * factor for name, tensor in captured["steps"][0]["binding"].items()}
@@ -450,8 +358,6 @@ begun.result()
             torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
     def test_kernels_use_no_more_threads_than_the_process_may(self) -> None:
-        import torch
-
         opened = self.open(WIDE)
         captured = self.capture(opened, inputs=[("x", "float32", [64, 4096])])
         answer = self.compile(captured, "wide", options={"cpp.threads": 3})
@@ -475,8 +381,7 @@ begun.result()
         self.assertIn("artifact.so: C++ library shared, 0 of its symbols exported", done.stdout)
 
     def test_a_compiler_that_fails_is_quoted(self) -> None:
-        opened = self.open(MODEL)
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8])])
+        captured = self.small()
         options = {"aot_inductor.compile_wrapper_opt_level": "fno-such-flag"}
         failure = self.fails("compile", self.compile, captured, "cpp", options=options)
         self.assertIn("the C++ compiler failed", failure.message)
@@ -484,8 +389,6 @@ begun.result()
 
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_cuda_artifact_runs_with_other_weights(self) -> None:
-        import torch
-
         opened = self.open(MODEL, device="cuda")
         regions = ["norm", "linear"]
         captured = self.capture(opened, inputs=[("x", "float32", [4, 8], ["n", None])], sizes={"n": 4}, regions=regions)
@@ -493,15 +396,15 @@ begun.result()
             for parameter in opened.model.parameters():
                 parameter.copy_(torch.randn(parameter.shape))
         held = self.weights(opened)
-        x = part("tensors").read(Path(captured["samples"]))["in.0"]
+        x = self.samples(captured)["in.0"]
         libraries = []
         for index in range(len(captured["segments"])):
             answer = self.compile(captured, f"cuda{index}", segment=index, device="cuda", mode="max-autotune")
             self.assertEqual(answer["metadata"]["AOTI_DEVICE_KEY"], "cuda")
             libraries.append(answer["library"])
         values: dict[int, Any] = {0: x}
-        for step in captured["steps"]:
-            weights = {name: held[tensor] for name, tensor in step["binding"].items()}
+        for at, step in enumerate(captured["steps"]):
+            weights = self.bound(captured, held, at)
             given = [values[number] for number in step["inputs"]]
             outputs = run(libraries[step["segment"]], "cuda:0", weights, given, len(step["outputs"]))
             values |= dict(zip(step["outputs"], outputs, strict=True))

@@ -1,23 +1,24 @@
-"""Eager's list of calls: what the worker writes, and that the shim which runs it answers as the module does."""
+"""Eager's list of calls: the worker's encoding, and the shim's results, which equal the module's."""
 
 from __future__ import annotations
 
 import math
 import operator
 import random
+import re
 import unittest
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from . import shim
-from .support import Project, part
+from .support import Project, model, part
 
 
 def graph_of(call: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Returns a graph of one float input `x`, and the node that `call` makes of the graph and `x`: its output."""
-    import torch
-
     graph = torch.fx.Graph()
     x = graph.placeholder("x")
     x.meta["val"] = torch.zeros(2, 3)
@@ -29,7 +30,6 @@ def graph_of(call: Callable[[Any], Any]) -> tuple[Any, Any]:
 class EncoderTest(unittest.TestCase):
     def encode(self, target: Any, *args: Any, held: Any = None, **kwargs: Any) -> dict[str, Any]:
         """Returns the call of one operation; "x" stands for the input."""
-        import torch
 
         def made(given: tuple[Any, Any]) -> Any:
             graph, x = given
@@ -44,7 +44,7 @@ class EncoderTest(unittest.TestCase):
 
         graph, node = graph_of(made)
         inputs = [one for one in graph.nodes if one.op == "placeholder"]
-        # What returns nothing is an output of no program.
+        # An operation without a result is no output of a program.
         outputs = [] if held == () else [node]
         encoded = part("eager").encode(graph, inputs, outputs if isinstance(node.meta["val"], torch.Tensor) else [])
         (call,) = encoded["calls"]
@@ -59,14 +59,12 @@ class EncoderTest(unittest.TestCase):
         return str(caught.exception)
 
     def test_each_kind_of_argument(self) -> None:
-        import torch
-
         aten = torch.ops.aten
         x = {"value": 0}
         call = self.encode(aten.add.Tensor, "x", "x", alpha=2)
         self.assertEqual(call, {"op": "aten::add.Tensor", "args": {"self": x, "other": x, "alpha": 2}, "results": [1]})
         self.assertEqual(self.encode(aten.relu.default, "x")["op"], "aten::relu")
-        # A number for a tensor; floats with all their digits, and those that JSON has none for.
+        # A number for a tensor; floats with all their digits, and infinities and NaN, which JSON lacks.
         self.assertEqual(self.args(aten.mul.Tensor, "x", 3)["other"], 3)
         self.assertEqual(self.args(aten.add.Scalar, "x", 0.1)["other"], {"float": "0.1"})
         self.assertEqual(self.args(aten.add.Scalar, "x", 1.0)["other"], {"float": "1.0"})
@@ -108,8 +106,6 @@ class EncoderTest(unittest.TestCase):
         self.assertEqual(self.args(aten.gelu.default, "x", approximate="tanh")["approximate"], "tanh")
 
     def test_results_are_numbered_and_what_nothing_reads_is_null(self) -> None:
-        import torch
-
         aten = torch.ops.aten
         graph = torch.fx.Graph()
         x = graph.placeholder("x")
@@ -134,8 +130,6 @@ class EncoderTest(unittest.TestCase):
         self.assertTrue(torch.equal(made[1], torch.cat(given.split(2, 1))))
 
     def test_what_has_no_place_in_a_list_is_named(self) -> None:
-        import torch
-
         self.assertEqual(
             self.refused(torch.ops.aten.bernoulli.default, "x", generator=torch.Generator()),
             "`aten.bernoulli.default`: argument `generator`: a `Generator`, which has no place in a list of calls",
@@ -148,8 +142,6 @@ class EncoderTest(unittest.TestCase):
 
 class NumbersTest(unittest.TestCase):
     def test_numbers_are_pythons(self) -> None:
-        import torch
-
         eager = part("eager")
         random.seed(0)
         whole = [0, 1, -1, 2, -2, 3, 7, -7, 12, -12, 1 << 40, True, False]
@@ -183,7 +175,7 @@ class NumbersTest(unittest.TestCase):
         self.assertGreater(cases, 1200)
 
     def computed(self, name: str, args: list[Any]) -> float:
-        """Returns what the shim computes, as it comes out of a tensor that it fills."""
+        """Returns the shim's result, from a tensor that it fills."""
         given = {str(at): {"float": repr(arg)} if isinstance(arg, float) else arg for at, arg in enumerate(args)}
         fill = {"size": [1], "fill_value": {"value": 0}, "dtype": {"dtype": 8}}
         calls = [
@@ -218,8 +210,6 @@ class ShimTest(unittest.TestCase):
         return str(caught.exception)
 
     def test_a_wrong_list_is_refused_by_name(self) -> None:
-        import torch
-
         x = torch.ones(2, 3)
 
         def call(op: str, results: list[Any] | None = None, **args: Any) -> dict[str, Any]:
@@ -245,8 +235,6 @@ class ShimTest(unittest.TestCase):
             self.assertIn(message, self.refused(calls, outputs, [x]))
 
     def test_memory_is_free_after_its_last_reader(self) -> None:
-        import torch
-
         # Each call takes the result of the one before: two are alive at a time, of a hundred.
         calls = [
             {"op": "aten::add.Tensor", "args": {"self": {"value": at}, "other": 1}, "results": [at + 1]}
@@ -269,44 +257,24 @@ def _peak_kib(reset: bool = False) -> int:
     return int(line.split()[1])
 
 
-_UNARY = ["torch.relu({0})", "torch.tanh({0})", "{0} * 2", "{0} + 0.5", "1 - {0}", "{0} / 3", "{0}.abs().sqrt()"]
-_UNARY += ["torch.nn.functional.gelu({0})", "torch.softmax({0}, -1)", "{0}.flip(-1)", "{0}.cumsum(-1)", "-{0}"]
-_UNARY += ["torch.nn.functional.layer_norm({0}, {0}.shape[-1:])", "torch.where({0} > 0, {0}, torch.zeros_like({0}))"]
-_UNARY += ["{0}.to(torch.float64).sum(-1, keepdim=True).float().expand({0}.shape)", "{0}.clamp(-1, 1.5)", "{0}.clone()"]
-_UNARY += [
-    "torch.stack({0}.unbind(-1), -1)",
-    "torch.cat({0}.chunk(2, -1), -1)",
-    "{0}.sort(-1)[0]",
-    "{0}.topk(4, -1)[0]",
-]
-_UNARY += [
-    "{0}.masked_fill({0} < 0, -1.0)",
-    "torch.nn.functional.dropout({0}, 0.5, False)",
-    "{0}.var(-1, keepdim=True) + {0}",
-]
-_UNARY += ["{0}.roll(1, 0)", "torch.nn.functional.pad({0}, (0, 0))", "{0}.transpose(0, 1).contiguous().transpose(0, 1)"]
-_UNARY += [
-    "{0}.reshape(-1).view({0}.shape)",
-    "{0}[:, [0, 1, 3, 2]]",
-    "{0} @ self.weight",
-    "torch.nn.functional.linear({0}, self.weight)",
-]
-_UNARY += [
-    "torch.einsum('ij,jk->ik', {0}, self.weight)",
-    "{0} * {0}.shape[0]",
-    "{0} + torch.arange(4, dtype={0}.dtype)",
-]
-_UNARY += [
-    "torch.full_like({0}, {0}.shape[0] * 2 + 1) - {0}",
-    "torch.scatter({0}, 1, self.at, {0})",
-    "{0}.gather(1, self.at)",
-]
-_BINARY = ["{0} + {1}", "{0} * {1}", "torch.maximum({0}, {1})", "{0} @ {1}.T @ {1}", "torch.cat([{0}, {1}], -1)[:, :4]"]
-_BINARY += [
-    "torch.stack([{0}, {1}]).sum(0)",
-    "torch.addmm({0}, {1}, self.weight, alpha=0.5)",
-    "torch.lerp({0}, {1}, 0.3)",
-]
+# Operations on one value and on two.
+_UNARY = """
+torch.relu({0}) ; torch.tanh({0}) ; {0} * 2 ; {0} + 0.5 ; 1 - {0} ; {0} / 3 ; {0}.abs().sqrt()
+torch.nn.functional.gelu({0}) ; torch.softmax({0}, -1) ; {0}.flip(-1) ; {0}.cumsum(-1) ; -{0}
+torch.nn.functional.layer_norm({0}, {0}.shape[-1:]) ; torch.where({0} > 0, {0}, torch.zeros_like({0}))
+{0}.to(torch.float64).sum(-1, keepdim=True).float().expand({0}.shape) ; {0}.clamp(-1, 1.5) ; {0}.clone()
+torch.stack({0}.unbind(-1), -1) ; torch.cat({0}.chunk(2, -1), -1) ; {0}.sort(-1)[0] ; {0}.topk(4, -1)[0]
+{0}.masked_fill({0} < 0, -1.0) ; torch.nn.functional.dropout({0}, 0.5, False) ; {0}.var(-1, keepdim=True) + {0}
+{0}.roll(1, 0) ; torch.nn.functional.pad({0}, (0, 0)) ; {0}.transpose(0, 1).contiguous().transpose(0, 1)
+{0}.reshape(-1).view({0}.shape) ; {0}[:, [0, 1, 3, 2]] ; {0} @ self.weight
+torch.nn.functional.linear({0}, self.weight) ; torch.einsum('ij,jk->ik', {0}, self.weight) ; {0} * {0}.shape[0]
+{0} + torch.arange(4, dtype={0}.dtype) ; torch.full_like({0}, {0}.shape[0] * 2 + 1) - {0}
+torch.scatter({0}, 1, self.at, {0}) ; {0}.gather(1, self.at)
+"""
+_BINARY = """
+{0} + {1} ; {0} * {1} ; torch.maximum({0}, {1}) ; {0} @ {1}.T @ {1} ; torch.cat([{0}, {1}], -1)[:, :4]
+torch.stack([{0}, {1}]).sum(0) ; torch.addmm({0}, {1}, self.weight, alpha=0.5) ; torch.lerp({0}, {1}, 0.3)
+"""
 
 
 class SameAsTheModuleTest(Project):
@@ -317,21 +285,17 @@ class SameAsTheModuleTest(Project):
         names, lines = ["x", "y"], []
         for at in range(draw.randrange(3, 9)):
             one, two = draw.choice(names), draw.choice(names)
-            text = draw.choice(_BINARY if draw.random() < 0.35 else _UNARY)
-            lines.append(f"        v{at} = {text.format(one, two)}\n")
+            text = draw.choice(re.split(" ; |\n", (_BINARY if draw.random() < 0.35 else _UNARY).strip()))
+            lines.append(f"v{at} = {text.format(one, two)}")
             names.append(f"v{at}")
         picked = [names[-1], *draw.sample(names, draw.randrange(0, 3))]
-        return (
-            "import torch\n\nclass M(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-            "        self.weight = torch.nn.Parameter(torch.randn(4, 4))\n"
-            "        self.register_buffer('at', torch.tensor([[2, 0, 1, 3]] * 5))\n\n"
-            f"    def forward(self, x, y):\n{''.join(lines)}        return [{', '.join(picked)}]\n\n"
-            f"def load():\n    torch.manual_seed({seed})\n    return M().eval()\n"
+        return model(
+            "\n".join([*lines, f"return [{', '.join(picked)}]"]),
+            "self.weight = torch.nn.Parameter(torch.randn(4, 4))\n"
+            "self.register_buffer('at', torch.tensor([[2, 0, 1, 3]] * 5))",
         )
 
     def test_random_modules(self) -> None:
-        import torch
-
         for seed in range(60):
             text = self.module(seed)
             dynamic = seed % 3 == 0 and "self.at" not in text
@@ -341,26 +305,17 @@ class SameAsTheModuleTest(Project):
                 inputs = [("x", "float32", [5, 4], rows), ("y", "float32", [5, 4], rows)]
                 more = {"dynamic": {"rows": {"min": 2, "max": 32}}, "sizes": {"rows": 5}} if dynamic else {}
                 captured = self.capture(opened, inputs=inputs, compiled=False, **more)
-                weights = self.weights(opened)
-                if "extra_weights" in captured:
-                    weights |= part("tensors").read(Path(captured["extra_weights"]))
+                weights = self.weights(opened, captured)
                 for size in (3, 17) if dynamic else (5,):
                     given = [torch.randn(size, 4), torch.randn(size, 4)]
                     with torch.no_grad():
                         wanted = opened.model(*given)
-                    tensors = [*given, *(weights[name] for name in captured["exported_weights"])]
-                    for made, right in zip(shim.run(Path(captured["exported"]), tensors), wanted, strict=True):
+                    for made, right in zip(self.run_eager(captured, given, weights), wanted, strict=True):
                         self.assertTrue(torch.equal(made, right), f"{text}\n{made}\n{right}")
 
     def test_branches_are_chosen_by_value(self) -> None:
-        import torch
-
-        text = (
-            "import torch\n\nclass M(torch.nn.Module):\n    def forward(self, x, y):\n"
-            "        return torch.cond(x.sum() > 0, lambda a, b: (a + b, a * 2), lambda a, b: (a - b, -b), (x, y))\n\n"
-            "def load():\n    return M()\n"
-        )
-        opened = self.open(text)
+        choice = "torch.cond(x.sum() > 0, lambda a, b: (a + b, a * 2), lambda a, b: (a - b, -b), (x, y))"
+        opened = self.open(model(f"return {choice}"))
         inputs = [("x", "float32", [3]), ("y", "float32", [3])]
         captured = self.capture(opened, inputs=inputs, compiled=False)
         for x in (torch.ones(3), -torch.ones(3)):
@@ -369,24 +324,16 @@ class SameAsTheModuleTest(Project):
                 self.assertTrue(torch.equal(made, right))
 
     def test_a_failing_assertion_of_the_model_is_an_error(self) -> None:
-        import torch
-
-        text = (
-            "import torch\n\nclass M(torch.nn.Module):\n    def forward(self, x):\n"
-            "        torch._assert_async((x > 0).all(), 'x is not positive')\n        return x * 2\n\n"
-            "def load():\n    return M()\n"
-        )
+        text = model("torch._assert_async((x > 0).all(), 'x is not positive')\nreturn x * 2")
         captured = self.capture(self.open(text), inputs=[("x", "float32", [3])], compiled=False)
         self.assertEqual(shim.run(Path(captured["exported"]), [torch.ones(3)])[0].tolist(), [2.0] * 3)
         with self.assertRaisesRegex(shim.Refused, "x is not positive"):
             shim.run(Path(captured["exported"]), [-torch.ones(3)])
 
     def test_a_module_that_only_eager_runs_must_be_a_list_of_calls(self) -> None:
-        text = (
-            "import torch\n\nclass M(torch.nn.Module):\n    def forward(self, x):\n"
-            "        from torch._higher_order_ops.while_loop import while_loop\n"
-            "        return while_loop(lambda v: v.sum() < 10, lambda v: (v + 1,), (x,))[0]\n\n"
-            "def load():\n    return M()\n"
+        text = model(
+            "from torch._higher_order_ops.while_loop import while_loop\n"
+            "return while_loop(lambda v: v.sum() < 10, lambda v: (v + 1,), (x,))[0]"
         )
         opened, inputs = self.open(text), [("x", "float32", [3])]
         failure = self.fails("capture", self.capture, opened, inputs=inputs, compiled=False)

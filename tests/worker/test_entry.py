@@ -1,10 +1,12 @@
-"""Importing the entry: what is noted, and how each mistake reads."""
+"""Importing the entry: recorded files, and the message of each mistake."""
 
 from __future__ import annotations
 
 import hashlib
 import sys
 import unittest
+
+import torch
 
 from .support import Project, part, talk
 
@@ -97,7 +99,7 @@ class OpenTest(Project):
         (self.root / "sizes.txt").write_text("3")
         caught = self.fails("entry_import", part("entry").open_model, self.root, f"{name}:load", "cpu")
         self.assertEqual(caught.message, "`sizes.txt` changed while the model was made from it")
-        # What the entry writes itself is its own affair.
+        # Files that the entry writes itself do not count.
         self.open("import os, torch\n\ndef load():\n" + WRITES)
 
     def test_weights_read_by_the_safetensors_library_are_sources(self) -> None:
@@ -107,8 +109,6 @@ class OpenTest(Project):
             "    model.load_state_dict(load_file(os.path.join(os.path.dirname(__file__), 'w.safetensors')))\n"
             "    return model\n"
         )
-        import torch
-
         model = torch.nn.Linear(2, 3)
         part("tensors").write(self.root / "w.safetensors", dict(model.state_dict()))
         # In a process of its own: the library is watched from its first import on.
@@ -185,8 +185,6 @@ class OpenTest(Project):
         self.fails("entry_import", load, self.root, "no_colon", "cpu")
 
     def test_a_file_gives_the_weights(self) -> None:
-        import torch
-
         load, write = part("entry").open_model, part("tensors").write
         name = self.write(
             """

@@ -1,4 +1,4 @@
-"""What the worker says about itself."""
+"""The worker's description of itself."""
 
 import sys
 import tempfile

@@ -1,4 +1,4 @@
-"""Graph passes that run on segments: what they may ask of the worker, and what names them in a key."""
+"""Graph passes that run on segments: their interface to the worker, and their digests in a key."""
 
 from __future__ import annotations
 
@@ -10,27 +10,15 @@ import unittest
 from pathlib import Path
 from typing import Any
 
-from .artifact import run
-from .support import Project, Quiet, part
-from .test_compile import follow
-
-MODEL = """
 import torch
 
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 4)
+from .artifact import run
+from .support import Project, Quiet, model, part
+from .test_compile import follow
 
-    def forward(self, x):
-        return torch.relu(self.linear(x)) + 1
+MODEL = model("return torch.relu(self.linear(x)) + 1", "self.linear = torch.nn.Linear(8, 4)")
 
-def load():
-    torch.manual_seed(0)
-    return Model()
-"""
-
-# One for each stage: a weight that is doubled at load, and what is done to the graph before and after fusions.
+# One for each stage: a weight that is doubled at load, and changes of the graph before and after fusions.
 PASSES = """
 import torch
 import {helper}
@@ -122,21 +110,19 @@ class SegmentPassTest(Project):
         return opened, self.capture(opened, inputs=[("x", "float32", [2, 8])], passes=names)
 
     def test_each_stage_changes_the_artifact_and_a_prepacked_weight_has_a_recipe(self) -> None:
-        import torch
-
         opened, captured = self.captured("doubled", "fusions", "plain")
         own = captured["passes"]["own"]
         self.assertEqual([one["callable"] for one in own], [f"{self.passes}:doubled", f"{self.passes}:fusions"])
         answer = self.compile(captured, freezing=True)
         held = self.weights(opened)
-        weights = {name: held[tensor] for name, tensor in captured["steps"][0]["binding"].items()}
+        weights = self.bound(captured, held)
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
         self.assertIn("aten::mul.Tensor", json.dumps(answer["prepared"]))
         x = torch.randn(2, 8)
         (result,) = run(answer["library"], "cpu", weights | made, [x], 1)
         wanted = torch.nn.functional.linear(x, 2 * held["linear.weight"], held["linear.bias"]).tanh() + 3
         torch.testing.assert_close(result, wanted)
-        # What asks for a weight gets none where weights stay as they are.
+        # Without freezing, a request for a prepacked weight returns none.
         answer = self.compile(captured, freezing=False)
         self.assertEqual(answer["prepared"], [])
         (result,) = run(answer["library"], "cpu", weights, [x], 1)
@@ -181,7 +167,7 @@ class SegmentPassTest(Project):
         return site, name
 
     def offered(self, opened: Any, site: Path, name: str, version: str, function: str = "offers") -> list[Any]:
-        """Returns what a package offers once it is installed in this version."""
+        """Returns the offers of a package that is installed in this version."""
         info = site / f"{name}-{version}.dist-info"
         info.mkdir(exist_ok=True)
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")

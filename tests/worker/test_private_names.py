@@ -1,4 +1,4 @@
-"""Torch's private names: only the package `torch_private` uses any, and says of each what it is for."""
+"""Torch's private names: only the package `torch_private` uses any, and documents each."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class PrivateNamesTest(unittest.TestCase):
                 if not isinstance(part, ast.FunctionDef | ast.ClassDef) or not list(private_names(part)):
                     continue
                 text = essay + (ast.get_docstring(part) or "")
-                # What a function of the file needs, its helpers need too.
+                # The helpers of a file need the names of its functions.
                 if not part.name.startswith("_"):
                     self.assertIn("Private:", text, f"{name}.py:{part.lineno}: `{part.name}` uses a private name")
             outside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level > 1]

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import itertools
 import unittest
-from pathlib import Path
 from typing import Any
 
-from . import shim
-from .support import Project, part
+import torch
+
+from .support import Project, model, part
 
 UNBOUNDED = part("dynamic").UNBOUNDED
 ROWS = [("x", "float32", [2, 6, 8], ["batch", "seq", None])]
 IMAGE = [("x", "float32", [2, 3, 16, 16], ["batch", None, "height", "width"])]
 DEEP = "torch.nn.Sequential(*[torch.nn.Conv2d(3, 3, 3, 2, 1) for _ in range(5)])"
-
-
-def model(forward: str, parts: str = "pass") -> str:
-    lines = "".join(f"        {line}\n" for line in forward.splitlines())
-    return (
-        "import torch\n\nclass Model(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
-        f"        {parts}\n\n    def forward(self, x):\n{lines}\n\n"
-        "def load():\n    torch.manual_seed(0)\n    return Model().eval()\n"
-    )
 
 
 class SizesTest(Project):
@@ -37,12 +28,7 @@ class SizesTest(Project):
         return {dim: (low, None if high == UNBOUNDED else high) for dim, (low, high) in whole.items()}
 
     def compare(self, opened: Any, captured: dict[str, Any], inputs: list[Any], sizes: tuple[int, ...]) -> None:
-        import torch
-
-        weights = self.weights(opened)
-        if "extra_weights" in captured:
-            weights |= part("tensors").read(Path(captured["extra_weights"]))
-        bound = [weights[name] for name in captured["exported_weights"]]
+        weights = self.weights(opened, captured)
         ((_, _, shape, dims),) = inputs
         free = [dim for dim in dims if dim]
         for at in itertools.product(
@@ -53,7 +39,7 @@ class SizesTest(Project):
             for factor in (1, 100):
                 with torch.no_grad():
                     wanted = opened.model(x * factor)
-                (made,) = shim.run(Path(captured["exported"]), [x * factor, *bound])
+                (made,) = self.run_eager(captured, [x * factor], weights)
                 with self.subTest(**known):
                     torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-3)
 
@@ -109,7 +95,7 @@ class SizesTest(Project):
 
     def test_the_gate_gets_the_smallest_sizes(self) -> None:
         _, captured = self.eager(model("return x * 2 if x.shape[0] == 1 else x"), ROWS)
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         shapes = {tuple(value.shape) for name, value in samples.items() if name.endswith("in.0")}
         self.assertLessEqual({(1, 6, 8), (2, 1, 8), (1, 1, 8)}, shapes)
 

@@ -1,4 +1,4 @@
-"""A file of weights that the spec names: what it must have, what comes from the model, and how each mistake reads."""
+"""A file of weights that the spec names: its tensors, those of the model, and the message of each mistake."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import unittest
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .support import Project, part
 
-# As transformers has it: a buffer that no state dict has, one that every state dict has, and a head that is tied to the
-# table that comes after it.
+# As in transformers: a buffer outside of state dicts, one in every state dict, and a head tied to the table after it.
 MODEL = """
     import torch
     from torch import nn
@@ -36,9 +37,7 @@ MODEL = """
 
 class FileTest(Project):
     def saved(self, **change: Any) -> Path:
-        """Writes what a state dict of the model has, without the name of a tied tensor that comes first."""
-        import torch
-
+        """Writes the tensors of a state dict of the model, without the name of a tied tensor that comes first."""
         values = {
             "table.weight": torch.rand(40, 4),
             "norm.weight": torch.rand(4),
@@ -54,26 +53,22 @@ class FileTest(Project):
         return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), path)
 
     def test_what_no_state_dict_has_comes_from_the_model(self) -> None:
-        import torch
-
         path = self.saved()
         opened = self.filled(path)
         self.assertIsNone(part("weights").write(opened, self.out)["file"])
         self.assertEqual(part("weights").write(opened, self.out)["aliases"], {"head.weight": "table.weight"})
         captured = self.capture(opened, inputs=[("ids", "int64", [2, 8])])
-        # A release has the file, and each program what it needs beside it.
+        # A release has the file, and each program its further tensors.
         held = part("tensors").read(path)
         held |= part("tensors").read(Path(captured["extra_weights"]))
         names = {name for step in captured["steps"] for name in step["binding"].values()}
         self.assertLessEqual(names | set(captured["exported_weights"]), set(held))
         self.assertIn("table.weight", names)
-        samples = part("tensors").read(Path(captured["samples"]))
+        samples = self.samples(captured)
         (result,) = self.composed(captured, held)
         self.assertTrue(torch.equal(result, samples["out.0"]))
 
     def test_a_tied_tensor_may_have_any_of_its_names_and_one_value(self) -> None:
-        import torch
-
         table = torch.rand(40, 4)
         opened = self.filled(self.saved(**{"head.weight": table, "table.weight": None}))
         self.assertTrue(torch.equal(opened.model.table.weight, table))
@@ -84,8 +79,6 @@ class FileTest(Project):
         self.assertIn("differ, and in the model they are one tensor", failure.message)
 
     def test_what_is_missing_or_other_is_named_with_the_file(self) -> None:
-        import torch
-
         path = self.root / "model.safetensors"
         cases: list[tuple[dict[str, Any], str, str]] = [
             (
@@ -127,8 +120,6 @@ class FileTest(Project):
                 self.assertEqual((failure.message, failure.hint), (message, hint))
 
     def test_what_the_model_lacks_is_refused_unless_it_is_named(self) -> None:
-        import torch
-
         path = self.root / "model.safetensors"
         model, fill, zeros = self.open(MODEL).model, part("weights").fill, torch.zeros(3)
         export = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
@@ -158,8 +149,6 @@ class FileTest(Project):
                 self.assertNotIn(extra[0], fill(model, path, extra))
 
     def test_a_buffer_that_no_state_dict_has_may_be_there_as_it_is(self) -> None:
-        import torch
-
         model, fill = self.open(MODEL).model, part("weights").fill
         fill(model, self.saved(position_ids=torch.arange(40)))
         other = torch.arange(40) + 1
@@ -167,8 +156,6 @@ class FileTest(Project):
         self.assertIn("has tensor `position_ids`, int64 [40]: the model has none", failure.message)
 
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
-        import torch
-
         path = self.saved(**{"other.weight": torch.rand(3)})
         whole = path.read_bytes()
         for bytes_, message in [

@@ -1,4 +1,4 @@
-"""The process: lines in, lines out, whatever a model does to stdout."""
+"""The process: lines in, lines out, also if a model writes to stdout."""
 
 from __future__ import annotations
 
