@@ -1,8 +1,7 @@
 //! `precast run`: one module on saved inputs.
 
 use std::{
-    collections::HashMap, fs::Permissions, os::unix::fs::PermissionsExt, path::Path, sync::Arc,
-    time::Instant,
+    collections::HashMap, fs::Permissions, os::unix::fs::PermissionsExt, path::Path, time::Instant,
 };
 
 use anyhow::{Context as _, Result};
@@ -21,7 +20,7 @@ use crate::{
     Device, Digest, Runtime,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
-    runtime::{Loading, Rung, command::tensors, sources::Prefetched},
+    runtime::{Loading, Rung, command::tensors},
 };
 
 /// Adds counts to those of a file.
@@ -98,16 +97,8 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| {
-        let runtime = match device {
-            Device::Cpu => Runtime::new(&store, device),
-            // Beside libtorch's CUDA half.
-            Device::Cuda(_) => {
-                let source = Prefetched::new(Arc::new(store.clone()), &name);
-                Runtime::over(Arc::new(source), device)
-            }
-        };
-        // One request is answered: what it does not need is not loaded.
-        runtime?
+        // One request is answered: programs that it does not need are not loaded.
+        Runtime::new(&store, device)?
             .loading(Loading::OnDemand)
             .trial(trial)
             .eager_fallback(!args.compiled)

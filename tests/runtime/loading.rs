@@ -15,7 +15,7 @@ use precast::{
     record::{Artifact, Program, Release},
     runtime::{
         Loading, Rung, RuntimeError, Tensor,
-        sources::{Prefetched, Source, SourceError},
+        sources::{Source, SourceError},
     },
 };
 use serde_json::json;
@@ -132,80 +132,6 @@ fn on_demand_loads_only_the_program_of_a_request() {
             .iter()
             .all(|(_, runner)| *runner == "artifact")
     );
-}
-
-fn prefetched(source: &Arc<Watched>) -> Runtime {
-    let ahead = Prefetched::new(source.clone(), "fake");
-    Runtime::over(Arc::new(ahead), Device::Cpu).unwrap()
-}
-
-#[test]
-fn prefetched_objects_are_not_read_again() {
-    let source = Watched::new(Memory::with(&[salted(160, 2), salted(161, 4)]));
-    let runtime = prefetched(&source);
-    until("it never comes", || source.reads() == 2);
-    let model = runtime.load("fake").unwrap();
-    for rows in [2, 4] {
-        assert_eq!(first(&model.run("f", &[x(rows, 4)]).unwrap()[0]), 2.0);
-    }
-    assert_eq!(source.reads(), 2);
-}
-
-#[test]
-fn a_request_waits_for_a_read_under_way_and_ends_the_prefetch() {
-    let memory = Memory::with(&[
-        salted(123, 2),
-        salted(124, 4),
-        salted(125, 8),
-        salted(126, 16),
-    ]);
-    let source = Watched::new(memory);
-    source.hold.store(true, Ordering::SeqCst);
-    let model = prefetched(&source)
-        .loading(Loading::OnDemand)
-        .load("fake")
-        .unwrap();
-    // The smallest is there, and the next one takes its time.
-    until("it never comes", || source.reads() == 2);
-    assert_eq!(first(&model.run("f", &[x(2, 4)]).unwrap()[0]), 2.0);
-    assert_eq!(source.reads(), 2);
-    let run = |rows| first(&model.run("f", &[x(rows, 4)]).unwrap()[0]);
-    std::thread::scope(|scope| {
-        // The third is nobody's yet.
-        let third = scope.spawn(move || run(8));
-        until("it never comes", || {
-            third.is_finished() || source.reads() == 3
-        });
-        source.hold.store(false, Ordering::SeqCst);
-        assert_eq!(third.join().unwrap(), 2.0);
-    });
-    assert_eq!(run(4), 2.0);
-    assert_eq!(source.reads(), 3, "each once, and the fourth not at all");
-    let loaded = [
-        (2, "artifact"),
-        (4, "artifact"),
-        (8, "artifact"),
-        (16, "not loaded"),
-    ];
-    assert_eq!(runners(&model), loaded);
-}
-
-#[test]
-fn a_failed_prefetch_is_an_error_on_use() {
-    let mut memory = Memory::with(&[salted(127, 2), salted(128, 4)]);
-    memory.objects.clear();
-    let source = Watched::new(memory);
-    let error_of = |runtime: Runtime| {
-        let error = match runtime.loading(Loading::OnDemand).load("fake") {
-            Ok(model) => model.run("f", &[x(2, 4)]).unwrap_err(),
-            Err(error) => error,
-        };
-        error.to_string()
-    };
-    assert_eq!(error_of(prefetched(&source)), error_of(source.runtime()));
-    // Nor is a model that is not there one before it is asked for.
-    let ahead = Prefetched::new(Memory::default().source(), "none@none");
-    assert!(Runtime::over(Arc::new(ahead), Device::Cpu).is_ok());
 }
 
 #[test]

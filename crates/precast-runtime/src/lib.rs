@@ -40,7 +40,7 @@
 //!
 //! ```text
 //! dispatch, ending, layout, options, pool, problem, source
-//! error, prefetched
+//! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
 //! dlpack, outputs, peak, tensors, trial, weights
@@ -88,7 +88,6 @@ mod packing;
 mod pad;
 mod peak;
 mod pool;
-mod prefetched;
 mod prepacked;
 mod problem;
 mod program;
@@ -148,7 +147,6 @@ pub mod errors {
 
 /// Sources of records and objects, for [`Runtime::over`]. A [`Store`] is one.
 pub mod sources {
-    pub use crate::prefetched::Prefetched;
     pub use crate::source::{Source, SourceError};
 }
 
