@@ -76,7 +76,7 @@ impl Behind {
                         tracing::warn!(program = %id.short(), %error, "a program was not loaded");
                     }
                 }
-                variant.refine();
+                variant.reroute();
             }
             let _ = complete.set(started.elapsed());
         };

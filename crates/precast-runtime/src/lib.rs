@@ -49,7 +49,6 @@
 //! eager, graphs, wiring
 //! program
 //! loader
-//! cost
 //! variant
 //! replica
 //! background
@@ -65,7 +64,6 @@ mod arrays;
 mod background;
 mod calls;
 mod context;
-mod cost;
 mod devices;
 mod dispatch;
 pub mod dlpack;

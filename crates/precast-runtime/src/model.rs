@@ -118,7 +118,11 @@ impl Model {
             let _work = ending::work().ok_or_else(|| RuntimeError::ending(replica.device))?;
             let mut slots = replica.slots();
             slots.try_for_each(|slot| slot.load(&replica.loader))?;
-            replica.modules.values().flatten().for_each(Variant::refine);
+            replica
+                .modules
+                .values()
+                .flatten()
+                .for_each(Variant::reroute);
             replica.programs().try_for_each(Ready::warm_up)?;
         }
         let _ = self.complete.set(self.started.elapsed());

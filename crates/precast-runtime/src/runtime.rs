@@ -417,7 +417,7 @@ impl Runtime {
             {
                 return Err(error);
             }
-            variants.iter().for_each(Variant::refine);
+            variants.iter().for_each(Variant::reroute);
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What a model counts while it runs, for metrics, for `precast why`, and for choosing between buckets.
+//! Counters of a model while it runs, for metrics and for `precast why`.
 
 use std::{
     collections::HashMap,
@@ -23,8 +23,6 @@ pub(super) struct Counters {
     /// Moving mean of the seconds of the calls that were timed, as bits; where an answer means that the work is done.
     mean: AtomicU64,
     timed: AtomicU64,
-    /// The mean that routes were last made with, as bits.
-    priced: AtomicU64,
     /// Requested and computed elements of padded calls, to tell what padding wastes.
     asked: AtomicU64,
     computed: AtomicU64,
@@ -68,22 +66,9 @@ impl Counters {
     }
 
     /// Returns the mean time of a call in seconds, once there were enough to tell.
-    pub fn measured(&self) -> Option<f64> {
+    fn measured(&self) -> Option<f64> {
         let enough = self.timed.load(Relaxed) >= Self::ENOUGH;
         enough.then(|| f64::from_bits(self.mean.load(Relaxed)))
-    }
-
-    /// Notes that routes are made with the mean as it is.
-    pub fn price(&self) {
-        let mean = self.measured().unwrap_or(0.0);
-        self.priced.store(mean.to_bits(), Relaxed);
-    }
-
-    /// Returns whether the mean is another by a tenth than the one that routes were made with.
-    pub fn moved(&self) -> bool {
-        let before = f64::from_bits(self.priced.load(Relaxed));
-        self.measured()
-            .is_some_and(|mean| (mean - before).abs() > before * 0.1)
     }
 
     /// Returns the counters as one bucket's row.

@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc, PoisonError, RwLock,
-    atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    atomic::{AtomicBool, Ordering::Relaxed},
 };
 use std::time::Instant;
 
@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
-    cost::costs,
     dispatch::{Bucket, Route, Table},
     error::NoFit,
     ffi::{Handle, Handles, TensorRef, outside},
+    layout::volume,
     loader::{Loader, Slot},
     options::Inputs,
     outputs::{Outputs, Rung, Served},
@@ -36,9 +36,6 @@ pub(super) struct Call {
     pub wait: Wait,
 }
 
-/// After so many calls the table is made again with what was measured.
-const REFINE: u64 = 4096;
-
 pub(super) struct Variant {
     pub module: Arc<str>,
     pub signature: Signature,
@@ -52,7 +49,6 @@ pub(super) struct Variant {
     device: Device,
     loader: Arc<Loader>,
     routes: RwLock<Routes>,
-    calls: AtomicU64,
     /// Whether some program is to be tried again.
     rests: AtomicBool,
     seen: Seen,
@@ -127,7 +123,6 @@ impl Variant {
         );
         let module = programs[0].program.module.as_str().into();
         let routes = RwLock::new(routes(&programs[..buckets]));
-        let (calls, seen) = (AtomicU64::new(0), Seen::default());
         Self {
             module,
             signature,
@@ -138,9 +133,8 @@ impl Variant {
             device: loader.device,
             loader: loader.clone(),
             routes,
-            calls,
             rests: AtomicBool::new(false),
-            seen,
+            seen: Seen::default(),
         }
     }
 
@@ -156,9 +150,6 @@ impl Variant {
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let (mut handles, copies) = self.check(inputs, call.inputs, &mut request)?;
-        if self.calls.fetch_add(1, Relaxed) % REFINE == REFINE - 1 {
-            self.reprice();
-        }
         let (slot, ready, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
             span.record("bucket", slot.program.bucket());
@@ -224,7 +215,7 @@ impl Variant {
             }
             // Each turn settles one program or lets it rest, so this ends.
             slot.load_in(&self.loader, wait)?;
-            self.refine();
+            self.reroute();
         }
     }
 
@@ -238,7 +229,7 @@ impl Variant {
             }
         }
         if tried {
-            self.refine();
+            self.reroute();
         }
     }
 
@@ -314,20 +305,12 @@ impl Variant {
         Ok(())
     }
 
-    /// Makes the routes again, with what is loaded and what was measured.
-    pub fn refine(&self) {
+    /// Makes the routes again from the programs that are loaded.
+    pub fn reroute(&self) {
         let made = routes(&self.programs[..self.buckets]);
-        self.programs.iter().for_each(|slot| slot.counters.price());
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
         self.rests
             .store(self.programs.iter().any(Slot::rests), Relaxed);
-    }
-
-    /// Makes them again where costs have moved since.
-    fn reprice(&self) {
-        if self.programs.iter().any(|slot| slot.counters.moved()) {
-            self.refine();
-        }
     }
 
     /// Returns the program of exactly these sizes.
@@ -445,6 +428,33 @@ fn routes(programs: &[Slot]) -> Routes {
     }
 }
 
+/// Returns the cost of a call of each program, all in one unit: the seconds that the build's gate measured, or the number
+/// of input elements where one of them has none.
+fn costs(slots: &[&Slot]) -> Vec<f64> {
+    let receipts = slots
+        .iter()
+        .map(|slot| slot.program.seconds(slot.is_eager()));
+    let costs = receipts.collect::<Option<Vec<f64>>>();
+    let volumes = || slots.iter().map(|slot| volume(&slot.program) as f64);
+    let costs = costs.unwrap_or_else(|| volumes().collect());
+    let sizes: Vec<&Sizes> = slots.iter().map(|slot| &slot.program.sizes).collect();
+    at_most_covering(&sizes, &costs)
+}
+
+/// Returns costs where no bucket's is above that of one that covers it: a measurement that says otherwise is noise, and
+/// would send requests to the larger bucket.
+fn at_most_covering(sizes: &[&Sizes], costs: &[f64]) -> Vec<f64> {
+    let covers = |a: &Sizes, b: &Sizes| a.values().zip(b.values()).all(|(a, b)| a >= b);
+    let cheapest = |small: &&Sizes| {
+        let pairs = sizes.iter().zip(costs);
+        let covering = pairs.filter(|(large, _)| covers(large, small));
+        covering
+            .map(|(_, &cost)| cost)
+            .fold(f64::INFINITY, f64::min)
+    };
+    sizes.iter().map(cheapest).collect()
+}
+
 /// Returns whether a program answers requests of these sizes once it is loaded.
 fn answers(program: &Program, request: &[i64]) -> bool {
     match program.dynamic.is_some() {
@@ -481,4 +491,18 @@ fn product(sizes: impl Iterator<Item = i64>) -> u64 {
     sizes.fold(1, |n, size| {
         n.saturating_mul(u64::try_from(size).unwrap_or(0))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_never_costs_more_than_one_that_covers_it() {
+        let size = |n: i64| Sizes::from([("n".to_owned(), n)]);
+        let (small, large) = (size(1), size(8));
+        let costs = |costs| at_most_covering(&[&small, &large], costs);
+        assert_eq!(costs(&[9e-3, 4e-3]), [4e-3, 4e-3]);
+        assert_eq!(costs(&[1e-3, 4e-3]), [1e-3, 4e-3]);
+    }
 }
