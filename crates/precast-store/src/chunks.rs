@@ -1,86 +1,77 @@
-//! Digests of chunks, so that several threads can hash one unpacked file.
+//! Unpacked files: content, then a footer with the BLAKE3 hash of the content.
 //!
-//! SHA-256 is sequential: only one core can hash a file. So an unpacked file of more than one chunk has a tail after its
-//! content, written in the same pass that checked the content against its digest:
+//! Objects are named by SHA-256, which only one core can compute for a file. BLAKE3 hashes a tree, so several threads hash
+//! the parts of one file. The footer is written in the same pass that checked the content against its digest:
 //!
 //! ```text
-//! ┌─────────┬──────────────────────────┬──────────────────────────────────────────────────────────────┐
-//! │ content │ SHA-256 of each chunk    │ name, size of the content, size of a chunk, digest of the     │
-//! │         │                          │ content, SHA-256 of all of the tail before it: 96 bytes       │
-//! └─────────┴──────────────────────────┴──────────────────────────────────────────────────────────────┘
+//! ┌─────────┬────────────────────────────────────────────────────────────────────────────────────────────┐
+//! │ content │ name, size of the content, its SHA-256, its BLAKE3, BLAKE3 of the footer so far: 120 bytes  │
+//! └─────────┴────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The tail has the digest of its content, so that a file under a wrong name is detected. A file without a valid tail (one
-//! of a single chunk, or of an older precast) is hashed whole.
+//! The footer has the digest of the content, so that a file under a wrong name is detected. A file without a valid footer is
+//! not sound.
 //!
-//! The tail detects errors of disks, cables and copies. It does not protect against a user who may write the store: they
-//! can write other bytes with a tail that matches.
+//! The footer detects errors of disks, cables and copies. It does not protect against a user who may write the store: they
+//! can write other bytes with a footer that matches.
+//!
+//! Files are read and not mapped for this: a disk error is an error and no signal, and a page fault costs more than the copy
+//! of a page.
 
 use std::{
     fs::File,
     io::{self, Write},
     os::unix::fs::FileExt,
-    sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
 };
 
-use crate::{Digest, digest::Hasher};
+use blake3::{
+    Hash,
+    hazmat::{
+        ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root,
+        merge_subtrees_root,
+    },
+};
 
-/// Bytes of one chunk.
-const CHUNK: u64 = 1 << 20;
-const NAME: &[u8; 16] = b"precast chunks 1";
-const FOOTER: usize = 96;
-/// More threads than this read no faster.
-const THREADS: usize = 16;
+use crate::{Digest, digest};
 
-/// Passes content on, and takes the digests of its chunks.
+/// Bytes that one thread hashes at a time: a subtree of the tree.
+const PART: u64 = 1 << 20;
+/// Bytes that are read at a time; they stay in the cache of a core.
+const BUFFER: usize = 1 << 17;
+/// Threads that hash faster than the widest bus takes bytes.
+const THREADS: usize = 32;
+const NAME: &[u8; 16] = b"precast unpacked";
+const FOOTER: usize = 120;
+
+/// Writes content, and hashes it for the footer.
 pub(super) struct Summing<W> {
     inner: W,
-    hasher: Hasher,
-    size: u64,
-    sums: Vec<Digest>,
+    hasher: blake3::Hasher,
 }
 
 impl<W: Write> Summing<W> {
     pub fn new(inner: W) -> Self {
-        Self {
-            inner,
-            hasher: Hasher::default(),
-            size: 0,
-            sums: Vec::new(),
-        }
+        let hasher = blake3::Hasher::new();
+        Self { inner, hasher }
     }
 
-    /// Writes the tail, once all of the content was written and is known to have this digest.
+    /// Writes the footer, once all of the content was written and is known to have this digest.
     pub fn finish(mut self, digest: &Digest) -> io::Result<()> {
-        if !self.size.is_multiple_of(CHUNK) {
-            self.sums.push(self.hasher.finish());
-        }
-        if self.sums.len() < 2 {
-            return Ok(());
-        }
-        let mut tail: Vec<u8> = self.sums.iter().flat_map(|sum| *sum.as_bytes()).collect();
-        tail.extend(NAME);
-        tail.extend(self.size.to_le_bytes());
-        tail.extend(CHUNK.to_le_bytes());
-        tail.extend(digest.as_bytes());
-        let checksum = Digest::of(&tail);
-        tail.extend(checksum.as_bytes());
-        self.inner.write_all(&tail)
+        let footer = Footer {
+            size: self.hasher.count(),
+            hash: self.hasher.finalize(),
+        };
+        self.inner.write_all(&footer.encode(digest))
     }
 }
 
 impl<W: Write> Write for Summing<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let room = CHUNK - self.size % CHUNK;
-        let most = bytes.len().min(usize::try_from(room).unwrap_or(usize::MAX));
-        let took = self.inner.write(&bytes[..most])?;
-        self.hasher.update(&bytes[..took]);
-        self.size += took as u64;
-        if took as u64 == room {
-            self.sums.push(std::mem::take(&mut self.hasher).finish());
-        }
-        Ok(took)
+        let written = self.inner.write(bytes)?;
+        self.hasher.update(&bytes[..written]);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -88,104 +79,56 @@ impl<W: Write> Write for Summing<W> {
     }
 }
 
-/// What the bytes of a file must be.
-struct Sums {
+/// The size and the hash of the content of an unpacked file.
+struct Footer {
     size: u64,
-    chunk: u64,
-    sums: Vec<Digest>,
+    hash: Hash,
 }
 
-/// Returns what a sound tail says.
-fn tail(file: &File, digest: &Digest) -> io::Result<Option<Sums>> {
-    let length = file.metadata()?.len();
-    let Some(start) = length.checked_sub(FOOTER as u64) else {
-        return Ok(None);
-    };
-    let mut footer = [0; FOOTER];
-    file.read_exact_at(&mut footer, start)?;
-    let number = |at: usize| {
-        let bytes = footer[at..at + 8].try_into();
-        bytes.map_or(0, u64::from_le_bytes)
-    };
-    let (size, chunk) = (number(16), number(24));
-    if footer[..16] != NAME[..] || footer[32..64] != digest.as_bytes()[..] || chunk == 0 {
-        return Ok(None);
+impl Footer {
+    fn encode(&self, digest: &Digest) -> Vec<u8> {
+        let mut bytes = NAME.to_vec();
+        bytes.extend(self.size.to_le_bytes());
+        bytes.extend(digest.as_bytes());
+        bytes.extend(self.hash.as_bytes());
+        let hash = blake3::hash(&bytes);
+        bytes.extend(hash.as_bytes());
+        bytes
     }
-    let count = size.div_ceil(chunk);
-    if Some(start)
-        != count
-            .checked_mul(32)
-            .and_then(|sums| sums.checked_add(size))
-    {
-        return Ok(None);
-    }
-    // No longer than the file is.
-    let mut bytes = vec![0; usize::try_from(start - size).unwrap_or(0)];
-    file.read_exact_at(&mut bytes, size)?;
-    bytes.extend(&footer[..64]);
-    if Digest::of(&bytes).as_bytes()[..] != footer[64..] {
-        return Ok(None);
-    }
-    bytes.truncate(bytes.len() - 64);
-    let sums = bytes.chunks_exact(32).filter_map(|sum| sum.try_into().ok());
-    let sums = sums.map(Digest::from_bytes).collect();
-    Ok(Some(Sums { size, chunk, sums }))
-}
 
-/// Returns the size of the content of an unpacked file; it and the digests in the tail are looked at, the content is not.
-pub(super) fn size(file: &File, digest: &Digest) -> io::Result<u64> {
-    match tail(file, digest)? {
-        Some(sums) => Ok(sums.size),
-        None => Ok(file.metadata()?.len()),
+    /// Returns the footer of the unpacked file of an object; none without a valid one.
+    fn read(file: &File, digest: &Digest) -> io::Result<Option<Self>> {
+        let Some(size) = file.metadata()?.len().checked_sub(FOOTER as u64) else {
+            return Ok(None);
+        };
+        let (mut bytes, mut hash) = ([0; FOOTER], [0; 32]);
+        file.read_exact_at(&mut bytes, size)?;
+        hash.copy_from_slice(&bytes[56..88]);
+        let footer = Self {
+            size,
+            hash: hash.into(),
+        };
+        Ok((footer.encode(digest) == bytes).then_some(footer))
     }
 }
 
-/// Reads all of an unpacked file in several threads; returns the size of its content, none where a byte is not what it
-/// was. The content goes to `copy` too, which must not be used unless there is a size.
+/// Returns the size of the content of an unpacked file, whose content is not read; none without a valid footer.
+pub(super) fn size(file: &File, digest: &Digest) -> io::Result<Option<u64>> {
+    Ok(Footer::read(file, digest)?.map(|footer| footer.size))
+}
+
+/// Reads all of an unpacked file in several threads. Returns the size of its content; none if a byte has changed. The
+/// content is also written to `copy`, which must not be used without a size.
 pub(super) fn check(file: &File, digest: &Digest, copy: Option<&File>) -> io::Result<Option<u64>> {
-    let length = file.metadata()?.len();
-    let sums = tail(file, digest)?.unwrap_or_else(|| Sums {
-        size: length,
-        chunk: length.max(1),
-        sums: vec![*digest],
-    });
-    let next = AtomicU64::new(0);
-    let wrong = AtomicBool::new(false);
-    let work = || -> io::Result<()> {
-        let mut buffer = vec![0; 1 << 18];
-        while !wrong.load(Relaxed) {
-            let index = next.fetch_add(1, Relaxed);
-            let Some(sum) = usize::try_from(index).ok().and_then(|i| sums.sums.get(i)) else {
-                break;
-            };
-            let start = index * sums.chunk;
-            let end = (start + sums.chunk).min(sums.size);
-            match chunk(file, start..end, &mut buffer, copy) {
-                Ok(found) if found == *sum => {}
-                Err(e) if e.kind() != io::ErrorKind::UnexpectedEof => {
-                    wrong.store(true, Relaxed);
-                    return Err(e);
-                }
-                // Also where it got shorter meanwhile.
-                _ => wrong.store(true, Relaxed),
-            }
-        }
-        Ok(())
+    let Some(Footer { size, hash }) = Footer::read(file, digest)? else {
+        return Ok(None);
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from);
-    let helpers = cores.min(THREADS).min(sums.sums.len()) - 1;
-    thread::scope(|scope| {
-        // A thread that can't be had is one fewer.
-        let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
-        let helping: Vec<_> = (0..helpers).map_while(spawn).collect();
-        let own = work();
-        let all = helping.into_iter().map(|helper| match helper.join() {
-            Ok(done) => done,
-            Err(panic) => std::panic::resume_unwind(panic),
-        });
-        all.fold(own, |first, next| first.and(next))
-    })?;
-    Ok((!wrong.into_inner()).then_some(sums.size))
+    match hash_of(file, size, copy) {
+        Ok(found) => Ok((found == hash).then_some(size)),
+        // The file got shorter meanwhile.
+        Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 /// As [`check`], and compares the content with its own digest too.
@@ -193,31 +136,94 @@ pub(super) fn check_whole(file: &File, digest: &Digest) -> io::Result<bool> {
     let Some(size) = check(file, digest, None)? else {
         return Ok(false);
     };
-    let whole = chunk(file, 0..size, &mut vec![0; 1 << 18], None);
-    Ok(whole? == *digest)
+    let mut hasher = digest::Hasher::default();
+    read(file, 0..size, &mut vec![0; BUFFER], None, &mut hasher)?;
+    Ok(hasher.finish() == *digest)
 }
 
-fn chunk(
+/// Returns the BLAKE3 hash of the first `size` bytes of a file.
+fn hash_of(file: &File, size: u64, copy: Option<&File>) -> io::Result<Hash> {
+    let count = size.div_ceil(PART);
+    let next = AtomicU64::new(0);
+    let work = || -> io::Result<Vec<(u64, ChainingValue)>> {
+        let (mut buffer, mut parts) = (vec![0; BUFFER], Vec::new());
+        loop {
+            let index = next.fetch_add(1, Relaxed);
+            if index >= count {
+                return Ok(parts);
+            }
+            let start = index * PART;
+            let range = start..size.min(start + PART);
+            let mut hasher = blake3::Hasher::new();
+            hasher.set_input_offset(start);
+            read(file, range, &mut buffer, copy, &mut hasher)?;
+            parts.push((index, hasher.finalize_non_root()));
+        }
+    };
+    if count < 2 {
+        let mut hasher = blake3::Hasher::new();
+        read(file, 0..size, &mut vec![0; BUFFER], copy, &mut hasher)?;
+        return Ok(hasher.finalize());
+    }
+    let cores = thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores
+        .min(THREADS)
+        .min(usize::try_from(count).unwrap_or(THREADS));
+    let mut parts = thread::scope(|scope| {
+        // The calling thread is one of them, and does the work of a thread that can't be started.
+        let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
+        let helpers: Vec<_> = (1..threads).map_while(spawn).collect();
+        let mut parts = work()?;
+        for helper in helpers {
+            parts.extend(
+                helper
+                    .join()
+                    .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?,
+            );
+        }
+        io::Result::Ok(parts)
+    })?;
+    parts.sort_unstable_by_key(|(index, _)| *index);
+    let parts: Vec<ChainingValue> = parts.into_iter().map(|(_, value)| value).collect();
+    let (left, right) = halves(&parts, size);
+    Ok(merge_subtrees_root(&left, &right, Mode::Hash))
+}
+
+/// Returns the values of both children of the node over `parts`, which hold `size` bytes.
+fn halves(parts: &[ChainingValue], size: u64) -> (ChainingValue, ChainingValue) {
+    let of = |parts: &[ChainingValue], size| match parts {
+        [one] => *one,
+        _ => {
+            let (left, right) = halves(parts, size);
+            merge_subtrees_non_root(&left, &right, Mode::Hash)
+        }
+    };
+    let left = left_subtree_len(size);
+    let at = parts.len().next_power_of_two() / 2;
+    (of(&parts[..at], left), of(&parts[at..], size - left))
+}
+
+/// Passes a range of a file to `to`, and writes it to the same place of `copy`.
+fn read(
     file: &File,
     range: std::ops::Range<u64>,
     buffer: &mut [u8],
     copy: Option<&File>,
-) -> io::Result<Digest> {
-    let mut hasher = Hasher::default();
+    to: &mut impl Write,
+) -> io::Result<()> {
     let mut at = range.start;
     while at < range.end {
-        let most = buffer
-            .len()
-            .min(usize::try_from(range.end - at).unwrap_or(usize::MAX));
+        let most = usize::try_from(range.end - at).unwrap_or(usize::MAX);
+        let most = most.min(buffer.len());
         let part = &mut buffer[..most];
         file.read_exact_at(part, at)?;
-        hasher.update(part);
+        to.write_all(part)?;
         if let Some(copy) = copy {
             copy.write_all_at(part, at)?;
         }
-        at += most as u64;
+        at += part.len() as u64;
     }
-    Ok(hasher.finish())
+    Ok(())
 }
 
 #[cfg(test)]
@@ -243,12 +249,17 @@ mod tests {
 
     #[test]
     fn content_of_any_length_comes_back() {
-        for length in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 2 * CHUNK + 7] {
+        let parts = [1, 2, 3, 5, 8, 9].map(|n| [n * PART - 1, n * PART, n * PART + 1025]);
+        for length in parts.into_iter().flatten().chain([0, 1]) {
             let content = content(length);
             let digest = Digest::of(&content);
             let file = unpacked(&content, &digest);
-            assert_eq!(size(&file, &digest).unwrap(), length);
-            assert_eq!(file.metadata().unwrap().len() > length, length > CHUNK);
+            assert_eq!(size(&file, &digest).unwrap(), Some(length));
+            assert_eq!(file.metadata().unwrap().len(), length + FOOTER as u64);
+            assert_eq!(
+                hash_of(&file, length, None).unwrap(),
+                blake3::hash(&content)
+            );
             let copy = tempfile::tempfile().unwrap();
             assert_eq!(check(&file, &digest, Some(&copy)).unwrap(), Some(length));
             let mut copied = vec![0; content.len()];
@@ -259,17 +270,14 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_change_is_noticed() {
-        let content = content(2 * CHUNK + 100);
+    fn every_kind_of_change_is_detected() {
+        let content = content(2 * PART + 100);
         let digest = Digest::of(&content);
         let whole = content.len() as u64;
         let file = unpacked(&content, &digest);
         let length = file.metadata().unwrap().len();
-        let tail = whole..length;
-        for at in [0, 5, CHUNK - 1, CHUNK, 2 * CHUNK, whole - 1]
-            .into_iter()
-            .chain(tail)
-        {
+        let some = [0, 5, PART - 1, PART, 2 * PART, whole - 1];
+        for at in some.into_iter().chain(whole..length) {
             let mut byte = [0];
             file.read_exact_at(&mut byte, at).unwrap();
             file.write_all_at(&[byte[0] ^ 1], at).unwrap();
@@ -277,13 +285,10 @@ mod tests {
             file.write_all_at(&byte, at).unwrap();
         }
         assert_eq!(check(&file, &digest, None).unwrap(), Some(whole));
-        for cut in [0, 1, CHUNK, whole - 1, whole + 1, length - 1] {
+        for cut in [0, 1, PART, whole - 1, whole, whole + 1, length - 1] {
             let file = unpacked(&content, &digest);
             file.set_len(cut).unwrap();
             assert_eq!(check(&file, &digest, None).unwrap(), None, "{cut}");
         }
-        // What an older precast wrote has no tail.
-        file.set_len(whole).unwrap();
-        assert_eq!(check(&file, &digest, None).unwrap(), Some(whole));
     }
 }

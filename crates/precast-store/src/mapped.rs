@@ -26,7 +26,7 @@ pub fn seal(file: &File) -> io::Result<()> {
     })
 }
 
-/// Does what may be refused because something is busy, up to `attempts` times.
+/// Repeats a call that answers EBUSY, up to `attempts` times.
 fn again(attempts: usize, mut work: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
     for _ in 1..attempts {
         match work() {
@@ -83,7 +83,7 @@ impl Mapped {
         &self.0.file
     }
 
-    /// Asks the system to bring what is not in memory yet, in large pieces. It waits for no more than room for the requests.
+    /// Asks the system to read pages that are not in memory yet, in large pieces. Returns before they are read.
     pub fn read_ahead(&self) {
         // A hint: without it every first look at a page reads a little.
         let _ = self.0.map.advise(memmap2::Advice::WillNeed);

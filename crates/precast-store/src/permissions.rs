@@ -36,14 +36,14 @@ use rustix::fs::{CWD, Mode, OFlags, openat};
 
 use super::error::{At, StoreError};
 
-/// What is done with a file under `ready/` before it is used.
+/// The check of a file under `ready/` before it is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Unpacked {
     /// It is mapped, and hashed once by each process that maps it.
     #[default]
     Check,
-    /// It is mapped unread, if it has the size that its object says: a start costs nothing, and a byte that changed on the
-    /// disk is another answer.
+    /// It is mapped unread, if it has a valid footer: a start costs nothing, and a byte that changed on the disk is another
+    /// answer.
     Trust,
     /// It is hashed and copied to memory of this process, which no change of the file reaches. Processes share nothing.
     Copy,

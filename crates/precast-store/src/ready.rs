@@ -42,7 +42,7 @@ use super::{
 };
 use crate::{Digest, Mapped};
 
-/// Whether bytes that were handed out are right, which is still being looked at.
+/// A check of mapped bytes that may still run.
 pub struct Checking(Option<JoinHandle<bool>>);
 
 impl Checking {
@@ -51,7 +51,7 @@ impl Checking {
         Self(None)
     }
 
-    /// Waits for the answer. What it is about must not be used when it is no.
+    /// Waits for the answer. The bytes must not be used if it is false.
     #[must_use]
     pub fn wait(self) -> bool {
         self.0.is_none_or(|thread| thread.join().unwrap_or(false))
@@ -94,16 +94,17 @@ impl Ready {
         self.in_memory(digest, &path)
     }
 
-    /// As [`Self::map`], but the bytes are looked at by other threads meanwhile: what is made of them may be used when
-    /// [`Checking::wait`] has returned true. When it returns false, [`Self::map`] has the right ones.
+    /// As [`Self::map`], but other threads hash the bytes meanwhile. They may be used once [`Checking::wait`] has returned
+    /// true. After false, [`Self::map`] returns the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
         let path = self.base.layout.ready(digest);
         let there = match self.base.options.unpacked {
             Unpacked::Check => self.open(&path)?,
             _ => None,
         };
-        if let Some(file) = there {
-            let size = chunks::size(&file, digest).at("read", &path)?;
+        if let Some(file) = there
+            && let Some(size) = chunks::size(&file, digest).at("read", &path)?
+        {
             let map = Mapped::new(&file, size).at("map", &path)?;
             let digest = *digest;
             let check =
@@ -171,12 +172,7 @@ impl Ready {
             return Ok(None);
         };
         let size = match self.base.options.unpacked {
-            Unpacked::Trust => {
-                let size = chunks::size(&file, digest).at("read", path)?;
-                let (mut object, path) = object::open(&self.base.layout, digest)?;
-                let head = object::head(&mut object, digest, &path)?;
-                (head.size == size).then_some(size)
-            }
+            Unpacked::Trust => chunks::size(&file, digest).at("read", path)?,
             _ => chunks::check(&file, digest, None).at("read", path)?,
         };
         if size.is_none() {
@@ -192,7 +188,7 @@ impl Ready {
         self.base.set_aside(path)
     }
 
-    /// Returns what will be the unpacked file of an object, as a copy of what the object is made from; none where there is
+    /// Returns the future unpacked file of an object, as a copy of the file that the object is made from; none if there is
     /// one already, or no room for it.
     pub fn copy_of(&self, digest: &Digest, from: &Path) -> Result<Option<PendingFile>, StoreError> {
         let path = self.base.layout.ready(digest);
@@ -227,7 +223,7 @@ impl Ready {
         self.publish(pending, digest, path)
     }
 
-    /// Puts in its place what has every byte of an object.
+    /// Publishes an unpacked file whose content was checked.
     pub fn publish(
         &self,
         pending: PendingFile,
@@ -239,9 +235,9 @@ impl Ready {
             true => {
                 let file = self.base.layout.open(path).at("read", path)?;
                 let size = chunks::size(&file, digest).at("read", path)?;
-                Some((file, size))
+                size.map(|size| (file, size))
             }
-            // Another process was faster: what lies there is opened and hashed.
+            // Another process was faster: its file is opened and hashed.
             false => self.checked(digest, path)?,
         };
         match opened {
@@ -280,7 +276,7 @@ mod tests {
         *,
     };
 
-    /// Opens a store again, with what is done with unpacked files.
+    /// Opens a store again, with a mode for unpacked files.
     fn opened(store: &Store, unpacked: Unpacked) -> Store {
         let options = Options {
             unpacked,
@@ -289,7 +285,7 @@ mod tests {
         Store::open_with(store.path(), options).unwrap()
     }
 
-    /// One chunk, and several.
+    /// One part, and several.
     fn contents() -> [Vec<u8>; 2] {
         [
             vec![7u8; 10_000],
@@ -370,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_copied_stays_when_its_file_is_cut() {
+    fn a_copy_stays_when_its_file_is_cut() {
         let (_dir, store) = testing::store();
         for content in contents() {
             let digest = store.objects().put_bytes(&content).unwrap();
@@ -382,7 +378,7 @@ mod tests {
             let path = store.layout().ready(&digest);
             testing::damage(&path, |bytes| bytes.truncate(1));
             assert!(copy[..] == content[..]);
-            // A file of another size than the object says is not mapped by those who trust it either.
+            // A file without a footer is not trusted either.
             let trusting = opened(&store, Unpacked::Trust);
             assert!(trusting.objects().map(&digest).unwrap()[..] == content[..]);
         }
