@@ -43,7 +43,8 @@
 //! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
-//! dlpack, outputs, peak, tensors, trial, weights
+//! dlpack, outputs, peak, tensors, trial
+//! weights
 //! arrays, prepacked, shims, stats
 //! context
 //! eager, graphs, wiring

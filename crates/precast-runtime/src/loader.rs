@@ -24,7 +24,7 @@ use super::{
     host::make_room,
     identity,
     options::Graphs,
-    packing::Together,
+    packing::Joined,
     pool::{self, Wait},
     program::Ready,
     source::Source,
@@ -39,15 +39,14 @@ use super::{
 pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
 
 impl Held {
-    /// Returns a weight set on a device; one that is there is shared, however its tensors lie. `together` is asked only
-    /// for one that is uploaded.
+    /// Returns a weight set on a device, in the order that `programs` want; one that is there is shared in its own order.
     pub fn on(
         &self,
         source: &dyn Source,
         digest: Option<Digest>,
         device: Device,
         limit: Option<u64>,
-        together: &dyn Fn() -> Together,
+        programs: &[Arc<Program>],
     ) -> Result<Arc<Weights>, RuntimeError> {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
@@ -67,15 +66,15 @@ impl Held {
             .map_err(in_store(format!("weight set `{}`", digest.short())))
         };
         let (bytes, checking) = map(false)?;
-        // On the CPU tensors lie as the file has them.
-        let together = match device {
-            Device::Cpu => Together::default(),
+        // On the CPU tensors are in the order of the file.
+        let joined = match device {
+            Device::Cpu => Joined::default(),
             Device::Cuda(_) => {
                 let _span = tracing::info_span!("records").entered();
-                together()
+                Joined::of(source, programs)
             }
         };
-        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &together);
+        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &joined);
         let mut weights = new(&bytes);
         if !checking.wait() {
             // Unpacked again, from the object.
@@ -254,9 +253,9 @@ impl Loader {
     /// Returns the tensors that a program's code makes itself.
     fn extras(&self, key: &Digest) -> Result<Arc<Weights>, RuntimeError> {
         let record = identity::artifact(&*self.source, key, (self.device, &*self.host))?;
-        let (object, alone) = (Some(record.object), Together::default);
+        let object = Some(record.object);
         self.held
-            .on(&*self.source, object, self.device, self.limit, &alone)
+            .on(&*self.source, object, self.device, self.limit, &[])
     }
 
     /// Returns a program as its exported graph, where it has one. For a program that was compiled it must be allowed.

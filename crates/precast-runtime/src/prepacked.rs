@@ -1,19 +1,18 @@
-//! Constants that are made of weights when these are bound, once for each weight set.
+//! Prepacked constants: made of weights when these are bound, once for each weight set.
 //!
-//! An artifact may want a weight in a form of its own: a matrix in the order that oneDNN's kernels read it, a filter with
-//! the batch norm after it multiplied in. Its record says how that is made, as calls of torch's operators on constants
-//! ([`precast_store::record::Prepared`]), and the first program that wants it has it made. What is made is kept with the weight
-//! set, under the recipe and the names of the tensors it is made of: buckets, steps and execution contexts that want the same share
-//! it, another weight set has its own, and both go when their weights go.
+//! An artifact may want a weight in another form: a matrix in the order of oneDNN's kernels, a filter with the batch norm
+//! after it multiplied in. Its record has the recipe, as calls of torch's operators on constants
+//! ([`precast_store::record::Prepared`]), and the first program that wants it follows it. The result is kept with the weight
+//! set, under the recipe and the names of its tensors: buckets, steps and execution contexts share it, another weight set
+//! has its own, and it is dropped with its weights.
 //!
-//! Recipes are followed one after the other, with all threads that an operator may use: which order oneDNN chooses for a
-//! filter depends on how many there are, and in the order for one thread a call took twice as long on four.
+//! Recipes are followed one after the other, with all threads that an operator may use: the order that oneDNN chooses for a
+//! filter depends on their number, and in the order for one thread a call took twice as long on four.
 //!
-//! A recipe calls only operators of torch itself that write nothing: what it is made of is mapped for reading.
+//! A recipe calls only operators of torch itself that write nothing: weights are mapped for reading.
 //!
-//! The tensors it was made of stay where they are. On the CPU that is the mapped object, whose pages nobody reads
-//! any more, so that the system may take them back. On a device, matrices that are taken as one are so already
-//! ([`super::together`]); filters are there twice.
+//! The weights stay where they are. On the CPU that is the mapped object, whose pages are not read any more, so that the
+//! system may take them back. On a device, joined matrices are views ([`super::packing`]); filters are there twice.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -27,7 +26,7 @@ use super::{
     weights::Weights,
 };
 
-/// Whose operators a recipe may call: libtorch registers them itself.
+/// The operators that a recipe may call: libtorch registers them itself.
 const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
 
 /// The constants of one step.
@@ -56,7 +55,7 @@ impl Bound<'_> {
         set.get(name, self.aliases, layout, keep)
     }
 
-    /// Returns what a recipe gives; it is made unless it is there already.
+    /// Returns the result of a recipe, which is followed unless the weight set has the result.
     pub fn prepared(&self, wanted: &Prepared) -> Result<Arc<Weight>, TorchError> {
         let mut call = wanted.call.clone();
         self.rename(&mut call)?;
@@ -64,7 +63,7 @@ impl Bound<'_> {
         let made = self.weights.made(key, || {
             let mut of = Vec::new();
             let handle = self.make(&wanted.call, &mut of)?;
-            // Most are copies; a view needs what it views.
+            // Most results are copies; a view needs the viewed tensors.
             let viewed = |weight: &Arc<Weight>| {
                 let (made, of) = (handle.meta(), weight.handle().meta());
                 made.dense() && made.storage() == of.storage()
@@ -90,7 +89,7 @@ impl Bound<'_> {
         Ok((set, set.own_name(name, self.aliases)))
     }
 
-    /// Puts the tensors' own names, and the order they are taken in, for those of constants.
+    /// Replaces names of constants by the names and layouts of their tensors.
     fn rename(&self, call: &mut Recipe) -> Result<(), TorchError> {
         let mut operands = call.arguments.iter_mut();
         operands.try_for_each(|(_, operand)| self.rename_in(operand))
@@ -118,7 +117,7 @@ impl Bound<'_> {
         }
     }
 
-    /// Makes one call, and those that it needs first. `of` gets the tensors it is made of.
+    /// Makes a call after the calls that it needs. `of` gets the tensors of its constants.
     fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, TorchError> {
         let known = call.operator.split_once("::");
         if !known.is_some_and(|(space, _)| NAMESPACES.contains(&space)) {
@@ -188,10 +187,10 @@ impl Bound<'_> {
     }
 }
 
-/// Fails when what was made is not what the artifact was compiled for.
+/// Returns an error if a result does not have the form that the artifact was compiled for.
 fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
     let right = match &wanted.stride {
-        // Its operators check the rest, which nobody else can read.
+        // Only its operators can read the rest, and check it.
         None => !made.dense(),
         Some(stride) => {
             made.dense()
@@ -212,7 +211,7 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn the_worker_makes_what_is_followed_here_and_nothing_else() {
+    fn the_worker_has_the_same_namespaces() {
         let worker = include_str!("../../precast-builder/worker/prepacked.py");
         let mut lines = worker.lines();
         let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));

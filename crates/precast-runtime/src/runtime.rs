@@ -22,7 +22,6 @@ use super::{
     loader::{Held, Loader, Slot},
     model::Model,
     options::{Graphs, Inputs, Loading},
-    packing::Together,
     replica::Replica,
     source::Source,
     trial::{Trial, Trials},
@@ -215,7 +214,7 @@ impl Runtime {
         let (name, release, hold) = self.release(model)?;
         let programs = self.programs(&release)?;
         let hosts = self.fit(&programs, &release.shims)?;
-        let weights = self.weights_for(release.weights, &|| self.together(&programs))?;
+        let weights = self.weights_for(release.weights, &programs)?;
         let aliases = Arc::new(release.aliases);
         let model = self.load_with(started, name, &programs, hosts, &weights, &aliases)?;
         Ok(model.holding(hold))
@@ -233,7 +232,7 @@ impl Runtime {
         let started = Instant::now();
         let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
         let hosts = self.fit(&programs, shims)?;
-        let weights = self.weights_for(weights, &|| self.together(&programs))?;
+        let weights = self.weights_for(weights, &programs)?;
         self.load_with(
             started,
             model,
@@ -260,38 +259,30 @@ impl Runtime {
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
         self.open_shims(&release.shims)?;
-        // Without its programs the set is the same, only its matrices are copied where they are taken as one.
-        let together = || {
-            let programs = self.programs(&release);
-            programs.map_or_else(|_| Together::default(), |programs| self.together(&programs))
-        };
-        self.weights_for(release.weights, &together)
+        // Programs only give the order of tensors on a device: a copy of joined matrices replaces it.
+        let programs = self.programs(&release).unwrap_or_default();
+        self.weights_for(release.weights, &programs)
     }
 
     /// Brings a weight set to every device. One that a loaded model has already is shared.
     ///
-    /// Matrices that a model's artifacts take as one are copied when it is loaded with it; [`Self::weights_of`] knows them
-    /// and puts them one behind the other.
+    /// Matrices that artifacts join are copied when a model is loaded with it; [`Self::weights_of`] knows them and puts them
+    /// side by side, so that they need no copy.
     pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
-        self.weights_for(digest, &Together::default)
+        self.weights_for(digest, &[])
     }
 
-    /// Returns what programs take as one.
-    fn together(&self, programs: &[Arc<Program>]) -> Together {
-        Together::of(&*self.source, programs.iter().map(|program| &**program))
-    }
-
-    /// Brings a weight set to every device, its tensors where programs take them as one.
+    /// Brings a weight set to every device, in the order that `programs` want.
     fn weights_for(
         &self,
         digest: Option<Digest>,
-        together: &dyn Fn() -> Together,
+        programs: &[Arc<Program>],
     ) -> Result<WeightSet, RuntimeError> {
         let _work = self.work()?;
         let on = self
             .devices
             .iter()
-            .map(|&device| Ok((device, self.weights_on(digest, device, together)?)));
+            .map(|&device| Ok((device, self.weights_on(digest, device, programs)?)));
         Ok(WeightSet::new(
             digest,
             on.collect::<Result<_, RuntimeError>>()?,
@@ -432,9 +423,9 @@ impl Runtime {
         &self,
         digest: Option<Digest>,
         device: Device,
-        together: &dyn Fn() -> Together,
+        programs: &[Arc<Program>],
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
-            .on(&*self.source, digest, device, self.limit, together)
+            .on(&*self.source, digest, device, self.limit, programs)
     }
 }

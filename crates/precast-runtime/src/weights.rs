@@ -1,8 +1,8 @@
 //! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
 //!
-//! On the CPU every tensor is a view of the mapped safetensors object; nothing is copied but what artifacts take in
-//! another form ([`super::prepacked`]), and processes that map one object share its pages. On CUDA all tensors are views of one allocation. Either way a program holds an `Arc` of
-//! what it binds, so weights live as long as somebody may read them and no longer.
+//! On the CPU every tensor is a view of the mapped safetensors object. Only prepacked constants are copies
+//! ([`super::prepacked`]), and processes that map one object share its pages. On CUDA all tensors are views of one
+//! allocation. A program holds an `Arc` of each bound weight, so weights live as long as a call may read them.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -18,14 +18,15 @@ use precast_store::{
     Device, Digest, Mapped,
     record::{Dtype, Layout},
 };
-use safetensors::{Dtype as StDtype, SafeTensors};
+use safetensors::SafeTensors;
 
 use super::{
     RuntimeError, Tensor, TorchError,
     error::in_store,
     ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
-    packing::Together,
+    packing::Joined,
+    tensors::dtype_of,
 };
 
 /// One weight set on every device of a runtime. Cloning shares it.
@@ -52,8 +53,8 @@ impl WeightSet {
             .map_or(0, |(_, weights)| weights.memory.len())
     }
 
-    /// Returns how many bytes take, on each device and beside the weights, the forms of them that artifacts wanted so
-    /// far: a matrix in the order its kernel reads it, a filter with the batch norm after it. Each is made once.
+    /// Returns the bytes of prepacked constants on each device, beside the weights: a matrix in the order of its kernel, a
+    /// filter with the batch norm after it. Each is made once.
     pub fn prepared_bytes(&self) -> usize {
         self.on
             .first()
@@ -89,9 +90,9 @@ impl WeightSet {
 pub struct Weights {
     device: Device,
     tensors: HashMap<String, Entry>,
-    /// What artifacts want in a form of their own, by what it is made of and how.
+    /// Prepacked constants by recipe and tensors, and tensors with other strides.
     made: Mutex<HashMap<String, Arc<Weight>>>,
-    /// Bytes of what was made.
+    /// Bytes of the copies in `made`.
     made_bytes: AtomicUsize,
     /// Addresses of the memory every tensor views.
     memory: Range<usize>,
@@ -106,14 +107,14 @@ struct Entry {
 }
 
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`, where those that are taken as one lie
-    /// `together`. `limit` throttles an upload, in bytes a second.
+    /// Makes the tensors of a mapped safetensors object usable on `device`. `joined` gives the order of an upload, `limit`
+    /// throttles it, in bytes a second.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
         device: Device,
         limit: Option<u64>,
-        together: &Together,
+        joined: &Joined,
     ) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
@@ -139,7 +140,7 @@ impl Weights {
                 start..start + view.data().len(),
             ));
         }
-        // In file order, so that an upload reads the file from front to back, but for what lies together.
+        // In file order, so that an upload reads the file from front to back, but for joined tensors.
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory, took) = match device {
             Device::Cpu => {
@@ -147,7 +148,7 @@ impl Weights {
                 (tensors, range_of(bytes), None)
             }
             Device::Cuda(ordinal) => {
-                upload(bytes, views, ordinal, limit, together).map_err(|error| match error {
+                upload(bytes, views, ordinal, limit, joined).map_err(|error| match error {
                     UploadError::Device(reason) => RuntimeError::Upload { device, reason },
                     UploadError::File(error) => {
                         in_store(format!("weight set `{}`", digest.short()))(error.into())
@@ -191,11 +192,7 @@ impl Weights {
         layout: &Layout,
         keep: bool,
     ) -> Result<Arc<Weight>, TorchError> {
-        let held = self
-            .tensors
-            .get(name)
-            .or_else(|| self.tensors.get(aliases.get(name)?));
-        let Some(entry) = held else {
+        let Some(entry) = self.entry(name, aliases) else {
             return Err(format!("the weight set has no tensor `{name}`").into());
         };
         if entry.dtype != layout.dtype || entry.shape != layout.shape {
@@ -218,7 +215,7 @@ impl Weights {
         }
     }
 
-    /// Returns what was made under this key, or makes it and says how many bytes of its own it has.
+    /// Returns the result under this key. Without one, `make` makes it and returns the bytes that it takes.
     pub fn made(
         &self,
         key: String,
@@ -229,9 +226,9 @@ impl Weights {
             return Ok(weight.clone());
         }
         let (weight, bytes) = make()?;
-        // A view is there already.
+        // A view needs no kernel.
         if let (Device::Cuda(ordinal), 1..) = (self.device, bytes) {
-            // Whoever finds it here may use it on another stream than the one that makes it.
+            // Later callers may use it on another stream.
             cuda().and_then(|cuda| cuda.synchronize(ordinal))?;
         }
         let weight = Arc::new(weight);
@@ -252,21 +249,19 @@ impl Weights {
         self.device
     }
 
-    /// Returns the tensor `name`, whatever it is.
+    /// Returns the tensor `name` with any dtype and layout.
     pub fn any(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<Arc<Weight>> {
-        let held = self
-            .tensors
-            .get(name)
-            .or_else(|| self.tensors.get(aliases.get(name)?));
-        held.map(|entry| entry.weight.clone())
+        Some(self.entry(name, aliases)?.weight.clone())
     }
 
     /// Returns whether there is a tensor of this name.
     pub fn has(&self, name: &str, aliases: &BTreeMap<String, String>) -> bool {
-        self.tensors.contains_key(name)
-            || aliases
-                .get(name)
-                .is_some_and(|alias| self.tensors.contains_key(alias))
+        self.entry(name, aliases).is_some()
+    }
+
+    fn entry(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<&Entry> {
+        let own = self.tensors.get(name);
+        own.or_else(|| self.tensors.get(aliases.get(name)?))
     }
 
     fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, TorchError> {
@@ -292,7 +287,7 @@ impl Drop for Weights {
     }
 }
 
-/// Name, dtype, shape, and where it lies in the map.
+/// Name, dtype, shape, and range of the map.
 type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
 
 fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, TorchError> {
@@ -313,7 +308,7 @@ fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, TorchErr
     Ok(tensors)
 }
 
-/// The tensors, the addresses of their block, and how long its bytes took to get there.
+/// The tensors, the addresses of their block, and the time of the upload.
 type Uploaded = (HashMap<String, Entry>, Range<usize>, Option<Duration>);
 
 fn upload(
@@ -321,13 +316,13 @@ fn upload(
     views: Views,
     ordinal: usize,
     limit: Option<u64>,
-    together: &Together,
+    joined: &Joined,
 ) -> Result<Uploaded, UploadError> {
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
     let named: Vec<_> = (views.iter())
         .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
-    let (offsets, total) = together.places(&named);
+    let (offsets, total) = joined.places(&named);
     let block = Handle::empty(
         &[i64::try_from(total)?],
         &[1],
@@ -375,20 +370,4 @@ fn upload(
 fn range_of(bytes: &Mapped) -> Range<usize> {
     let start = bytes.as_ptr() as usize;
     start..start + bytes.len()
-}
-
-fn dtype_of(dtype: StDtype) -> Option<Dtype> {
-    Some(match dtype {
-        StDtype::F64 => Dtype::Float64,
-        StDtype::F32 => Dtype::Float32,
-        StDtype::F16 => Dtype::Float16,
-        StDtype::BF16 => Dtype::Bfloat16,
-        StDtype::I64 => Dtype::Int64,
-        StDtype::I32 => Dtype::Int32,
-        StDtype::I16 => Dtype::Int16,
-        StDtype::I8 => Dtype::Int8,
-        StDtype::U8 => Dtype::Uint8,
-        StDtype::BOOL => Dtype::Bool,
-        _ => return None,
-    })
 }

@@ -3,7 +3,7 @@
 use precast_store::record::Dtype;
 
 use super::*;
-use crate::{loader::Held, packing::Together, program::Ready, source::Source};
+use crate::{loader::Held, program::Ready, source::Source};
 use fake::{Fake, Memory};
 
 #[path = "../../../../tests/fake/records.rs"]
@@ -52,7 +52,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
     let (source, program, sets) = three_steps();
     let held = Held::default();
     let weights = sets.map(|set| {
-        held.on(&*source, Some(set), Device::Cpu, None, &Together::default)
+        held.on(&*source, Some(set), Device::Cpu, None, &[])
             .unwrap()
     });
     let with = With {
@@ -85,13 +85,7 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         .binding
         .insert("scale".to_owned(), "b.gone".to_owned());
     let weights = Held::default()
-        .on(
-            &*source,
-            Some(sets[0]),
-            Device::Cpu,
-            None,
-            &Together::default,
-        )
+        .on(&*source, Some(sets[0]), Device::Cpu, None, &[])
         .unwrap();
     let with = With {
         device: Device::Cpu,
@@ -118,7 +112,7 @@ fn of_weights_that_nobody_uses_nothing_is_kept() {
     let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
     let (source, held) = (memory.source(), Held::default());
     let on = |set: Digest| {
-        held.on(&*source, Some(set), Device::Cpu, None, &Together::default)
+        held.on(&*source, Some(set), Device::Cpu, None, &[])
             .unwrap()
     };
     let first = on(sets[0]);

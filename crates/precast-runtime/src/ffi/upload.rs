@@ -10,7 +10,7 @@ use super::{
 };
 use crate::TorchError;
 
-/// Why bytes did not get to a device.
+/// The reason that an upload failed.
 pub enum UploadError {
     File(io::Error),
     Device(TorchError),
@@ -25,8 +25,8 @@ impl<E: Into<TorchError>> From<E> for UploadError {
 /// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the file: the
 /// map's pages stay untouched.
 ///
-/// `parts` are where each goes in the block and what it is in the file, ascending and apart. With a `limit` in bytes a
-/// second it takes that long, so that calls being served keep their share of the bus. Nobody else writes to the block.
+/// `parts` are offsets in the block and ranges of the file, ascending in the block and apart. A `limit` in bytes a second
+/// leaves calls that run their share of the bus. No other code writes to the block.
 pub fn upload(
     block: &Handle,
     file: &Mapped,

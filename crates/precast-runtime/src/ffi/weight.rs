@@ -11,7 +11,7 @@ use crate::TorchError;
 pub struct Weight {
     handle: Handle,
     _memory: Option<Mapped>,
-    /// What it was made of, whose memory it may view.
+    /// Tensors whose memory it may view.
     _made_of: Vec<Arc<Weight>>,
 }
 
