@@ -38,7 +38,7 @@ fn random_set(count: usize, bytes: usize) -> (tempfile::TempDir, Store, Digest) 
     (dir, store, digest)
 }
 
-/// Prints the rate of an upload of one weight set: alone, as part of `Runtime::weights`, and a plain pinned copy.
+/// Prints the speed of an upload of one weight set, alone and with its check in `Runtime::weights`, beside a pinned copy.
 fn figure(store: &Store, digest: Digest) {
     let runtime = Runtime::new(store, Device::Cuda(0)).unwrap();
     let begin = Instant::now();
@@ -74,7 +74,7 @@ fn figure(store: &Store, digest: Digest) {
         "{}",
         json!({
             "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours),
-            "share": plain / ours, "weights_call_gb_s": rate(whole),
+            "share": plain / ours, "verified_gb_s": rate(whole), "verified_share": plain / whole,
             "first_in_process": { "upload_seconds": first_upload.as_secs_f64(), "call_seconds": whole_first.as_secs_f64() },
         })
     );
