@@ -1,7 +1,8 @@
 """The C++ code that all artifacts share: their C functions, and the container class that these call.
 
-It is the same text in every artifact, and three fifths of the time that its C++ takes to compile. So it is taken out of
-the code of an artifact, compiled once on a machine, and linked in.
+It is the same text in every artifact, and half of the time that its C++ takes to compile: for a linear layer and a GELU
+on a CPU, the compiler takes 2.4 s (user and system time, median of 3, on an AMD EPYC) instead of 5.4 s. So it is taken
+out of the code of an artifact, compiled once on a machine, and linked in.
 """
 
 from __future__ import annotations
