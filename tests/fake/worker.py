@@ -147,7 +147,6 @@ class Worker:
             "torch_git": version["git_version"],
             "cuda": version["cuda"],
             "cxx11_abi": True,
-            "sm": [],
             "off": [{"what": off, "why": "a name moved: builds take longer"}] if off else [],
         }
 

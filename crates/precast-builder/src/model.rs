@@ -71,7 +71,7 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> 
         cuda: hello.cuda,
         cxx11_abi: hello.cxx11_abi,
     };
-    let target = Target::on_host(spec.target.device, &spec.target.isa, &torch, &hello.sm);
+    let target = Target::with_torch(spec.target.device, &spec.target.isa, &torch);
     let first = First {
         worker,
         fingerprint: opened.fingerprint,

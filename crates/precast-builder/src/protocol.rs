@@ -243,8 +243,6 @@ pub(crate) struct Hello {
     pub torch_git: String,
     pub cuda: Option<String>,
     pub cxx11_abi: bool,
-    /// Compute capability of each CUDA device, as `90`; empty without one.
-    pub sm: Vec<String>,
     /// What does not work with this torch.
     pub off: Vec<Off>,
 }

@@ -48,11 +48,6 @@ def hello() -> dict[str, Any]:
             f"torch {torch.__version__} has no `{name.replace(':', '.')}`, which every build needs",
             hint="name an interpreter with an older torch with `--python PATH` or `PRECAST_PYTHON`",
         )
-    capabilities = []
-    if torch.cuda.is_available():
-        for index in range(torch.cuda.device_count()):
-            major, minor = torch.cuda.get_device_capability(index)
-            capabilities.append(f"{major}{minor}")
     return {
         "protocol": PROTOCOL,
         "python": platform.python_version(),
@@ -61,6 +56,5 @@ def hello() -> dict[str, Any]:
         "torch_git": torch.version.git_version,
         "cuda": torch.version.cuda,
         "cxx11_abi": bool(torch.compiled_with_cxx11_abi()),
-        "sm": capabilities,
         "off": versions.off(version),
     }

@@ -3,15 +3,15 @@
 //! A target is part of every key. Before an artifact is loaded, its target is compared with the host: a wrong machine is an
 //! error that names the differences, never a crash inside a kernel.
 
+mod driver;
 mod host;
-mod nvml;
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+pub use driver::{Driver, DriverError, compute_capabilities};
 pub use host::{TRIED, Torch, Unfit};
-pub use nvml::compute_capabilities;
 
 /// Where tensors live and kernels run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -1,12 +1,12 @@
 //! The target of this host, found without starting Python.
 //!
 //! The worker imports torch, which takes seconds. A build with nothing to do needs the same facts in milliseconds: torch's
-//! version, commit and CUDA are text in `torch/version.py`, the compute capability comes from the driver, and the CPU's
-//! features from the CPU. Both paths end in [`Target::on_host`], so that they agree.
+//! version, commit and CUDA are text in `torch/version.py`, and the CPU's features come from the CPU. The compute capability
+//! comes from the driver in both cases. Both paths end in [`Target::on_host`], so that they agree.
 
 use std::{fmt, fs, path::Path};
 
-use super::{DeviceKind, ISA_LEVELS, Target, host_features, nvml};
+use super::{DeviceKind, ISA_LEVELS, Target, compute_capabilities, host_features};
 
 /// The oldest and the newest version of torch that was tried: major and minor number.
 pub const TRIED: [(u32, u32); 2] = [(2, 11), (2, 15)];
@@ -144,22 +144,25 @@ impl Target {
     }
 
     /// Returns the target for this host without starting Python. None when torch is in none of these folders, or when
-    /// `device` is CUDA and the host has no GPU, or GPUs of several kinds of which only CUDA knows the first.
+    /// `device` is CUDA and the host has no GPU.
     pub fn of_host(
         device: DeviceKind,
         isa: &str,
         site_packages: &[impl AsRef<Path>],
     ) -> Option<Self> {
         let torch = Torch::find(site_packages)?;
+        let target = Self::with_torch(device, isa, &torch);
+        (device == DeviceKind::Cpu || target.sm.is_some()).then_some(target)
+    }
+
+    /// Returns the target for this host with the compute capability that the driver says. The driver is not asked for the
+    /// CPU.
+    pub fn with_torch(device: DeviceKind, isa: &str, torch: &Torch) -> Self {
         let sms = match device {
             DeviceKind::Cpu => Vec::new(),
-            DeviceKind::Cuda => nvml::compute_capabilities(),
+            DeviceKind::Cuda => compute_capabilities(),
         };
-        let one_kind = !sms.is_empty() && sms.iter().all(|sm| *sm == sms[0]);
-        if device == DeviceKind::Cuda && !one_kind {
-            return None;
-        }
-        Some(Self::on_host(device, isa, &torch, &sms))
+        Self::on_host(device, isa, torch, &sms)
     }
 }
 
