@@ -1,16 +1,10 @@
-//! Sorts rows in another order than that of the index, in little memory for any number of rows.
-//!
-//! A temporary SQLite database sorts them. It spills to an unnamed file when the rows exceed its cache, and needs no lock of
-//! the store while they are read.
+//! Columns to sort rows by.
 
-use std::{cmp::Ordering, collections::VecDeque, path::Path};
-
-use precast_store::StoreError;
-use rusqlite::{Connection, params, types::Value};
+use std::cmp::Ordering;
 
 use super::Row;
 
-/// By what rows are sorted.
+/// A column to sort by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Column {
     /// The request key.
@@ -53,21 +47,20 @@ impl Column {
         ("used", Self::Used),
     ];
 
-    /// Returns what is compared, so that the smallest comes first: the youngest for ages.
-    fn key(self, row: &Row) -> Value {
-        let text = |text: &str| Value::Text(text.to_owned());
+    /// Compares two rows: the youngest first for ages, the larger bucket last.
+    pub(super) fn compare(self, a: &Row, b: &Row) -> Ordering {
         match self {
-            Self::Id => Value::Blob(row.id.as_bytes().to_vec()),
-            Self::Model => text(&row.model),
-            Self::Module => text(&row.module),
-            Self::Bucket => Value::Blob(bucket_key(&row.bucket)),
-            Self::State => Value::Integer(row.state as i64),
-            Self::Target => text(&row.target),
-            Self::Device => text(&row.device),
-            Self::Steps => Value::Integer(row.steps as i64),
-            Self::Size => Value::Integer(row.bytes as i64),
-            Self::Age => Value::Integer(row.created.saturating_neg()),
-            Self::Used => Value::Integer(row.used.unwrap_or(0).saturating_neg()),
+            Self::Id => a.id.cmp(&b.id),
+            Self::Model => a.model.cmp(&b.model),
+            Self::Module => a.module.cmp(&b.module),
+            Self::Bucket => bucket_order(&a.bucket, &b.bucket),
+            Self::State => a.state.cmp(&b.state),
+            Self::Target => a.target.cmp(&b.target),
+            Self::Device => a.device.cmp(&b.device),
+            Self::Steps => a.steps.cmp(&b.steps),
+            Self::Size => a.bytes.cmp(&b.bytes),
+            Self::Age => b.created.cmp(&a.created),
+            Self::Used => b.used.cmp(&a.used),
         }
     }
 }
@@ -89,100 +82,6 @@ fn bucket_key(bucket: &str) -> Vec<u8> {
         key.extend((size as u64 ^ 1 << 63).to_be_bytes());
     }
     key
-}
-
-/// How many rows are read back at once.
-const PAGE: i64 = 256;
-
-/// Sorted rows.
-pub(super) struct Sorted {
-    rows: Connection,
-    page: VecDeque<Row>,
-    /// The last place that was read.
-    place: i64,
-    done: bool,
-}
-
-impl Sorted {
-    /// Takes all rows in; what is an error among them goes to `broken`.
-    pub(super) fn new(
-        rows: impl Iterator<Item = Result<Row, StoreError>>,
-        column: Column,
-        descending: bool,
-        broken: &mut Vec<StoreError>,
-    ) -> Result<Self, StoreError> {
-        let fill = || {
-            // No name: private to this connection, on disk as far as it does not fit into the cache, gone with it.
-            let database = Connection::open("")?;
-            database.execute_batch(
-                "PRAGMA journal_mode=OFF; PRAGMA synchronous=OFF; PRAGMA locking_mode=EXCLUSIVE;
-                 CREATE TABLE row (key, id BLOB, text TEXT);",
-            )?;
-            database.execute_batch("BEGIN")?;
-            let mut insert = database.prepare("INSERT INTO row VALUES (?,?,?)")?;
-            for row in rows {
-                match row {
-                    Ok(row) => {
-                        let text = serde_json::to_string(&row).unwrap_or_default();
-                        insert.execute(params![column.key(&row), row.id.as_bytes(), text])?;
-                    }
-                    Err(error) => broken.push(error),
-                }
-            }
-            drop(insert);
-            let direction = if descending { "DESC" } else { "ASC" };
-            database.execute_batch(&format!(
-                "CREATE TABLE place AS SELECT rowid AS at FROM row ORDER BY key {direction}, id;
-                 COMMIT;"
-            ))?;
-            Ok(database)
-        };
-        Ok(Self {
-            rows: fill().map_err(failed)?,
-            page: VecDeque::new(),
-            place: 0,
-            done: false,
-        })
-    }
-
-    fn next_page(&mut self) -> rusqlite::Result<()> {
-        let mut query = self.rows.prepare_cached(
-            "SELECT r.text, p.rowid FROM place p JOIN row r ON r.rowid=p.at \
-             WHERE p.rowid>?1 AND p.rowid<=?1+?2 ORDER BY p.rowid",
-        )?;
-        let mut found = query.query(params![self.place, PAGE])?;
-        let before = self.place;
-        while let Some(row) = found.next()? {
-            let text: String = row.get(0)?;
-            self.place = row.get(1)?;
-            self.page.extend(serde_json::from_str::<Row>(&text));
-        }
-        self.done = self.place < before + PAGE;
-        Ok(())
-    }
-}
-
-impl Iterator for Sorted {
-    type Item = Result<Row, StoreError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.page.is_empty()
-            && !self.done
-            && let Err(error) = self.next_page()
-        {
-            self.done = true;
-            return Some(Err(failed(error)));
-        }
-        self.page.pop_front().map(Ok)
-    }
-}
-
-fn failed(error: rusqlite::Error) -> StoreError {
-    StoreError::Io {
-        what: "sort rows in",
-        path: Path::new("the temporary folder").to_owned(),
-        source: std::io::Error::other(error),
-    }
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ pub(super) fn rows(
         .filter(move |row| row.as_ref().map_or(true, |row| query.matches(row)))
 }
 
-/// Returns the row of a failure; none for one that was built since.
+/// Returns the row of a failure; none for a program that was built later.
 fn failed(store: &Store, failure: Dated<Failure>) -> Result<Option<Row>, StoreError> {
     let (failure, created) = failure?;
     if store.records().has_program(&failure.id)? {
@@ -55,7 +55,7 @@ fn failed(store: &Store, failure: Dated<Failure>) -> Result<Option<Row>, StoreEr
     }))
 }
 
-/// What was built, from the index; from where that is damaged on, from the files.
+/// Built programs from the index, and after a damaged row from the files.
 struct Built {
     rows: Box<dyn Iterator<Item = Result<ProgramRow, StoreError>>>,
     reader: Reader,
@@ -100,7 +100,7 @@ impl Iterator for Built {
     }
 }
 
-/// Makes rows, and remembers the newest release of the model that it is at.
+/// Makes rows. The newest release of the current model is cached.
 struct Reader {
     store: Store,
     newest: Option<(String, Option<u64>)>,

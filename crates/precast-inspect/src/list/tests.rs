@@ -129,93 +129,44 @@ fn a_damaged_index_is_an_error_and_the_files_are_listed() {
 }
 
 #[test]
-fn globs_and_times_narrow_it() {
+fn globs_times_and_devices_select_rows() {
     let (_dir, store) = filled();
-    let bucket = Some(Pattern::new("batch=1*").unwrap());
-    let query = Query {
-        bucket,
-        ..Query::default()
-    };
-    assert_eq!(listing(&store, &query).len(), 2);
-    let module = Some(Pattern::new("dec*").unwrap());
+    let count = |query: Query| listing(&store, &query).len();
+    let all = Query::default;
+    let glob = |text: &str| Some(Pattern::new(text).unwrap());
     assert_eq!(
-        listing(
-            &store,
-            &Query {
-                module,
-                ..Query::default()
-            }
-        )
-        .len(),
+        count(Query {
+            bucket: glob("batch=1*"),
+            ..all()
+        }),
+        2
+    );
+    assert_eq!(
+        count(Query {
+            module: glob("dec*"),
+            ..all()
+        }),
         0
     );
     assert_eq!(
-        listing(
-            &store,
-            &Query {
-                until: Some(0),
-                ..Query::default()
-            }
-        )
-        .len(),
+        count(Query {
+            until: Some(0),
+            ..all()
+        }),
         0
     );
     assert_eq!(
-        listing(
-            &store,
-            &Query {
-                since: Some(0),
-                ..Query::default()
-            }
-        )
-        .len(),
+        count(Query {
+            since: Some(0),
+            ..all()
+        }),
         4
     );
-    let device = Some("cuda".to_owned());
     assert_eq!(
-        listing(
-            &store,
-            &Query {
-                device,
-                ..Query::default()
-            }
-        )
-        .len(),
+        count(Query {
+            device: Some("cuda".to_owned()),
+            ..all()
+        }),
         0
     );
-}
-
-#[test]
-fn an_order_over_many_pages_is_whole_and_goes_both_ways() {
-    let row = |n: i64| Row {
-        id: Digest::of(&n.to_le_bytes()),
-        model: "m".into(),
-        module: "encode".into(),
-        bucket: format!("batch={n}"),
-        state: State::Loose,
-        target: String::new(),
-        device: "cpu".into(),
-        steps: 1,
-        bytes: (n % 7) as u64,
-        created: n,
-        used: None,
-    };
-    let sorted = |column, descending, count: i64| {
-        let mut broken = vec![];
-        let lost = || Err(StoreError::Unknown("lost".into()));
-        let rows = (0..count).rev().map(|n| Ok(row(n))).chain([lost()]);
-        let rows = Sorted::new(rows, column, descending, &mut broken).unwrap();
-        let rows: Vec<Row> = rows.map(Result::unwrap).collect();
-        assert_eq!((rows.len() as i64, broken.len()), (count, 1));
-        rows
-    };
-    for count in [0, 1, 255, 256, 257, 512, 1000] {
-        let rows = sorted(Column::Bucket, true, count);
-        assert!(rows.windows(2).all(|w| w[0].created == w[1].created + 1));
-        let rows = sorted(Column::Size, false, count);
-        assert!(
-            rows.windows(2)
-                .all(|w| (w[0].bytes, w[0].id) < (w[1].bytes, w[1].id))
-        );
-    }
 }
