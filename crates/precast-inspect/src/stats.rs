@@ -1,7 +1,7 @@
 //! Statistics of production: the sum of the counts of runtimes.
 //!
-//! A runtime counts calls by module, request sizes and answer. A service writes the counts of its models to a file at any
-//! time ([`Counts`] as JSON). The counts of any number of files and processes can be added.
+//! A runtime counts calls by module, request sizes and answer. A service writes the counts of its models to a file at
+//! any time ([`Counts`] as JSON). The counts of any number of files and processes can be added.
 
 use std::collections::BTreeMap;
 
@@ -41,15 +41,14 @@ impl CountsError {
 /// Parses a file of counts.
 pub fn parse(text: &[u8]) -> Result<Counts, CountsError> {
     let counts: Counts = serde_json::from_slice(text)?;
-    match counts.schema == SCHEMA {
-        true => Ok(counts),
-        false => Err(CountsError::Schema {
-            found: counts.schema,
-        }),
+    if counts.schema != SCHEMA {
+        let found = counts.schema;
+        return Err(CountsError::Schema { found });
     }
+    Ok(counts)
 }
 
-/// What was asked of one module, most frequent first.
+/// Calls of one module.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleStats {
@@ -57,18 +56,18 @@ pub struct ModuleStats {
     pub model: String,
     /// Name of the module in the spec.
     pub module: String,
-    /// All calls, with those that were refused.
+    /// All calls, refused ones included.
     pub calls: u64,
     /// Rung -> calls.
     pub rungs: BTreeMap<String, u64>,
-    /// The share of what was computed that was padding, 0 to 1; absent when nothing had a bucket.
+    /// The share of padding in all bucketed calls, 0 to 1; absent without any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub waste: Option<f64>,
-    /// What no bucket of exactly its size answered.
+    /// Requests without a bucket of exactly their size, most frequent first.
     pub misses: Vec<Miss>,
 }
 
-/// Requests that had no bucket of their own.
+/// Requests of one size without a bucket of exactly that size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Miss {
@@ -94,69 +93,60 @@ impl ModuleStats {
     }
 }
 
-/// Requested sizes, the answering bucket, and the rung.
-type Place = (Sizes, Option<Sizes>, String);
+/// The sums of one module.
+#[derive(Default)]
+struct Sum {
+    stats: ModuleStats,
+    /// By requested sizes, answering bucket and rung.
+    misses: BTreeMap<(Sizes, Option<Sizes>, String), Miss>,
+    /// Elements that bucketed calls asked for, and elements of their buckets.
+    asked: f64,
+    computed: f64,
+}
 
 /// Adds up counts by model and module.
 pub fn stats(all: &[Counts]) -> Vec<ModuleStats> {
-    let mut modules: BTreeMap<(String, String), ModuleStats> = BTreeMap::new();
-    let mut misses: BTreeMap<(String, String), BTreeMap<Place, Miss>> = BTreeMap::new();
-    let mut work: BTreeMap<(String, String), (f64, f64)> = BTreeMap::new();
+    let mut sums: BTreeMap<(&str, &str), Sum> = BTreeMap::new();
     for counts in all {
         for calls in &counts.calls {
-            let key = (counts.model.clone(), calls.module.clone());
-            let module = modules.entry(key.clone()).or_default();
-            module.calls += calls.count;
-            *module.rungs.entry(calls.rung.clone()).or_default() += calls.count;
-            // Older files of counts name the sizes of eager's samples as its bucket.
-            let bucket = calls.bucket.as_ref().filter(|_| calls.rung != "eager");
-            let waste = bucket.and_then(|bucket| {
-                let run = volume(bucket);
-                if calls.sizes.is_empty() {
-                    return None;
-                }
-                let waste = 1.0 - volume(&calls.sizes) / run;
-                let sum = work.entry(key.clone()).or_default();
-                sum.0 += run * (1.0 - waste) * calls.count as f64;
-                sum.1 += run * calls.count as f64;
-                Some(waste)
-            });
+            let sum = sums.entry((&counts.model, &calls.module)).or_default();
+            sum.stats.calls += calls.count;
+            *sum.stats.rungs.entry(calls.rung.clone()).or_default() += calls.count;
+            let bucket = calls.bucket.as_ref().filter(|_| !calls.sizes.is_empty());
+            let volumes = bucket.map(|bucket| (volume(&calls.sizes), volume(bucket)));
+            if let Some((asked, computed)) = volumes {
+                sum.asked += asked * calls.count as f64;
+                sum.computed += computed * calls.count as f64;
+            }
             if calls.rung != "exact" {
-                let miss = Miss {
+                let place = (
+                    calls.sizes.clone(),
+                    calls.bucket.clone(),
+                    calls.rung.clone(),
+                );
+                let miss = || Miss {
                     sizes: calls.sizes.clone(),
                     rung: calls.rung.clone(),
-                    bucket: bucket.cloned(),
+                    bucket: calls.bucket.clone(),
                     count: 0,
-                    waste,
+                    waste: volumes.map(|(asked, computed)| 1.0 - asked / computed),
                 };
-                let place = (calls.sizes.clone(), bucket.cloned(), calls.rung.clone());
-                misses
-                    .entry(key)
-                    .or_default()
-                    .entry(place)
-                    .or_insert(miss)
-                    .count += calls.count;
+                sum.misses.entry(place).or_insert_with(miss).count += calls.count;
             }
         }
     }
-    let mut found = Vec::new();
-    for (key, mut module) in modules {
-        module.misses = misses
-            .remove(&key)
-            .unwrap_or_default()
-            .into_values()
-            .collect();
-        module
-            .misses
-            .sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.sizes.cmp(&b.sizes)));
-        module.waste = work
-            .get(&key)
-            .filter(|(_, run)| *run > 0.0)
-            .map(|(asked, run)| 1.0 - asked / run);
-        (module.model, module.module) = key;
-        found.push(module);
-    }
-    found
+    let modules = sums.into_iter().map(|((model, module), sum)| {
+        let mut misses: Vec<Miss> = sum.misses.into_values().collect();
+        misses.sort_by(|a, b| b.count.cmp(&a.count).then_with(|| a.sizes.cmp(&b.sizes)));
+        ModuleStats {
+            model: model.to_owned(),
+            module: module.to_owned(),
+            waste: (sum.computed > 0.0).then(|| 1.0 - sum.asked / sum.computed),
+            misses,
+            ..sum.stats
+        }
+    });
+    modules.collect()
 }
 
 fn volume(sizes: &Sizes) -> f64 {
@@ -200,8 +190,7 @@ mod tests {
             calls: vec![
                 calls(16, Some(32), "padded", 1),
                 calls(64, None, "eager", 1),
-                // As older runtimes wrote it, with the sizes of the samples.
-                calls(64, Some(16), "eager", 1),
+                calls(64, None, "eager", 1),
             ],
             ..one.clone()
         };

@@ -117,13 +117,10 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
         .iter()
         .map(|span| span.start + span.total)
         .fold(0.0, f64::max);
-    // A build that was continued days later is no timeline: rows then all begin at the left.
-    let together = end - begin < 86_400.0;
-    let range = match together {
-        true => end - begin,
-        false => spans.iter().map(|span| span.total).fold(0.0, f64::max),
-    }
-    .max(1e-9);
+    // The compiles of a build that was continued a day later all begin at the left.
+    let one_day = end - begin < 86_400.0;
+    let longest = spans.iter().map(|span| span.total).fold(0.0, f64::max);
+    let range = if one_day { end - begin } else { longest }.max(1e-9);
     let phases: BTreeSet<&String> = spans
         .iter()
         .flat_map(|span| span.artifact.seconds.keys())
@@ -146,7 +143,7 @@ pub(super) fn timeline(artifacts: &[ArtifactLine]) -> Markup {
             }
             @for (index, span) in spans.iter().enumerate() {
                 @let y = row * index as f64;
-                @let start = if together { span.start - begin } else { 0.0 };
+                @let start = if one_day { span.start - begin } else { 0.0 };
                 g {
                     title { (span.artifact.step) " " (span.artifact.id.short()) ": " (time(span.total)) }
                     text.label x=(left - 10.0) y=(y + 14.0) text-anchor="end" { (label(&span.artifact.step)) }

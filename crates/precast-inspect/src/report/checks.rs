@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use precast_builder::protocol::{Finding, Severity};
 
 use super::html::heads;
-use crate::checks::{Checks, Row};
+use crate::checks::{Checks, FindingRow};
 
 pub(super) fn checks(all: &[Checks]) -> Markup {
     html! {
@@ -19,7 +19,7 @@ pub(super) fn checks(all: &[Checks]) -> Markup {
 
 fn one(index: usize, checks: &Checks) -> Markup {
     let rows = checks.rows();
-    let (allowed, open): (Vec<&Row<'_>>, Vec<&Row<'_>>) =
+    let (allowed, open): (Vec<&FindingRow<'_>>, Vec<&FindingRow<'_>>) =
         rows.iter().partition(|row| row.allowed.is_some());
     html! {
         h3 { (checks.model) }

@@ -72,22 +72,10 @@ fn contents(page: &Page) -> Markup {
 }
 
 fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
-    let programs = part.programs().count();
-    let speedups: Vec<f64> = part
-        .programs()
-        .filter_map(|(_, line)| line.receipt.speedup())
-        .collect();
-    let worst = part
-        .programs()
-        .filter_map(|(_, line)| line.receipt.worst())
-        .reduce(f64::max);
-    let size: u64 = part.artifacts.iter().map(|artifact| artifact.bytes).sum();
-    let failed = page
+    let of_model = page
         .failures
         .iter()
-        .filter(|failure| failure.model == part.model)
-        .count();
-    let seconds = part.seconds();
+        .filter(|failure| failure.model == part.model);
     let outputs = part
         .programs()
         .any(|(_, line)| !line.receipt.outputs.is_empty());
@@ -111,18 +99,7 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
             p { "The release before it also answers " (part.lost.join(", ")) "." }
         }
         p.soft { @for target in &part.targets { code { (target) } " " } }
-        div.tiles {
-            (tile(&programs.to_string(), "programs", false))
-            (tile(&part.artifacts.len().to_string(), &format!("artifacts, called by {} steps", part.calls), false))
-            (tile(&bytes(size), "of shared objects", false))
-            @if let Some(weights) = part.weights { (tile(&bytes(weights), "of weights, once for all", false)) }
-            @if seconds > 0.0 { (tile(&time(seconds), "to build, all work added up", false)) }
-            @if let Some(middle) = middle(speedups) { (tile(&times(middle), "than eager (median)", middle < 0.995)) }
-            @if let Some(worst) = worst {
-                (tile(&format!("{:.2} %", worst * 100.0), "of the tolerance used, at worst", worst > 1.0))
-            }
-            (tile(&failed.to_string(), "failed", failed > 0))
-        }
+        (tiles(part, of_model.count()))
         h3 { "What it contains" }
         (programs_table(index, part))
         @let grids = part.modules.iter().filter_map(|module| Some((module, module.grid.as_ref()?)));
@@ -159,6 +136,31 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
             div.figure { (charts::errors(part)) }
         } @else {
             p.soft { "Errors were not measured when this was built." }
+        }
+    }
+}
+
+/// The main figures of a model.
+fn tiles(part: &ModelPart, failed: usize) -> Markup {
+    let programs = part.programs().count();
+    let speedups = part
+        .programs()
+        .filter_map(|(_, line)| line.receipt.speedup());
+    let worst = part.programs().filter_map(|(_, line)| line.receipt.worst());
+    let size: u64 = part.artifacts.iter().map(|artifact| artifact.bytes).sum();
+    let seconds = part.seconds();
+    html! {
+        div.tiles {
+            (tile(&programs.to_string(), "programs", false))
+            (tile(&part.artifacts.len().to_string(), &format!("artifacts, called by {} steps", part.calls), false))
+            (tile(&bytes(size), "of shared objects", false))
+            @if let Some(weights) = part.weights { (tile(&bytes(weights), "of weights, once for all", false)) }
+            @if seconds > 0.0 { (tile(&time(seconds), "to build, all work added up", false)) }
+            @if let Some(middle) = middle(speedups.collect()) { (tile(&times(middle), "than eager (median)", middle < 0.995)) }
+            @if let Some(worst) = worst.reduce(f64::max) {
+                (tile(&format!("{:.2} %", worst * 100.0), "of the tolerance used, at worst", worst > 1.0))
+            }
+            (tile(&failed.to_string(), "failed", failed > 0))
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The report: one HTML page with the content of releases, build times, speedups and failures.
 //!
-//! [`Page::read`] reads the store, [`Page::html`] renders the page. The page is one file: its charts are inline SVG, and a
-//! content security policy forbids the browser to fetch anything. Without scripts it lacks only filters and sorting.
+//! [`Page::read`] reads the store, [`Page::html`] renders the page. The page is one file: its charts are inline SVG,
+//! and a content security policy forbids the browser to fetch anything. Without scripts it lacks only filters and
+//! sorting.
 
 mod charts;
 mod checks;
@@ -19,20 +20,20 @@ use super::{
 
 pub use model::{ArtifactLine, FailureLine, ModelPart, Module, ProgramLine};
 
-/// Which part of a store the page is about.
+/// The content of the page.
 #[derive(Clone, Debug, Default)]
 pub struct Choice {
     /// Only this model.
     pub model: Option<String>,
     /// The release of that number instead of the newest one; needs `model`.
     pub release: Option<u64>,
-    /// What production counted.
+    /// Counts of production.
     pub counts: Vec<Counts>,
-    /// What checks found.
+    /// Results of checks.
     pub checks: Vec<Checks>,
 }
 
-/// Everything on the page.
+/// The data of the page.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Page {
@@ -46,68 +47,50 @@ pub struct Page {
     pub models: Vec<ModelPart>,
     /// The last attempts that failed.
     pub failures: Vec<FailureLine>,
-    /// What files of counts say about calls, by module.
+    /// Calls in production, by module.
     pub production: Vec<ModuleStats>,
-    /// What checks of these models found.
+    /// Results of checks of these models.
     pub checks: Vec<Checks>,
-    /// What could not be read: one line each.
+    /// Parts of the store that could not be read, one line each.
     pub damage: Vec<String>,
 }
 
 impl Page {
-    /// Reads the page of a store; `made` is the time that it gives as its own, in seconds since 1970.
+    /// Reads the page of a store. `made` is the page's time, in seconds since 1970.
     ///
-    /// What is damaged is named on the page and left out.
+    /// Damaged parts are listed and left out.
     pub fn read(store: &Store, choice: &Choice, made: i64) -> Result<Self, StoreError> {
-        let mut damage = Vec::new();
-        let mut failures = Vec::new();
+        let (mut damage, mut failures, mut models) = (Vec::new(), Vec::new(), Vec::new());
+        let chosen = |model: &str| choice.model.as_ref().is_none_or(|own| own == model);
         for failure in store.records().failures() {
             match failure {
-                Ok((failure, at)) if choice.model.as_ref().is_none_or(|m| *m == failure.model) => {
+                Ok((failure, at)) if chosen(&failure.model) => {
                     failures.push(FailureLine::new(failure, at));
                 }
                 Ok(_) => {}
                 Err(error) => damage.push(error.to_string()),
             }
         }
-        let mut models = Vec::new();
-        for name in store.releases().models()? {
-            if choice.model.as_ref().is_none_or(|model| *model == name) {
-                let release = choice.release.filter(|_| choice.model.is_some());
-                models.push(ModelPart::read(
-                    store,
-                    &name,
-                    release,
-                    &failures,
-                    &mut damage,
-                )?);
-            }
+        for name in store
+            .releases()
+            .models()?
+            .iter()
+            .filter(|name| chosen(name))
+        {
+            let release = choice.release.filter(|_| choice.model.is_some());
+            let part = ModelPart::read(store, name, release, &failures, &mut damage)?;
+            models.push(part);
         }
-        let counts: Vec<Counts> = match &choice.model {
-            Some(model) => choice
-                .counts
-                .iter()
-                .filter(|c| c.model == *model)
-                .cloned()
-                .collect(),
-            None => choice.counts.clone(),
-        };
+        let counts = choice.counts.iter().filter(|counts| chosen(&counts.model));
+        let checks = choice.checks.iter().filter(|checks| chosen(&checks.model));
         Ok(Self {
             store: store.path().display().to_string(),
             made,
             usage: usage::usage(store, GroupBy::Module)?,
             models,
             failures,
-            production: stats::stats(&counts),
-            checks: (choice.checks.iter())
-                .filter(|checks| {
-                    choice
-                        .model
-                        .as_ref()
-                        .is_none_or(|model| *model == checks.model)
-                })
-                .cloned()
-                .collect(),
+            production: stats::stats(&counts.cloned().collect::<Vec<_>>()),
+            checks: checks.cloned().collect(),
             damage,
         })
     }

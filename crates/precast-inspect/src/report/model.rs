@@ -26,7 +26,7 @@ pub struct ModelPart {
     /// Programs that a narrowed build left out of it: with any it is a partial release.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
-    /// Programs that the whole release before it has, and it has nothing in the place of.
+    /// Programs of the previous whole release without a replacement here.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lost: Vec<String>,
     /// Name that the user gave the release.
@@ -78,7 +78,7 @@ pub struct ProgramLine {
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
-    /// What was measured when it was built.
+    /// Measurements of its build.
     pub receipt: ReceiptSummary,
 }
 
@@ -127,7 +127,7 @@ pub struct FailureLine {
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// What to do about it, where the build knew.
+    /// Advice, if the build has some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Seconds since 1970.
