@@ -24,7 +24,7 @@ use super::{
 use crate::{
     build::{self, CheckOptions, protocol::Severity},
     inspect::{
-        checks::{self, Checks, ModuleChecks, Row, is_about, rows},
+        checks::{self, Checks, FindingRow, ModuleChecks, is_about, rows},
         sizes,
     },
     spec::{Spec, check::Allow},
@@ -107,7 +107,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let found = rows(&modules);
     let least = Severity::from(args.fail_on);
     let counts =
-        |row: &Row<'_>| row.needed && row.allowed.is_none() && row.finding.severity >= least;
+        |row: &FindingRow<'_>| row.needed && row.allowed.is_none() && row.finding.severity >= least;
     let failed = found.iter().any(counts);
     let unused: Vec<Allow> = (spec.allowed.iter())
         .filter(|allow| !found.iter().any(|row| is_about(allow, row.finding)))

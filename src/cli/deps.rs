@@ -16,10 +16,9 @@ use super::{
     text::{bytes, count},
 };
 use crate::{
-    inspect::libraries::{self, Asked, Library, Needs, Search},
+    inspect::libraries::{self, Deps, Environment, Needs},
     record::Release,
     store::{Hold, Store},
-    target::Torch,
 };
 
 #[derive(clap::Args)]
@@ -35,9 +34,9 @@ pub(super) struct Args {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Named {
-    model: String,
+    pub(super) model: String,
     /// Number of the release.
-    seq: u64,
+    pub(super) seq: u64,
 }
 
 impl Named {
@@ -61,16 +60,6 @@ struct Found<'a> {
     folder: &'a Path,
 }
 
-/// The Python environment that torch is in.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Environment {
-    /// Its `site-packages`.
-    folder: PathBuf,
-    /// Bytes of all files in it.
-    pub(super) bytes: u64,
-}
-
 /// `precast deps --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
@@ -87,31 +76,24 @@ pub(super) struct Document<'a> {
     environment: Option<Environment>,
 }
 
-/// Releases and the libraries that they need.
-pub(super) struct Deps {
+/// Releases that gc keeps, and the libraries that they need.
+pub(super) struct Selected {
     pub(super) releases: Vec<Release>,
-    /// Keeps gc from them.
     _held: Vec<Hold>,
-    /// The folder with `libtorch_cpu.so`.
-    pub(super) folder: PathBuf,
-    /// What `version.py` says.
-    pub(super) torch: Option<Torch>,
-    pub(super) asked: Asked,
-    pub(super) needs: Needs,
-    /// Why the releases don't run with this torch.
-    pub(super) unfit: Option<Usage>,
+    pub(super) deps: Deps,
 }
 
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    let deps = Deps::find(&store, &args.models, &args.libtorch)?;
+    let selected = Selected::find(&store, &args.models, &args.libtorch)?;
+    let (releases, deps) = (&selected.releases, &selected.deps);
     let needs = &deps.needs;
-    if let Some(unfit) = &deps.unfit {
-        exit::warning(&unfit.message);
-        exit::tell_hint(&unfit.hint);
+    if let Some(wrong) = wrong_torch(deps) {
+        exit::warning(&wrong.message);
+        exit::tell_hint(&wrong.hint);
     }
     let document = Document {
-        releases: Named::all(&deps.releases),
+        releases: Named::all(releases),
         torch: Found {
             version: deps.torch.as_ref().map(|torch| torch.version.as_str()),
             folder: &deps.folder,
@@ -121,9 +103,10 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         needs,
         environment: deps.environment(),
     };
-    match context.out.json() {
-        true => context.out.document(&document)?,
-        false => print(&document, &deps, context)?,
+    if context.out.json() {
+        context.out.document(&document)?;
+    } else {
+        print(&document, deps, context)?;
     }
     Ok(if needs.missing.is_empty() {
         0
@@ -132,87 +115,54 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     })
 }
 
-impl Deps {
-    /// Finds the releases of these models, or the newest of each model, and what they need.
+impl Selected {
+    /// Finds the releases of these models, or the newest of each model, and the libraries that they need.
     pub(super) fn find(
         store: &Store,
         models: &[String],
         libtorch: &LibtorchFolder,
     ) -> Result<Self> {
         let (releases, held) = held_releases(store, models)?;
-        let named = libtorch.find().ok_or_else(|| Usage {
-            message: "no libtorch is named, and the Python in use has no torch".to_owned(),
+        let usage = |message: &str| Usage {
+            message: message.to_owned(),
             hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
                 .to_owned(),
-        })?;
-        let folder = libraries::torch_folder(&named).ok_or_else(|| Usage {
-            message: format!(
-                "there is no `{}` in `{}` or `{}`",
-                libraries::CPU,
-                named.join("lib").display(),
-                named.display()
-            ),
-            hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
-                .to_owned(),
-        })?;
-        let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
-        let torch = Torch::find(&site);
-        let version = torch.as_ref().map(|torch| torch.version.as_str());
-        let asked = libraries::asked(store, &releases, version)?;
-        let library_path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
-        let library_path = std::env::split_paths(&library_path);
-        let search = Search {
-            library_path: library_path.filter(|path| path.is_absolute()).collect(),
-            system: libraries::system_folders(),
-            within: None,
         };
-        let needs = libraries::needs(&folder, &asked, &search)?;
-        let fits = |version: &str| asked.torches.iter().any(|own| own == version);
-        let unfit = version
-            .filter(|version| !fits(version))
-            .map(|version| Usage {
-                message: format!(
-                    "torch {version} in `{}` is not the one of the release: {}",
-                    folder.display(),
-                    asked.torches.join(", ")
-                ),
-                hint: "name the folder of that torch with `--libtorch DIR`".to_owned(),
-            });
+        let named = libtorch.find();
+        let named = named
+            .ok_or_else(|| usage("no libtorch is named, and the Python in use has no torch"))?;
+        let folder = libraries::torch_folder(&named).ok_or_else(|| {
+            let (lib, named) = (named.join("lib"), named.display());
+            usage(&format!(
+                "there is no `{}` in `{}` or `{named}`",
+                libraries::CPU,
+                lib.display()
+            ))
+        })?;
+        let library_path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
+        let library_path = std::env::split_paths(&library_path).filter(|path| path.is_absolute());
+        let deps = Deps::find(store, &releases, folder, library_path.collect())?;
         Ok(Self {
             releases,
             _held: held,
-            folder,
-            torch,
-            asked,
-            needs,
-            unfit,
+            deps,
         })
-    }
-
-    /// Returns the environment that torch is in, with its size.
-    pub(super) fn environment(&self) -> Option<Environment> {
-        let site = self.folder.ancestors().nth(2)?;
-        let name = site.file_name()?.to_str()?;
-        matches!(name, "site-packages" | "dist-packages").then(|| Environment {
-            folder: site.to_owned(),
-            bytes: libraries::folder_bytes(site),
-        })
-    }
-
-    /// Returns the place of a library in an exported folder. The libraries of wheels look for each other beside the package
-    /// `torch`, so they keep their places there. All others go beside libtorch.
-    pub(super) fn place(&self, library: &Library) -> PathBuf {
-        let packages = self.folder.ancestors().nth(2);
-        let packages = packages.filter(|folder| folder.join("torch/lib") == self.folder);
-        let inside = packages.and_then(|folder| library.path.strip_prefix(folder).ok());
-        inside.map_or_else(
-            || Path::new("torch/lib").join(&library.name),
-            Path::to_owned,
-        )
     }
 }
 
-/// Returns the same releases as [`releases`], held. What gc removes before it is held is looked for again.
+/// Returns the mistake if the releases are for another torch.
+pub(super) fn wrong_torch(deps: &Deps) -> Option<Usage> {
+    deps.wrong_torch().map(|version| Usage {
+        message: format!(
+            "torch {version} in `{}` is not the one of the release: {}",
+            deps.folder.display(),
+            deps.asked.torches.join(", ")
+        ),
+        hint: "name the folder of that torch with `--libtorch DIR`".to_owned(),
+    })
+}
+
+/// Returns the same releases as [`releases`], held. It starts again if gc removed one before it was held.
 fn held_releases(store: &Store, models: &[String]) -> Result<(Vec<Release>, Vec<Hold>)> {
     loop {
         let releases = releases(store, models)?;

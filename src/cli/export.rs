@@ -1,23 +1,8 @@
 //! `precast export`: a folder that runs releases on a machine that has neither Python nor torch.
-//!
-//! ```text
-//! DIR/
-//! ├── bin/precast            this program
-//! ├── store/                 the releases and nothing else
-//! ├── torch/version.py       the runtime reads the version of libtorch there
-//! ├── torch/lib/*.so         the libraries that `precast deps` lists
-//! └── nvidia/*/lib/*.so.*    in the layout of the wheels: their search paths are relative
-//! ```
-//!
-//! The folder is written under a temporary name beside its place, checked, and renamed: it is there whole or not at all. The
-//! next export beside it removes the folder of a killed one. The check is the walk of `precast deps` over the copy. Every library must find those that it needs inside the folder.
 
 use std::{
-    collections::BTreeSet,
-    fs::{self, File, Permissions},
-    os::unix::fs::PermissionsExt,
+    fs,
     path::{Path, PathBuf},
-    sync::atomic::Ordering,
 };
 
 use anyhow::{Context as _, Result};
@@ -25,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    deps::{Deps, Environment, Named, print_files, searched, users},
+    deps::{Named, Selected, print_files, searched, users, wrong_torch},
     exit::Usage,
     libtorch::LibtorchFolder,
     printer::note,
@@ -33,10 +18,11 @@ use super::{
     text::{bytes, count},
 };
 use crate::{
-    Digest,
-    build::{BuildError, scratch},
-    inspect::libraries::{self, Library, Search},
-    store::Store,
+    build::BuildError,
+    inspect::{
+        export::{Copied, Export, ExportError},
+        libraries::{Deps, Environment},
+    },
 };
 
 #[derive(clap::Args)]
@@ -52,17 +38,6 @@ pub(super) struct Args {
     dry_run: bool,
     #[command(flatten)]
     libtorch: LibtorchFolder,
-}
-
-/// One file that is copied.
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Copied {
-    /// Relative to the folder.
-    path: PathBuf,
-    /// Where it lies on this machine.
-    from: PathBuf,
-    bytes: u64,
 }
 
 /// `precast export --format json`
@@ -85,38 +60,42 @@ pub(super) struct Document {
     environment: Option<Environment>,
 }
 
-/// What is written.
-struct Plan<'a> {
-    store: &'a Store,
-    deps: &'a Deps,
-    objects: BTreeSet<Digest>,
-    document: Document,
-}
-
 pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    // Opened as `run` does: what is copied is not collected meanwhile.
+    // Opened as `run` does: gc does not collect what is copied.
     let store = match context.open() {
         Ok(store) => store,
         Err(_) => context.look()?,
     };
-    let deps = Deps::find(&store, &args.models, &args.libtorch)?;
-    refuse(&deps)?;
-    for release in &deps.releases {
-        // Fails where something of it is missing.
+    let selected = Selected::find(&store, &args.models, &args.libtorch)?;
+    let deps = &selected.deps;
+    refuse(deps)?;
+    for release in &selected.releases {
+        // Fails for a release with missing parts.
         store.releases().hold(release)?;
     }
     let folder = &args.folder;
     empty(folder)?;
-    let mut plan = Plan::new(&store, &deps, folder)?;
-    room(folder, plan.document.bytes)?;
+    let program = std::env::current_exe().context("can't find this program's own file")?;
+    let export = Export::new(&store, &selected.releases, deps, program).map_err(error)?;
+    room(folder, export.bytes())?;
     if !args.dry_run {
-        plan.write(context)?;
-        plan.document.written = true;
+        write(&export, folder, context)?;
     }
-    let document = &plan.document;
-    match context.out.json() {
-        true => context.out.document(document)?,
-        false => print(&plan, context)?,
+    let total = export.bytes();
+    let document = Document {
+        folder: folder.to_owned(),
+        written: !args.dry_run,
+        releases: Named::all(&selected.releases),
+        objects: export.objects.len(),
+        object_bytes: export.object_bytes,
+        files: export.files,
+        bytes: total,
+        environment: deps.environment(),
+    };
+    if context.out.json() {
+        context.out.document(&document)?;
+    } else {
+        print(&document, deps, context)?;
     }
     if !context.quiet {
         let shown = folder.display();
@@ -126,23 +105,59 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
                 "{own}; the Python environment of this torch has {whole}"
             ));
         }
-        match args.dry_run {
-            true => note(format_args!(
+        if args.dry_run {
+            note(format_args!(
                 "nothing was written: this is what `{shown}` would get"
-            )),
-            false => note(format_args!(
+            ));
+        } else {
+            note(format_args!(
                 "to run it: `{shown}/bin/precast run MODULE --inputs FILE --store {shown}/store --libtorch {shown}/torch`"
-            )),
+            ));
         }
     }
     Ok(0)
 }
 
+/// Removes the folders of killed exports, and writes the new one.
+fn write(export: &Export<'_>, folder: &Path, context: &Context) -> Result<()> {
+    let folder = std::path::absolute(folder)?;
+    let swept = Export::sweep(&folder);
+    if !swept.is_empty() && !context.quiet {
+        let folders = count(swept.len() as u64, "folder");
+        note(format_args!(
+            "removed {folders} of exports that were killed"
+        ));
+    }
+    export.write(&folder, &context.cancel).map_err(error)
+}
+
+/// Returns the error with the exit code and the hint of its cause.
+fn error(error: ExportError) -> anyhow::Error {
+    match error {
+        ExportError::NotRelative(lost) => Usage {
+            message: format!(
+                "`{}` would not find `{}` in the folder: its search path is not relative",
+                users(&lost.needed_by),
+                lost.path.display()
+            ),
+            hint: "name a torch as pip installs it, or a libtorch as pytorch.org packs it, with `--libtorch DIR`".to_owned(),
+        }
+        .into(),
+        ExportError::Build(BuildError::Scratch { path, source }) => {
+            let context = format!("can't write in `{}`", path.display());
+            anyhow::Error::from(BuildError::Scratch { path, source }).context(context)
+        }
+        ExportError::Build(error) => error.into(),
+        ExportError::Store(error) => error.into(),
+        ExportError::Library(error) => error.into(),
+        other => other.into(),
+    }
+}
+
 /// Fails for releases that could not run in the folder.
 fn refuse(deps: &Deps) -> Result<()> {
-    if let Some(unfit) = &deps.unfit {
-        let (message, hint) = (unfit.message.clone(), unfit.hint.clone());
-        return Err(Usage { message, hint }.into());
+    if let Some(wrong) = wrong_torch(deps) {
+        return Err(wrong.into());
     }
     let Some(first) = deps.needs.missing.first() else {
         return Ok(());
@@ -159,7 +174,7 @@ fn refuse(deps: &Deps) -> Result<()> {
     .into())
 }
 
-/// Fails for a folder that has something in it.
+/// Fails for a folder with files in it.
 fn empty(folder: &Path) -> Result<()> {
     let shown = folder.display();
     let usage = |message| {
@@ -187,158 +202,25 @@ fn empty(folder: &Path) -> Result<()> {
 /// Fails where the disk has less space than is needed.
 fn room(folder: &Path, needed: u64) -> Result<()> {
     let whole = std::path::absolute(folder)?;
-    let there = whole.ancestors().find(|above| above.is_dir());
-    let Some(stat) = there.and_then(|above| rustix::fs::statvfs(above).ok()) else {
+    let parent = whole.ancestors().find(|above| above.is_dir());
+    let Some(stat) = parent.and_then(|above| rustix::fs::statvfs(above).ok()) else {
         return Ok(());
     };
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
-    match free < needed {
-        true => Err(Usage {
-            message: format!(
-                "`{}` needs {}, and the disk has {}",
-                folder.display(),
-                bytes(needed),
-                bytes(free)
-            ),
-            hint: "free some space, or name a folder on another disk".to_owned(),
-        }
-        .into()),
-        false => Ok(()),
+    if free >= needed {
+        return Ok(());
     }
+    let (shown, needed, free) = (folder.display(), bytes(needed), bytes(free));
+    Err(Usage {
+        message: format!("`{shown}` needs {needed}, and the disk has {free}"),
+        hint: "free some space, or name a folder on another disk".to_owned(),
+    }
+    .into())
 }
 
-impl<'a> Plan<'a> {
-    fn new(store: &'a Store, deps: &'a Deps, folder: &Path) -> Result<Self> {
-        let mut objects = BTreeSet::new();
-        for release in &deps.releases {
-            objects.extend(store.releases().manifest(release)?.objects());
-        }
-        let mut object_bytes = 0;
-        for object in &objects {
-            object_bytes += store.objects().row(object)?.map_or(0, |row| row.stored);
-        }
-        let program = std::env::current_exe().context("can't find this program's own file")?;
-        let mut files = vec![(PathBuf::from("bin/precast"), program)];
-        let version = deps.folder.parent().map(|torch| torch.join("version.py"));
-        let version = version.filter(|file| file.is_file());
-        files.extend(version.map(|file| (PathBuf::from("torch/version.py"), file)));
-        let library = |library: &Library| (deps.place(library), library.path.clone());
-        files.extend(deps.needs.files.iter().map(library));
-        let files: Vec<Copied> = files
-            .into_iter()
-            .map(|(path, from)| {
-                let meta = fs::metadata(&from);
-                let meta = meta.with_context(|| format!("can't read `{}`", from.display()))?;
-                let bytes = meta.len();
-                Ok(Copied { path, from, bytes })
-            })
-            .collect::<Result<_>>()?;
-        let document = Document {
-            folder: folder.to_owned(),
-            written: false,
-            releases: Named::all(&deps.releases),
-            bytes: object_bytes + files.iter().map(|file| file.bytes).sum::<u64>(),
-            files,
-            objects: objects.len(),
-            object_bytes,
-            environment: deps.environment(),
-        };
-        Ok(Self {
-            store,
-            deps,
-            objects,
-            document,
-        })
-    }
-
-    /// Writes the folder under another name, checks it, and renames it.
-    fn write(&self, context: &Context) -> Result<()> {
-        let folder = std::path::absolute(&self.document.folder)?;
-        let above = folder.parent().unwrap_or(Path::new("/"));
-        fs::create_dir_all(above).with_context(|| format!("can't make `{}`", above.display()))?;
-        let swept = scratch::sweep(above, scratch::EXPORT, false);
-        if !swept.is_empty() && !context.quiet {
-            let folders = count(swept.len() as u64, "folder");
-            note(format_args!(
-                "removed {folders} of exports that were killed"
-            ));
-        }
-        // Removed again where anything fails.
-        let temporary = scratch::Scratch::new(above, scratch::EXPORT)
-            .with_context(|| format!("can't write in `{}`", above.display()))?;
-        let root = temporary.path();
-        self.write_store(&root.join("store"), context)?;
-        for file in &self.document.files {
-            interrupted(context)?;
-            copy(&file.from, &root.join(&file.path))?;
-        }
-        self.check(root)?;
-        fs::set_permissions(root, Permissions::from_mode(0o755))
-            .with_context(|| format!("can't set the mode of `{}`", root.display()))?;
-        // An empty folder is replaced; one that has got files meanwhile is not.
-        let published = temporary.publish(&folder);
-        published.with_context(|| format!("can't make `{}`", folder.display()))
-    }
-
-    fn write_store(&self, path: &Path, context: &Context) -> Result<()> {
-        let store = Store::create(path)?;
-        for object in &self.objects {
-            interrupted(context)?;
-            store.objects().copy(self.store.objects(), object)?;
-        }
-        for release in &self.deps.releases {
-            interrupted(context)?;
-            store.releases().copy(self.store.releases(), release)?;
-        }
-        Ok(())
-    }
-
-    /// Fails where a library of the copy does not find in it what the original finds.
-    fn check(&self, root: &Path) -> Result<()> {
-        let root = root.canonicalize()?;
-        let search = Search {
-            library_path: vec![],
-            system: libraries::system_folders(),
-            within: Some(root.clone()),
-        };
-        let copies = libraries::needs(&root.join("torch/lib"), &self.deps.asked, &search)?;
-        let found: BTreeSet<_> = copies.files.iter().map(|file| &file.name).collect();
-        let mut originals = self.deps.needs.files.iter();
-        let Some(lost) = originals.find(|file| !found.contains(&file.name)) else {
-            return Ok(());
-        };
-        Err(Usage {
-            message: format!(
-                "`{}` would not find `{}` in the folder: its search path is not relative",
-                users(&lost.needed_by),
-                lost.path.display()
-            ),
-            hint: "name a torch as pip installs it, or a libtorch as pytorch.org packs it, with `--libtorch DIR`".to_owned(),
-        }
-        .into())
-    }
-}
-
-fn interrupted(context: &Context) -> Result<()> {
-    match context.cancel.load(Ordering::Relaxed) {
-        true => Err(BuildError::Interrupted.into()),
-        false => Ok(()),
-    }
-}
-
-/// Copies a file with its mode, and makes the copy durable.
-fn copy(from: &Path, to: &Path) -> Result<()> {
-    let above = to.parent().unwrap_or(Path::new("/"));
-    let copied = fs::create_dir_all(above)
-        .and_then(|()| fs::copy(from, to))
-        .and_then(|_| File::open(to)?.sync_all());
-    copied.with_context(|| format!("can't copy `{}` to `{}`", from.display(), to.display()))
-}
-
-fn print(plan: &Plan<'_>, context: &Context) -> Result<()> {
-    let document = &plan.document;
+fn print(document: &Document, deps: &Deps, context: &Context) -> Result<()> {
     if !document.written {
-        print_files(plan.deps, context)?;
+        print_files(deps, context)?;
         context.out.line("")?;
     }
     const COLUMNS: [Column; 3] = [
@@ -346,11 +228,11 @@ fn print(plan: &Plan<'_>, context: &Context) -> Result<()> {
         Column::right("SIZE", 0),
         Column::left("", 0),
     ];
-    let releases = plan.deps.releases.iter();
+    let releases = document.releases.iter();
     let releases: Vec<String> = releases
         .map(|release| format!("{}@{}", release.model, release.seq))
         .collect();
-    let needs = &plan.deps.needs;
+    let needs = &deps.needs;
     let program = document.files.first().map_or(0, |file| file.bytes);
     let objects = count(document.objects as u64, "object");
     let rows = [

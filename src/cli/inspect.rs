@@ -1,6 +1,6 @@
 //! `precast inspect`: the content of an external file.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -9,7 +9,7 @@ use super::{
     Context, exit,
     text::{bytes, count, plain},
 };
-use crate::inspect::external::{self, Content, Kernel, Package, Report, SharedObject, Tensors};
+use crate::inspect::external::{self, Content, Package, Report, SharedObject, Tensors};
 
 #[derive(clap::Args)]
 pub(super) struct Args {
@@ -49,7 +49,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
-/// Stands for our own escape sequences while foreign ones are made harmless.
+/// Stands for the command's own escape sequences while those of the file are removed.
 const MARK: char = '\u{f8ff}';
 
 #[derive(Default)]
@@ -90,28 +90,19 @@ impl Lines {
 
     fn object(&mut self, object: &SharedObject, whole: bool) {
         self.add("machine", &object.machine);
-        if let Some(soname) = &object.soname {
-            self.add("soname", soname);
-        }
         self.list("needs", &object.needed, whole);
-        if !object.versions.is_empty() {
-            self.add("newest", object.versions.join(" "));
-        }
         if !object.runpath.is_empty() {
             self.add("looks in", object.runpath.join(":"));
         }
-        self.list("made by", &object.compilers, whole);
-        self.add("exports", count(object.exported as u64, "symbol"));
         match &object.aotinductor {
-            Some(points) if points.missing.is_empty() => self.add(
-                "AOTInductor",
-                format_args!(
-                    "{}, all that precast needs",
-                    count(points.exported as u64, "entry point")
-                ),
-            ),
             Some(points) => {
-                self.add("AOTInductor", count(points.exported as u64, "entry point"));
+                let exported = count(points.exported as u64, "entry point");
+                let all = if points.missing.is_empty() {
+                    ", all that precast needs"
+                } else {
+                    ""
+                };
+                self.add("AOTInductor", format_args!("{exported}{all}"));
                 self.list("missing", &points.missing, true);
             }
             None => self.add("AOTInductor", "no entry points"),
@@ -119,55 +110,18 @@ impl Lines {
         if object.weights > 0 {
             self.add("weights", bytes(object.weights));
         }
-        self.kernels(&object.kernels, whole);
-        self.list("reads", &object.kernel_files, whole);
-        if whole {
-            for section in &object.sections {
-                self.add(
-                    "section",
-                    format_args!("{:<20} {}", section.name, bytes(section.bytes)),
-                );
-            }
-            self.list("symbol", &object.exports, true);
-        }
-    }
-
-    /// Adds a line for each SM, and with `whole` one for each kernel.
-    fn kernels(&mut self, kernels: &[Kernel], whole: bool) {
-        if kernels.is_empty() {
-            self.add("kernels", "no device code inside");
-            return;
-        }
-        // By number, so that 90 comes before 100.
-        let mut by_sm: BTreeMap<(u32, String, String), (u64, u64)> = BTreeMap::new();
-        for kernel in kernels {
-            let format = format!("{:?}", kernel.format).to_lowercase();
-            let number = kernel
-                .sm
-                .trim_end_matches(|c: char| !c.is_ascii_digit())
-                .parse()
-                .unwrap_or(0);
-            let entry = by_sm
-                .entry((number, kernel.sm.clone(), format))
-                .or_default();
-            entry.0 += 1;
-            entry.1 += kernel.bytes;
-        }
-        for ((_, sm, format), (number, size)) in by_sm {
+        for kernels in &object.kernels {
+            let format = format!("{:?}", kernels.format).to_lowercase();
+            let (sm, pieces) = (&kernels.sm, count(kernels.count, &format));
             self.add(
                 "kernels",
-                format_args!("sm {sm}: {} ({})", count(number, &format), bytes(size)),
+                format_args!("sm {sm}: {pieces} ({})", bytes(kernels.bytes)),
             );
         }
-        if whole {
-            for kernel in kernels {
-                let names = kernel.functions.join(" ");
-                self.add(
-                    "kernel",
-                    format_args!("sm {:<5} {:>10}  {names}", kernel.sm, bytes(kernel.bytes)),
-                );
-            }
+        if object.kernels.is_empty() {
+            self.add("kernels", "no device code inside");
         }
+        self.list("reads", &object.kernel_files, whole);
     }
 
     fn package(&mut self, package: &Package, whole: bool) {
@@ -194,6 +148,11 @@ impl Lines {
                 self.add("built for", &line);
                 seen.push(line);
             }
+        }
+        for model in &package.models {
+            self.add("model", &model.member);
+            self.list("inputs", &model.inputs, whole);
+            self.list("constants", &model.constants, whole);
         }
         if whole {
             for member in &package.members {

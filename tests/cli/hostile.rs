@@ -1,4 +1,4 @@
-//! Small files that would need gigabytes or minutes to inspect: each is refused by name, with little memory and time.
+//! Small files that would need gigabytes or minutes to inspect. Each is answered or refused with little memory and time.
 //!
 //! `ulimit` kills a process over its limit; the test then reports a missing error message.
 
@@ -6,7 +6,7 @@ use std::{fs, process::Command};
 
 use crate::sandbox::{Ran, Sandbox};
 
-/// Writes the files, of the sizes that once took 6 GB, 78 s, 840 MB, and 4 GB.
+/// Writes the files. Without limits they take 6 GB, 78 s, 840 MB, and 4 GB.
 const FILES: &str = r##"
 import struct, zipfile
 
@@ -50,7 +50,7 @@ fn limited(sandbox: &Sandbox, args: &[&str]) -> Ran {
 }
 
 #[test]
-fn files_that_would_take_gigabytes_or_minutes_are_refused() {
+fn hostile_files_take_little_memory_and_time() {
     let sandbox = Sandbox::new();
     sandbox.write("files.py", FILES);
     let python = concat!(env!("CARGO_MANIFEST_DIR"), "/.venv/bin/python");
@@ -60,18 +60,21 @@ fn files_that_would_take_gigabytes_or_minutes_are_refused() {
         .status()
         .unwrap();
     assert!(made.success());
-    for (name, largest) in [
-        ("sections.so", 8 << 20),
-        ("symbols.so", 14 << 20),
-        ("bomb.pt2", 512 << 10),
+    for (name, largest, answer) in [
+        (
+            "sections.so",
+            8 << 20,
+            "error: `sections.so` is refused: its parts overlap",
+        ),
+        ("symbols.so", 14 << 20, "its names overlap"),
+        // Its metadata is read up to a limit, and then ignored.
+        ("bomb.pt2", 512 << 10, "24 members"),
     ] {
         let size = fs::metadata(sandbox.path(name)).unwrap().len();
         assert!(size < largest, "{name}: {size}");
         let ran = limited(&sandbox, &["inspect", name]);
-        assert_eq!(ran.code, 1, "{}", ran.text());
-        // Which limit is reached first depends on how fast this machine is.
-        let refused = format!("error: `{name}` is refused: ");
-        ran.says(&refused);
+        assert_eq!(ran.code == 0, name == "bomb.pt2", "{}", ran.text());
+        assert!(ran.text().contains(answer), "{}", ran.text());
     }
     let ran = limited(&sandbox, &["plan", "huge.toml"]);
     assert_eq!(ran.code, 2, "{}", ran.text());

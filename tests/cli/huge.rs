@@ -53,7 +53,7 @@ fn memory_does_not_grow_with_the_number_of_programs() {
         // SQLite's caches fill up. Only a sorted list holds its rows.
         let sorted = args.contains(&"--sort");
         assert!(
-            grown < if sorted { 60 << 20 } else { 3 << 20 },
+            grown < if sorted { 20 << 20 } else { 3 << 20 },
             "{args:?} took {} KiB more for {} more programs",
             grown >> 10,
             MANY - FEW

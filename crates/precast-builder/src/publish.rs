@@ -11,7 +11,7 @@ use std::{
 
 use precast_store::{
     Digest, StoreError,
-    imports::imports,
+    elf::Elf,
     record::{
         Artifact, ArtifactKind, CompileReceipt, Eager, Failure, Layout, Lenient, Padding, Program,
         Provenance, SCHEMA, Step, bounds_name, receipt::Seconds,
@@ -135,7 +135,7 @@ impl Work<'_> {
             prepared: compiled.prepared,
             proxy,
             libraries,
-            imports: imports(&*bytes).ok(),
+            imports: Elf::parse(&*bytes).and_then(|elf| elf.imports()).ok(),
             graph: Some(graph),
             log,
             key: compile.explained,

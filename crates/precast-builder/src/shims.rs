@@ -10,6 +10,7 @@ use std::{
 
 use precast_store::{
     Digest, Store, StoreError, Target,
+    elf::Elf,
     record::{Release, Shim},
 };
 use serde::{Deserialize, Serialize};
@@ -103,7 +104,7 @@ pub(super) fn harmless(of: &'static str, bytes: &[u8]) -> Result<(), BuildError>
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());
     }
-    let what = match precast_store::segments::hazards(bytes) {
+    let what = match Elf::parse(bytes).and_then(|elf| elf.hazards()) {
         Ok(hazards) if hazards.is_empty() => return Ok(()),
         Ok(hazards) => {
             let all: Vec<String> = hazards.iter().map(ToString::to_string).collect();

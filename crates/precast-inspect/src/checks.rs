@@ -1,4 +1,4 @@
-//! What a check found: the document that `precast check --format json` prints and `precast report --check` reads.
+//! The findings of a check: the document of `precast check --format json`, which `precast report --check` reads.
 
 use std::collections::BTreeMap;
 
@@ -22,13 +22,13 @@ pub struct Checks {
     pub modules: Vec<ModuleChecks>,
     /// Entries of `[[check.allow]]` that no finding matches.
     pub unused: Vec<Allow>,
-    /// What a build would compile.
+    /// The compiles of a build.
     pub build: Forecast,
-    /// What padding the sizes of a file costs, by dimension; empty where no file was given.
+    /// The cost of padding the sizes of a file, by dimension; empty without a file.
     pub padding: Vec<Padding>,
 }
 
-/// What was found in one module.
+/// The findings of one module.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModuleChecks {
@@ -52,15 +52,15 @@ pub struct ModuleChecks {
     pub dynamic: Option<BTreeMap<String, Option<Free>>>,
     /// Lists of submodules, and how many artifacts each needs.
     pub lists: Vec<Repeated>,
-    /// What keeps it out of a CUDA graph.
+    /// The operations that a CUDA graph can't contain.
     pub graph: Vec<KeptOut>,
-    /// What torch.compile does with it; null without `--recompiles`.
+    /// The recompiles under torch.compile; null without `--recompiles`.
     pub recompiles: Option<Recompiles>,
-    /// What its buckets cost at least; null without `--cost`.
+    /// The minimum cost of its buckets; null without `--cost`.
     pub cost: Option<Cost>,
     /// Findings by severity, then by place.
     pub findings: Vec<FindingLine>,
-    /// What could not be found out.
+    /// Open questions, one line each.
     pub unknown: Vec<String>,
     /// Seconds that the check took.
     pub seconds: f64,
@@ -70,14 +70,14 @@ pub struct ModuleChecks {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FindingLine {
-    /// What the worker found.
+    /// The finding.
     #[serde(flatten)]
     pub finding: Finding,
     /// The reason in `[[check.allow]]`, where the spec has one for it.
     pub allowed: Option<String>,
 }
 
-/// What padding the sizes of a file to the buckets of a dimension costs.
+/// The cost of padding the sizes of a file to the buckets of a dimension.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Padding {
@@ -89,11 +89,11 @@ pub struct Padding {
     pub sizes: usize,
     /// How many of these sizes are above the largest bucket.
     pub uncovered: usize,
-    /// The part of what is computed for the others that is padding; none where no bucket covers any.
+    /// The share of padding in the covered sizes, 0 to 1; none without any.
     pub waste: Option<f64>,
-    /// As many buckets that pad all sizes of the file least, and what they waste.
+    /// The same number of buckets, chosen for the least padding of all sizes of the file.
     pub best: Vec<u64>,
-    /// The part of what is computed with `best` that is padding.
+    /// The share of padding with `best`, 0 to 1.
     pub best_waste: f64,
 }
 
@@ -126,21 +126,21 @@ impl ModuleChecks {
     }
 }
 
-/// Returns the spec's entry that a finding is intended by. What stops a build can't be allowed: it would stop it all the same.
+/// Returns the spec's entry for an intended finding. A finding that stops a build can't be allowed.
 fn allowed<'a>(spec: &'a Spec, finding: &Finding) -> Option<&'a Allow> {
     let mut own = spec.allowed.iter();
     own.find(|allow| finding.severity < Severity::High && is_about(allow, finding))
 }
 
-/// Returns whether an entry of `[[check.allow]]` is about a finding, whatever its severity.
+/// Returns whether an entry of `[[check.allow]]` matches a finding of any severity.
 pub fn is_about(allow: &Allow, finding: &Finding) -> bool {
     allow.matches(&finding.category, finding.function.as_deref())
 }
 
-/// One finding, and every module that has it.
+/// One finding with all its modules.
 #[derive(Debug)]
-pub struct Row<'a> {
-    /// The finding, as the first of the modules has it.
+pub struct FindingRow<'a> {
+    /// The finding in the first of the modules.
     pub finding: &'a Finding,
     /// Names of the modules.
     pub modules: Vec<&'a str>,
@@ -152,18 +152,18 @@ pub struct Row<'a> {
 
 impl Checks {
     /// Returns the findings of all modules, each once, by severity.
-    pub fn rows(&self) -> Vec<Row<'_>> {
+    pub fn rows(&self) -> Vec<FindingRow<'_>> {
         rows(&self.modules)
     }
 }
 
 /// Returns the findings of modules, each once, by severity.
-pub fn rows(modules: &[ModuleChecks]) -> Vec<Row<'_>> {
-    let mut rows: Vec<Row<'_>> = Vec::new();
+pub fn rows(modules: &[ModuleChecks]) -> Vec<FindingRow<'_>> {
+    let mut rows: Vec<FindingRow<'_>> = Vec::new();
     for module in modules {
         for line in &module.findings {
             let finding = &line.finding;
-            let same = |row: &&mut Row<'_>| {
+            let same = |row: &&mut FindingRow<'_>| {
                 row.modules.last() != Some(&module.module.as_str())
                     && row.finding.category == finding.category
                     && row.finding.location == finding.location
@@ -175,7 +175,7 @@ pub fn rows(modules: &[ModuleChecks]) -> Vec<Row<'_>> {
                     row.modules.push(&module.module);
                     row.needed |= module.needed;
                 }
-                None => rows.push(Row {
+                None => rows.push(FindingRow {
                     finding,
                     modules: vec![&module.module],
                     needed: module.needed,
@@ -188,7 +188,7 @@ pub fn rows(modules: &[ModuleChecks]) -> Vec<Row<'_>> {
     rows
 }
 
-/// Parses what a check printed; none for anything else, and for what another schema has.
+/// Parses the output of a check; none for other text and for another schema.
 pub fn parse(text: &[u8]) -> Option<Checks> {
     let document: serde_json::Value = serde_json::from_slice(text).ok()?;
     let known = document["schema"].as_u64() == Some(SCHEMA.into());

@@ -39,7 +39,7 @@ pub struct Grid {
 
 /// Returns the grid of these buckets; none when they have no dimension.
 ///
-/// `wanted` may have more buckets than `there` has: those that failed still have a cell.
+/// `wanted` may have more buckets than `there`: failed ones have a cell too.
 pub fn grid(there: &[Sizes], wanted: &[Sizes]) -> Option<Grid> {
     let mut axes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for sizes in there.iter().chain(wanted) {

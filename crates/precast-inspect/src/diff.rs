@@ -38,7 +38,7 @@ pub struct Sets {
     pub removed: Vec<Named>,
     /// Names that only the second has.
     pub added: Vec<Named>,
-    /// Names that stand for another program in the second, with the reasons.
+    /// Names with a different program in the second, with the reasons.
     pub changed: Vec<Changed>,
     /// How many are the same in both.
     pub same: u64,
@@ -54,7 +54,7 @@ pub struct Named {
     pub id: Digest,
 }
 
-/// One name that stands for another program on the other side.
+/// A name with a different program in the second set.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Changed {
@@ -66,12 +66,12 @@ pub struct Changed {
     pub new: Digest,
     /// Empty when one of the two records can't be read.
     pub reasons: Vec<Reason>,
-    /// What became of the captured graph, where it is known.
+    /// The change of the captured graph, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
 }
 
-/// Returns the programs of a release. What is gone from the store is listed by its ID.
+/// Returns the programs of a release. Missing ones have their ID as a name.
 pub fn of_release(store: &Store, release: &Release) -> Result<Programs, StoreError> {
     let mut found = Programs::new();
     for id in &release.programs {
@@ -108,7 +108,7 @@ pub fn sets(
     Ok(found)
 }
 
-/// Compares two stores: under each name the program that was built last. Holds nothing but what differs.
+/// Compares two stores by the newest program of each name. Only differences are held in memory.
 pub fn stores(old: &Store, new: &Store) -> Result<Sets, StoreError> {
     let mut found = Sets::default();
     let (mut olds, mut news) = (places(old).peekable(), places(new).peekable());
@@ -119,14 +119,14 @@ pub fn stores(old: &Store, new: &Store) -> Result<Sets, StoreError> {
             (_, None) | (Some(Err(_)), _) => Ordering::Less,
             (None, _) | (_, Some(Err(_))) => Ordering::Greater,
         };
-        let a = match side.is_le() {
-            true => olds.next().transpose()?.unwrap_or_default(),
-            false => Place::default(),
-        };
-        let b = match side.is_ge() {
-            true => news.next().transpose()?.unwrap_or_default(),
-            false => Place::default(),
-        };
+        let a = olds
+            .next_if(|_| side.is_le())
+            .transpose()?
+            .unwrap_or_default();
+        let b = news
+            .next_if(|_| side.is_ge())
+            .transpose()?
+            .unwrap_or_default();
         for (device, (_, id)) in &a.newest {
             if !b.newest.contains_key(device) {
                 found.removed.push(Named::new(&a.name(device), *id));
@@ -141,7 +141,7 @@ pub fn stores(old: &Store, new: &Store) -> Result<Sets, StoreError> {
     }
 }
 
-/// What a store has for one module and bucket.
+/// A store's programs of one module and bucket.
 #[derive(Default)]
 struct Place {
     /// Model, module and bucket.

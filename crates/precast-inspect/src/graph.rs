@@ -6,16 +6,16 @@ use serde::Serialize;
 
 use precast_store::{Digest, Store, StoreError, record::Program};
 
-/// What became of a graph from one program to another.
+/// The change of a graph from one program to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Graph {
     /// Both call the same artifacts.
     Same,
-    /// It is the same, compiled otherwise: for another target, or with other options.
+    /// It is the same, compiled for another target or with other options.
     Recompiled,
-    /// These steps of the second one have a graph that the first has under no such name.
+    /// These steps of the second program have a different graph, or none in the first.
     Changed {
         /// Names of the steps, in the order of the run.
         steps: Vec<String>,
@@ -70,7 +70,7 @@ pub fn graph(
     Ok(Some(Graph::Changed { steps }))
 }
 
-/// Returns the name of each step and the digest of its graph; none where a record is gone or says none.
+/// Returns the name of each step and the digest of its graph; none if a record or a digest is missing.
 fn graphs(store: &Store, program: &Program) -> Result<Option<Vec<(String, Digest)>>, StoreError> {
     let mut found = Vec::new();
     for step in &program.steps {

@@ -7,24 +7,24 @@ use precast_store::{
     target::{Mismatch, host_features},
 };
 
-/// What is known about running a target here.
+/// The result of comparing a target with this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verdict {
-    /// Every reason why it can't; empty when nothing that was looked at speaks against it.
+    /// Every field that does not fit; empty if all compared fields do.
     pub mismatches: Vec<Mismatch>,
-    /// Fields that could not be compared here, as the version of torch on a machine that has none.
+    /// Fields that were not compared, such as the version of torch.
     pub unknown: Vec<&'static str>,
 }
 
-/// Compares a target with this host: what this process can see of it without loading anything.
+/// Compares a target with this host. Nothing is loaded.
 pub fn verdict(target: &Target) -> Verdict {
     let host = Target {
         os: std::env::consts::OS.to_owned(),
         arch: std::env::consts::ARCH.to_owned(),
         isa: "native".to_owned(),
         features: host_features(),
-        // What is not known is taken to be as it should.
+        // Unknown fields are taken from the target, so that they match.
         ..target.clone()
     };
     let mut unknown = vec!["torch"];

@@ -1,6 +1,7 @@
-//! Read-only queries of a store: listings, reasons, differences, disk usage and reports.
+//! Read-only queries of a store: listings, reasons, differences, disk usage, reports, and exported copies.
 //!
-//! The command line prints the results of these functions; `--format json` prints the same data. Nothing here needs torch.
+//! The command line prints the results of these functions; `--format json` prints the same data. Nothing here needs
+//! torch.
 //!
 //! ## Layers
 //!
@@ -8,12 +9,13 @@
 //!
 //! ```text
 //! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, usage, words
-//! diff, report, sizes, why
+//! diff, export, report, sizes, why
 //! ```
 
 pub mod checks;
 pub mod coverage;
 pub mod diff;
+pub mod export;
 pub mod external;
 pub mod graph;
 pub mod host;
@@ -32,9 +34,9 @@ use std::path::Path;
 
 use precast_store::{Options, Store, StoreError};
 
-/// Opens a store to look at it: nothing in it changes, not even when things were last used.
+/// Opens a store read-only. Nothing in it changes, not even the time stamps of last use.
 ///
-/// Where its index can't be used, one is made in memory of its files; the error says what is wrong with it.
+/// A damaged index is replaced by one in memory, built from the files. Its error is returned too.
 pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>), StoreError> {
     let looking = Options {
         read_only: true,

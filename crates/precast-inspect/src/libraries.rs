@@ -1,18 +1,18 @@
 //! The shared libraries that a host needs to run releases, found by reading ELF files. Nothing is opened by the loader.
 //!
-//! The walk begins at the libraries that the runtime opens and at the objects of the store. It follows `DT_NEEDED` as glibc's
-//! loader does, breadth first, each name once. A name is looked for in these folders, in this order:
+//! The walk begins at the libraries that the runtime opens and at the objects of the store. It follows `DT_NEEDED` as
+//! glibc's loader does, breadth first, each name once. A name is looked for in these folders, in this order:
 //!
 //! 1. `DT_RPATH` of the library, then of the libraries that asked for it; skipped by a library that has `DT_RUNPATH`
 //! 2. the folders of `LD_LIBRARY_PATH`, which the caller passes
 //! 3. `DT_RUNPATH` of the library
 //! 4. the folders of the system
 //!
-//! A library found by 1 to 3 is a file that the host must be given. A library that only the system has is the host's own, and so
-//! are those of [`HOST`] wherever they are: they belong to the host's C library or to its driver.
+//! A library found by 1 to 3 is a file that the host must be given. A library that only the system has is the host's
+//! own, and so are those of [`HOST`] wherever they are: they belong to the host's C library or to its driver.
 //!
-//! Some libraries are opened while a program runs, so that no `DT_NEEDED` names them. [`OPENED`] lists those that calls need.
-//! NVSHMEM's transports and CUPTI's helpers are not in it: the runtime uses neither.
+//! Some libraries are opened while a program runs, so that no `DT_NEEDED` names them. [`OPENED`] lists the ones for
+//! calls. NVSHMEM's transports and CUPTI's helpers are not in it: the runtime uses neither.
 
 use std::{
     collections::BTreeSet,
@@ -22,16 +22,16 @@ use std::{
 
 use precast_store::{
     Digest, Store, StoreError,
+    elf::Dynamic,
     record::{ArtifactKind, Release},
-    target::DeviceKind,
+    target::{DeviceKind, Torch},
 };
 use serde::Serialize;
 
 mod dynamic;
 mod walk;
 
-use dynamic::Dynamic;
-pub use walk::{Search, needs};
+use walk::{Search, needs};
 
 /// libtorch's library for the CPU, which the runtime opens first.
 pub const CPU: &str = "libtorch_cpu.so";
@@ -117,7 +117,7 @@ pub struct Library {
     pub bytes: u64,
     /// Libraries and objects that need it.
     pub needed_by: Vec<String>,
-    /// True where it is opened while a program runs, and no library has it in `DT_NEEDED`.
+    /// True if it is opened while a program runs, and no library has it in `DT_NEEDED`.
     pub opened: bool,
 }
 
@@ -127,13 +127,13 @@ pub struct Library {
 pub struct HostLibrary {
     /// The name that the loader looks for.
     pub name: String,
-    /// Where this machine has it; none where it has not, as that of a driver.
+    /// Its path on this machine, if it is installed.
     pub path: Option<PathBuf>,
     /// Libraries and objects that need it.
     pub needed_by: Vec<String>,
 }
 
-/// A library that is in none of the folders that it was looked for in.
+/// A library that was not found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MissingLibrary {
@@ -141,7 +141,7 @@ pub struct MissingLibrary {
     pub name: String,
     /// Libraries and objects that need it.
     pub needed_by: Vec<String>,
-    /// The folders that it was looked for in, but those of the system.
+    /// The folders that were searched, except those of the system.
     pub searched: Vec<PathBuf>,
 }
 
@@ -172,7 +172,7 @@ pub struct Object {
     dynamic: Dynamic,
 }
 
-/// What releases ask of a host.
+/// The requirements of releases.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// Whether a program runs on a GPU.
@@ -183,12 +183,8 @@ pub struct Asked {
     objects: Vec<Object>,
 }
 
-/// Reads what releases ask of a host with this version of torch.
-pub fn asked(
-    store: &Store,
-    releases: &[Release],
-    torch: Option<&str>,
-) -> Result<Asked, LibraryError> {
+/// Reads the requirements of releases on a host with this version of torch.
+fn asked(store: &Store, releases: &[Release], torch: Option<&str>) -> Result<Asked, LibraryError> {
     let mut asked = Asked::default();
     let mut torches = BTreeSet::new();
     let mut objects: Vec<(&str, Digest)> = Vec::new();
@@ -229,7 +225,7 @@ pub fn asked(
     for (kind, id) in objects {
         let name = format!("{kind} {}", id.short());
         let bytes = store.objects().read(&id)?;
-        let dynamic = Dynamic::of_bytes(&bytes, &name)?;
+        let dynamic = dynamic::of_bytes(&bytes, &name)?;
         asked.objects.push(Object { name, dynamic });
     }
     asked.torches = torches.into_iter().collect();
@@ -248,8 +244,108 @@ pub fn torch_folder(named: &Path) -> Option<PathBuf> {
     found.canonicalize().ok()
 }
 
+/// Releases' needs, with the libtorch that they were looked up in.
+#[derive(Clone, Debug)]
+pub struct Deps {
+    /// The folder with libtorch.
+    pub folder: PathBuf,
+    /// The content of its `version.py`.
+    pub torch: Option<Torch>,
+    /// The releases' requirements.
+    pub asked: Asked,
+    /// The libraries that meet them.
+    pub needs: Needs,
+}
+
+/// The Python environment that torch is in.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Environment {
+    /// Its `site-packages`.
+    pub folder: PathBuf,
+    /// Bytes of all files in it.
+    pub bytes: u64,
+}
+
+impl Deps {
+    /// Finds the libraries for releases, with libtorch in `folder` (see [`torch_folder`]) and the folders of
+    /// `LD_LIBRARY_PATH`.
+    pub fn find(
+        store: &Store,
+        releases: &[Release],
+        folder: PathBuf,
+        library_path: Vec<PathBuf>,
+    ) -> Result<Self, LibraryError> {
+        let site: Vec<_> = folder.ancestors().nth(2).into_iter().collect();
+        let torch = Torch::find(&site);
+        let version = torch.as_ref().map(|torch| torch.version.as_str());
+        let asked = asked(store, releases, version)?;
+        let search = Search {
+            library_path,
+            system: system_folders(),
+            within: None,
+        };
+        let needs = needs(&folder, &asked, &search)?;
+        Ok(Self {
+            folder,
+            torch,
+            asked,
+            needs,
+        })
+    }
+
+    /// Searches again in the copy below `root`, and returns the first library that is not found there.
+    pub fn lost_in(&self, root: &Path) -> Result<Option<&Library>, LibraryError> {
+        let io = |source| LibraryError::Io {
+            path: root.to_owned(),
+            source,
+        };
+        let root = root.canonicalize().map_err(io)?;
+        let search = Search {
+            library_path: vec![],
+            system: system_folders(),
+            within: Some(root.clone()),
+        };
+        let copies = needs(&root.join("torch/lib"), &self.asked, &search)?;
+        let found: BTreeSet<_> = copies.files.iter().map(|file| &file.name).collect();
+        Ok(self
+            .needs
+            .files
+            .iter()
+            .find(|file| !found.contains(&file.name)))
+    }
+
+    /// Returns the version of torch if the releases are for others.
+    pub fn wrong_torch(&self) -> Option<&str> {
+        let version = self.torch.as_ref().map(|torch| torch.version.as_str());
+        version.filter(|version| !self.asked.torches.iter().any(|own| own == version))
+    }
+
+    /// Returns the environment that torch is in, with its size.
+    pub fn environment(&self) -> Option<Environment> {
+        let site = self.folder.ancestors().nth(2)?;
+        let name = site.file_name()?.to_str()?;
+        matches!(name, "site-packages" | "dist-packages").then(|| Environment {
+            folder: site.to_owned(),
+            bytes: folder_bytes(site),
+        })
+    }
+
+    /// Returns the place of a library in an exported folder. The libraries of wheels find each other by paths relative
+    /// to the package `torch`, so they keep their places. All others go into libtorch's folder.
+    pub fn place(&self, library: &Library) -> PathBuf {
+        let packages = self.folder.ancestors().nth(2);
+        let packages = packages.filter(|folder| folder.join("torch/lib") == self.folder);
+        let inside = packages.and_then(|folder| library.path.strip_prefix(folder).ok());
+        inside.map_or_else(
+            || Path::new("torch/lib").join(&library.name),
+            Path::to_owned,
+        )
+    }
+}
+
 /// Returns the folders of this machine in which the loader looks last.
-pub fn system_folders() -> Vec<PathBuf> {
+fn system_folders() -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/ld.so.conf")];
     let more = fs::read_dir("/etc/ld.so.conf.d")
         .into_iter()
@@ -274,8 +370,8 @@ pub fn system_folders() -> Vec<PathBuf> {
     named.map(PathBuf::from).chain(usual).chain(more).collect()
 }
 
-/// Returns the bytes of all files in a folder and below it; a file that can't be looked at counts nothing.
-pub fn folder_bytes(folder: &Path) -> u64 {
+/// Returns the bytes of all files in a folder and below it; unreadable files count nothing.
+fn folder_bytes(folder: &Path) -> u64 {
     let entries = walkdir::WalkDir::new(folder).into_iter().flatten();
     let files = entries.filter(|entry| entry.file_type().is_file());
     files

@@ -1,7 +1,7 @@
 //! Summaries of receipts: the figures that `show` and `report` print.
 //!
-//! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Receipts of older versions have fewer,
-//! so any figure may be absent.
+//! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Receipts of older versions have
+//! fewer, so any figure may be absent.
 
 use std::collections::BTreeMap;
 
@@ -93,9 +93,9 @@ pub struct ReceiptSummary {
     pub eager: Option<Latency>,
     /// Of the program's artifacts.
     pub artifact: Option<Latency>,
-    /// Whether eager is to answer in the artifact's place, being faster.
+    /// Whether eager answers in place of the artifact because it is faster.
     pub slower: bool,
-    /// By what that was decided.
+    /// The measurement that decided it.
     pub turns: Option<Turns>,
     /// Whether other values in the padding than the spec's change the answer.
     pub sensitive: Option<bool>,
@@ -103,10 +103,10 @@ pub struct ReceiptSummary {
     pub memory: Option<(u64, u64)>,
     /// Option sets that it was compiled with, the module's own first; empty where there was one.
     pub tuned: Vec<Tried>,
-    /// The program whose choice was taken over.
+    /// The program whose choice it uses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tuned_by: Option<Digest>,
-    /// The program whose gate it is, where it was not gated again.
+    /// The program whose gate it uses, if it was not gated itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gated_by: Option<Digest>,
     /// Seconds since 1970.
@@ -162,7 +162,7 @@ impl ReceiptSummary {
     }
 }
 
-/// Says in one line what artifact and eager came to by turns, and which of them answers.
+/// Returns one line with the comparison of artifact and eager, and its outcome.
 pub fn decided(turns: &Turns) -> String {
     let rounds = match turns.rounds {
         1 => "1 round".to_owned(),
@@ -183,7 +183,7 @@ pub fn decided(turns: &Turns) -> String {
     }
 }
 
-/// Says in one line which of several option sets was kept and why; none where nothing was chosen.
+/// Returns one line with the chosen option set and the reason; none without a choice.
 pub fn choice(tuned: &[Tried]) -> Option<String> {
     let first = tuned.first()?;
     let chosen = tuned.iter().find(|tried| tried.chosen)?;

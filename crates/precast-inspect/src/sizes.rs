@@ -126,7 +126,8 @@ pub fn buckets(
     Ok(buckets)
 }
 
-/// Returns the number that all buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they are called.
+/// Returns the number that all buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they
+/// are called.
 fn step(dim: &str, wanted: &RequestSizes) -> u64 {
     match wanted {
         RequestSizes::ByDimension(_) if dim == "batch" => 1,
@@ -220,7 +221,8 @@ fn choose_up_to(max: usize, sizes: &[u64], step: u64) -> Vec<u64> {
             .or_default() += 1;
     }
     let distinct: Vec<(u64, u64)> = counts.into_iter().collect();
-    // best[n][end]: the minimum of the computed sizes for the first `end` sizes in `n` buckets, and the start of the last bucket.
+    // best[n][end]: the minimum of the computed sizes for the first `end` sizes in `n` buckets, and the start of the
+    // last bucket.
     let count = distinct.len();
     let mut best = vec![vec![(u64::MAX, 0); count + 1]; max.min(count) + 1];
     best[0][0] = (0, 0);

@@ -1,8 +1,7 @@
 //! The versions of torch under which releases, programs and artifacts run.
 //!
-//! The torch that a program was made with is the least that it needs. A newer one may run it once the gates of a release that
-//! has it passed there (`precast verify --host`). An older one is refused. The comparison itself is the runtime's; this module
-//! reads what the records say, as far as they can be read.
+//! A program needs the torch that it was built with, or a newer one under which the gates of a release with the program
+//! passed (`precast verify --host`). An older torch is refused. The runtime compares; this module reads the records.
 
 use std::cmp::Ordering;
 
@@ -40,7 +39,7 @@ impl Torches {
     }
 }
 
-/// Compares versions that are numbers; equal ones go by their text, as `2.11.0+cpu` and `2.11.0+cu130`.
+/// Compares versions by number, and equal ones, such as `2.11.0+cpu` and `2.11.0+cu130`, by their text.
 fn order(a: &str, b: &str) -> Ordering {
     match (Torch::is_older(a, b), Torch::is_older(b, a)) {
         (true, _) => Ordering::Less,
@@ -49,8 +48,8 @@ fn order(a: &str, b: &str) -> Ordering {
     }
 }
 
-/// Returns the versions of torch that a release has shims for, in their order; without shims the one that it was built with, if
-/// its first program says it.
+/// Returns the versions of torch that a release has shims for, in their order. Without shims it is the version of its
+/// first program.
 pub fn of_release(store: &Store, release: &Release) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     for shim in &release.shims {
@@ -70,8 +69,8 @@ fn built_with(store: &Store, release: &Release) -> Option<String> {
     Some(program.target.torch)
 }
 
-/// Returns how the newest release of a model may run under the torch of `target`, where a newer torch is the only reason for
-/// a build.
+/// Returns how the newest release of a model may run under the torch of `target`, where a newer torch is the only
+/// reason for a build.
 pub fn hint(
     store: &Store,
     newest: Option<&Release>,
@@ -85,17 +84,18 @@ pub fn hint(
     }
     let (model, seq, torch) = (&release.model, release.seq, &target.torch);
     let passed = of_release(store, release).contains(torch);
-    Some(match passed {
-        true => format!(
+    Some(if passed {
+        format!(
             "release {seq} of `{model}` runs under torch {torch} without a build: its gates passed there"
-        ),
-        false => format!(
+        )
+    } else {
+        format!(
             "`precast verify --host {model}` may let release {seq} run under torch {torch}, without a build"
-        ),
+        )
     })
 }
 
-/// Returns whether a newer torch, and what an environment with it may bring, is the whole difference.
+/// Returns whether the reasons are a newer torch and at most changes that come with its environment.
 fn is_newer_torch(reasons: &[Reason]) -> bool {
     let newer = |reason: &Reason| match reason {
         Reason::TargetChanged { field, old, new } if field == "torch" => old
@@ -194,7 +194,7 @@ mod tests {
                 vec![newer(), target("isa", "native", "x86-64-v3")],
             ),
             ("2.10.0", vec![target("torch", "2.11.0", "2.10.0")]),
-            // The newest release is for this torch, whatever the program before was for.
+            // The newest release is for this torch already.
             ("2.11.0", vec![newer()]),
         ] {
             assert_eq!(under(torch, &reasons), None, "{torch} {reasons:?}");

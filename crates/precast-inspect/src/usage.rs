@@ -16,9 +16,9 @@ pub struct Bytes {
     pub content: u64,
     /// The same as it lies on disk, compressed.
     pub stored: u64,
-    /// Of `stored`, what another group needs too.
+    /// The part of `stored` that another group needs too.
     pub shared: u64,
-    /// Of `stored`, what `precast gc --unreleased` would free.
+    /// The part of `stored` that `precast gc --unreleased` would free.
     pub reclaimable: u64,
     /// How many distinct objects.
     pub objects: u64,
@@ -28,18 +28,18 @@ pub struct Bytes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Group {
-    /// Name of the group, by what the usage is grouped.
+    /// Name of the group.
     pub name: String,
     /// Bytes that the group needs.
     #[serde(flatten)]
     pub bytes: Bytes,
 }
 
-/// What a store takes.
+/// The disk usage of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct DiskUsage {
-    /// Everything; `shared` is what more than one group needs.
+    /// All objects. `shared` counts objects of more than one group.
     pub total: Bytes,
     /// Objects that no group needs: logs of failures, leftovers.
     pub rest: Bytes,
@@ -49,7 +49,7 @@ pub struct DiskUsage {
     pub unpacked: u64,
 }
 
-/// Adds up what the store takes, by group, one object after the other.
+/// Returns the disk usage by group.
 pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
     let users = store.object_usage(by)?;
     let (mut total, mut rest) = (Bytes::default(), Bytes::default());
@@ -137,7 +137,7 @@ mod tests {
             .objects()
             .put_bytes(b"a log that nobody needs")
             .unwrap();
-        // What a process added it also holds, until it closes the store.
+        // A process holds the objects that it added until it closes the store.
         let path = store.path().to_owned();
         drop(store);
         let store = Store::open(path).unwrap();
@@ -158,7 +158,7 @@ mod tests {
             stored(&a.object) + stored(&b.object) + stored(&log)
         );
         assert_eq!(usage.rest.objects, 1);
-        // `n` is in no release; what it shares with `m` stays.
+        // `n` is in no release. The object that it shares with `m` stays.
         assert_eq!(n.bytes.reclaimable, stored(&b.object));
         assert_eq!(m.bytes.reclaimable, 0);
         assert_eq!(usage.total.reclaimable, stored(&b.object) + stored(&log));

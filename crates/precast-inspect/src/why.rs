@@ -21,7 +21,7 @@ use crate::{
     torches,
 };
 
-/// The answer for one thing in the store.
+/// The reasons for one program or artifact.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Why {
@@ -31,27 +31,28 @@ pub struct Why {
     pub id: Digest,
     /// When it was built, in seconds since 1970, where its record says so.
     pub built: Option<i64>,
-    /// What stood in its place before; none when nothing did.
+    /// Its predecessor, if there is one.
     pub before: Option<Digest>,
     /// The option sets it was compiled with, where there were several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.
     pub reasons: Vec<Reason>,
-    /// What to do in place of a build, where a newer torch is the only reason.
+    /// An alternative to a build, if a newer torch is the only reason.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// What became of the program's captured graph, where it is known.
+    /// The change of the program's captured graph, if known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub graph: Option<Graph>,
 }
 
-/// Says why `program` was built.
+/// Returns the reasons why `program` was built.
 pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
     let siblings = History::new(store, &program.model)?.siblings(program)?;
-    let module = match siblings.is_empty() {
-        true => program.module.clone(),
-        false => program.title(),
+    let module = if siblings.is_empty() {
+        program.module.clone()
+    } else {
+        program.title()
     };
     let before = before(store, program, siblings)?;
     let graph = match &before {
@@ -75,8 +76,8 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
     })
 }
 
-/// Says why `artifact` was built, for the oldest program that calls it: how it differs from the artifact of the same
-/// step before.
+/// Returns the reasons why `artifact` was built: its differences from the predecessor in the same step of the oldest
+/// program that calls it.
 pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, StoreError> {
     let Some((caller, step)) = first_caller(store, &artifact.id)? else {
         return Ok(None);
@@ -112,8 +113,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
     }))
 }
 
-/// Returns files beside the sources that changed after the newest program of `module` was built: why nothing was built
-/// since. At most `limit` of them.
+/// Returns up to `limit` files that changed after the newest program of `module` was built and that are no sources.
 pub fn without_effect(
     spec: &Spec,
     store: &Store,
@@ -133,9 +133,9 @@ pub fn without_effect(
     else {
         return Ok(Vec::new());
     };
-    // Whole seconds, cut off: what came in the same one may have been before.
+    // Time stamps are whole seconds: a file of the same second may be older than the program.
     let since = UNIX_EPOCH + Duration::from_secs(newest + 1);
-    // The store, as a walk from the root meets it.
+    // The store's path below the root, if it is inside.
     let inside = |root: &Path, store: &Path| {
         let (root_now, store_now) = (root.canonicalize().ok()?, store.canonicalize().ok()?);
         Some(root.join(store_now.strip_prefix(root_now).ok()?))
@@ -168,7 +168,7 @@ fn before(
     }
 }
 
-/// Returns the program that calls an artifact and is the oldest to do so, and the name of the step that does.
+/// Returns the oldest program that calls an artifact, and the name of its first step that does.
 fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, String)>, StoreError> {
     let Some(program) = store.records().first_caller(artifact)? else {
         return Ok(None);

@@ -48,9 +48,10 @@ pub fn date(seconds: i64) -> String {
     let of_year = day - (365 * year + year / 4 - year / 100);
     let month = (5 * of_year + 2) / 153;
     let of_month = of_year - (153 * month + 2) / 5 + 1;
-    let (month, carry) = match month < 10 {
-        true => (month + 3, 0),
-        false => (month - 9, 1),
+    let (month, carry) = if month < 10 {
+        (month + 3, 0)
+    } else {
+        (month - 9, 1)
     };
     let year = year + era * 400 + carry;
     let (hour, minute) = (rest / 3600, rest / 60 % 60);
@@ -59,10 +60,10 @@ pub fn date(seconds: i64) -> String {
 
 /// Returns the sizes of requests that were counted together, as `batch=1 seq=40`.
 pub fn asked(sizes: &Sizes) -> String {
-    match sizes.is_empty() {
-        true => "(many sizes)".to_owned(),
-        false => bucket_name(sizes),
+    if sizes.is_empty() {
+        return "(many sizes)".to_owned();
     }
+    bucket_name(sizes)
 }
 
 #[cfg(test)]

@@ -65,7 +65,7 @@
 //! A module uses those of earlier lines only; a test holds it.
 //!
 //! ```text
-//! digest, imports, mapped, reason, segments, out_of_memory, sync, target, time
+//! digest, elf, mapped, out_of_memory, reason, sync, target, time
 //! chunks, defect, error, record, sum
 //! canon, pages, publish, rows
 //! permissions
@@ -88,11 +88,10 @@
 
 pub mod canon;
 pub mod digest;
-pub mod imports;
+pub mod elf;
 mod mapped;
 pub mod out_of_memory;
 pub mod record;
-pub mod segments;
 pub mod target;
 
 mod base;

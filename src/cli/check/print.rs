@@ -16,7 +16,7 @@ use crate::{
         text::{bytes, count, plain},
     },
     inspect::{
-        checks::{Checks, ModuleChecks, Padding, Row},
+        checks::{Checks, FindingRow, ModuleChecks, Padding},
         words::time,
     },
     record::bucket_name,
@@ -27,7 +27,7 @@ const REASONS: usize = 3;
 
 pub(super) fn print(checks: &Checks, context: &Context) -> Result<()> {
     let rows = checks.rows();
-    let (allowed, open): (Vec<&Row<'_>>, Vec<&Row<'_>>) =
+    let (allowed, open): (Vec<&FindingRow<'_>>, Vec<&FindingRow<'_>>) =
         rows.iter().partition(|row| row.allowed.is_some());
     table(&open, context)?;
     for row in &open {
@@ -59,7 +59,7 @@ pub(super) fn print(checks: &Checks, context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn table(rows: &[&Row<'_>], context: &Context) -> Result<()> {
+fn table(rows: &[&FindingRow<'_>], context: &Context) -> Result<()> {
     let paint = |text: &str| match text {
         "high" => text.red().bold().to_string(),
         "medium" => text.yellow().to_string(),
@@ -340,7 +340,7 @@ fn forecast(build: &Forecast) -> String {
     }
 }
 
-fn verdict(rows: &[&Row<'_>], failed: bool) -> String {
+fn verdict(rows: &[&FindingRow<'_>], failed: bool) -> String {
     let of = |severity| {
         let own = rows.iter().filter(|row| row.finding.severity == severity);
         own.count()

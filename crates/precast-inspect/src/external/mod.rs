@@ -1,36 +1,35 @@
-//! The content of an external file (one that precast did not make), found by parsing and never by running it.
+//! The content of a file that precast did not make. The file is parsed and never run.
 //!
 //! | file | known by | reported |
 //! |---|---|---|
-//! | shared object (`.so`) | `\x7fELF` | libraries it needs, what it exports, AOTInductor entry points it lacks, kernels inside it and their SM |
-//! | package (`.pt2`) | `PK` | members, the builder's device, ISA and SM, torch's version, and each shared object inside it as above |
+//! | shared object (`.so`) | `\x7fELF` | machine, libraries it needs, AOTInductor's entry points, weights, device code and its SM |
+//! | package (`.pt2`) | `PK` | members, torch's version, device, ISA and SM, inputs, constants, and each shared object as above |
 //! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
 //!
-//! The file is treated as hostile. Nothing is extracted, and names in it are only printed. Every count and length is
-//! checked against the real size before memory is allocated for it. One `budget` limits work, memory and time.
+//! The file is treated as hostile. Nothing is extracted, and names in it are only printed. Each table, list or member
+//! that is held in memory has a maximum size. One `Limit` covers all bytes that are read or unpacked, and with them the
+//! time.
 
-mod archive;
-mod budget;
-mod cuda;
-mod elf;
-mod part;
+mod object;
+mod package;
 mod tensors;
+mod window;
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io,
     path::{Path, PathBuf},
 };
 
 use serde::Serialize;
 
-pub use archive::{Build, Library, Member, Package};
-pub use cuda::{Format, Kernel};
-pub use elf::{ENTRY_POINTS, EntryPoints, Section, SharedObject};
+pub use object::{ENTRY_POINTS, EntryPoints, Format, Kernels, SharedObject};
+pub use package::{Build, Member, Model, Package, PackagedObject};
 pub use tensors::{Tensor, Tensors};
+use window::{Limit, Window};
 
-use budget::{Budget, Counted};
-use part::Part;
+/// The content of a file, or the rule that it breaks as a fragment of a sentence.
+type Parsed<T> = Result<T, String>;
 
 /// The reason why an external file has no report.
 #[derive(Debug, thiserror::Error)]
@@ -65,7 +64,7 @@ pub enum ExternalError {
         /// The broken rule, as a fragment of a sentence.
         why: String,
     },
-    /// Reading the file would take more memory or time than is allowed.
+    /// Reading the file would exceed a limit.
     #[error("`{}` is refused: {why}", path.display())]
     TooLarge {
         /// Path of the file.
@@ -91,34 +90,6 @@ impl ExternalError {
     }
 }
 
-/// What stopped one part, before the path is known.
-#[derive(Debug)]
-enum ParseError {
-    Malformed(String),
-    TooLarge(String),
-    Io(io::Error),
-}
-
-impl From<io::Error> for ParseError {
-    fn from(error: io::Error) -> Self {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof => Self::Malformed("it ends too early".to_owned()),
-            _ => Self::Io(error),
-        }
-    }
-}
-
-impl ParseError {
-    fn of(self, path: &Path) -> ExternalError {
-        let path = path.to_owned();
-        match self {
-            Self::Malformed(why) => ExternalError::Malformed { path, why },
-            Self::TooLarge(why) => ExternalError::TooLarge { path, why },
-            Self::Io(source) => ExternalError::Io { path, source },
-        }
-    }
-}
-
 /// An external file.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -127,14 +98,14 @@ pub struct Report {
     pub path: PathBuf,
     /// Bytes of the file.
     pub size: u64,
-    /// Its kind, and what that kind of file says.
+    /// Its kind and content.
     #[serde(flatten)]
     pub content: Content,
-    /// What a reader should know before using it: one line each.
+    /// Problems for a user of the file, one line each.
     pub warnings: Vec<String>,
 }
 
-/// What the file is.
+/// The content by kind of file.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "kebab-case")]
@@ -147,50 +118,50 @@ pub enum Content {
     Tensors(Tensors),
 }
 
-/// Tells what is inside the file at `path`.
+/// Returns the content of the file at `path`.
 pub fn inspect(path: &Path) -> Result<Report, ExternalError> {
+    let path = path.to_owned();
     let io = |source| ExternalError::Io {
-        path: path.to_owned(),
+        path: path.clone(),
         source,
     };
     // Opening a pipe would wait for its writer.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(ExternalError::NotAFile {
-            path: path.to_owned(),
-        });
+    if !std::fs::metadata(&path).map_err(io)?.is_file() {
+        return Err(ExternalError::NotAFile { path });
     }
-    let file = File::open(path).map_err(io)?;
+    let file = File::open(&path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
-    let mut magic = Vec::new();
-    Part::new(&file, 0, size)
-        .take(9)
-        .read_to_end(&mut magic)
-        .map_err(io)?;
-    let budget = Budget::of(size);
-    let whole = Counted::new(Part::new(&file, 0, size), &budget);
+    let limit = Limit::of(size);
+    let whole = Window::of_file(&file, 0, size, &limit);
+    let magic = whole
+        .bytes(0, 9)
+        .map_err(|error| io(io::Error::other(error)))?;
     let content = if magic.starts_with(b"\x7fELF") {
-        elf::shared_object(whole).map(Content::SharedObject)
+        object::shared_object(whole).map(Content::SharedObject)
     } else if magic.starts_with(b"PK") {
-        archive::package(&file, whole).map(Content::Package)
+        package::package(&file, size, &limit).map(Content::Package)
     } else if tensors::looks_like(&magic) {
         tensors::tensors(whole, size).map(Content::Tensors)
     } else {
-        return Err(ExternalError::Unknown {
-            path: path.to_owned(),
-        });
+        return Err(ExternalError::Unknown { path });
     };
-    let content = content.and_then(|content| budget.check().map(|()| content));
-    let content = content.map_err(|error| budget.explain(error).of(path))?;
-    Ok(Report {
-        path: path.to_owned(),
-        size,
-        warnings: match &content {
-            Content::SharedObject(object) => object.warnings(),
-            Content::Package(package) => package.warnings(),
-            Content::Tensors(tensors) => tensors.warnings(),
-        },
-        content,
-    })
+    if let Some(why) = limit.refused() {
+        let why = why.clone();
+        return Err(ExternalError::TooLarge { path, why });
+    }
+    match content {
+        Err(why) => Err(ExternalError::Malformed { path, why }),
+        Ok(content) => Ok(Report {
+            path,
+            size,
+            warnings: match &content {
+                Content::SharedObject(object) => object.warnings(),
+                Content::Package(package) => package.warnings(),
+                Content::Tensors(tensors) => tensors.warnings(),
+            },
+            content,
+        }),
+    }
 }
 
 #[cfg(test)]

@@ -1,20 +1,15 @@
 //! The header of a safetensors file.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    io::Read,
-};
+use std::collections::BTreeMap;
 
 use safetensors::tensor::Metadata;
 use serde::Serialize;
 
-use super::{ParseError, budget::Counted};
+use super::{Parsed, window::Window};
 
-/// The format's own limit.
-const HEADER_LIMIT: u64 = 100_000_000;
 const LENGTH: u64 = 8;
-/// Bytes of memory for a byte of the header.
-const PARSED: u64 = 32;
+/// Maximum bytes of the header. The format allows 100 MB; a value in memory takes up to 32 times its text.
+const HEADER: u64 = 16 << 20;
 
 /// A safetensors file.
 #[derive(Clone, Debug, Serialize)]
@@ -49,31 +44,29 @@ pub(super) fn looks_like(magic: &[u8]) -> bool {
     magic.len() == 9 && magic[8] == b'{' && magic[4..8] == [0; 4]
 }
 
-pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Tensors, ParseError> {
-    let mut length = [0; LENGTH as usize];
-    file.read_exact(&mut length)?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_LIMIT {
-        return Err(ParseError::TooLarge(format!(
-            "its header would have {length} bytes, the format allows {HEADER_LIMIT}"
-        )));
-    }
-    if length > size.saturating_sub(LENGTH) {
-        return Err(ParseError::Malformed(format!(
+pub(super) fn tensors(file: Window<'_>, size: u64) -> Parsed<Tensors> {
+    let length = file.bytes(0, LENGTH)?;
+    let length = length
+        .iter()
+        .rev()
+        .fold(0_u64, |length, byte| (length << 8) | u64::from(*byte));
+    if length > size - LENGTH {
+        return Err(format!(
             "its header would have {length} bytes, the whole file has {size}"
+        ));
+    }
+    if length > HEADER {
+        return Err(file.limit.refuse(format!(
+            "its header has {length} bytes, at most {HEADER} are read"
         )));
     }
-    // Most of all of a shape whose sizes have one digit.
-    file.budget.hold(length.saturating_mul(PARSED))?;
-    let mut header = Vec::new();
-    file.take(length).read_to_end(&mut header)?;
-    let metadata: Metadata =
-        serde_json::from_slice(&header).map_err(|e| ParseError::Malformed(e.to_string()))?;
+    let header = file.bytes(LENGTH, length)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(|error| error.to_string())?;
     let needs = LENGTH + length + metadata.data_len() as u64;
     if needs != size {
-        return Err(ParseError::Malformed(format!(
+        return Err(format!(
             "its tensors end at byte {needs}, the file at byte {size}"
-        )));
+        ));
     }
     let mut elements = BTreeMap::new();
     let mut tensors = Vec::new();
@@ -89,7 +82,7 @@ pub(super) fn tensors(mut file: Counted<'_, impl Read>, size: u64) -> Result<Ten
         });
     }
     tensors.sort_by(|a, b| a.name.cmp(&b.name));
-    let metadata: HashMap<String, String> = metadata.metadata().clone().unwrap_or_default();
+    let metadata = metadata.metadata().clone().unwrap_or_default();
     Ok(Tensors {
         header: LENGTH + length,
         metadata: metadata.into_iter().collect(),

@@ -190,7 +190,7 @@ fn objects_of_the_store_get_what_libtorch_has() {
     let object = root.path().join("object.so");
     link(&object, &["libcudart.so.13", "libz.so.1", "libown.so"], &[]);
     let name = "artifact 0123".to_owned();
-    let dynamic = Dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
+    let dynamic = dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
     let asked = Asked {
         objects: vec![Object { name, dynamic }],
         ..Asked::default()
@@ -237,7 +237,7 @@ fn a_damaged_library_is_named() {
     let whole = fs::read(lib.join(CPU)).unwrap();
     for length in [0, 4, 64, 200, 400] {
         assert!(
-            Dynamic::of_bytes(&whole[..length], "object").is_err(),
+            dynamic::of_bytes(&whole[..length], "object").is_err(),
             "{length}"
         );
     }
@@ -355,7 +355,7 @@ fn an_object_that_names_all_of_libtorch_brings_the_cuda_half() {
     let object = root.path().join("operators.so");
     link(&object, &[WHOLE], &[]);
     let name = "operator library 0123".to_owned();
-    let dynamic = Dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
+    let dynamic = dynamic::of_bytes(&fs::read(&object).unwrap(), &name).unwrap();
     let objects = vec![Object { name, dynamic }];
     let asked = Asked {
         objects,

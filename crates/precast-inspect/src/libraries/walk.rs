@@ -7,18 +7,19 @@ use std::{
 };
 
 use globset::Glob;
+use precast_store::elf::Dynamic;
 
 use super::{
     Asked, CPU, CUDA, HOST, HostLibrary, Library, LibraryError, MissingLibrary, Needs, OPENED,
-    WHOLE, dynamic::Dynamic,
+    WHOLE, dynamic,
 };
 
-/// The name for what opens the first libraries.
+/// The name of the runtime, which opens the first libraries.
 const PROGRAM: &str = "precast";
 
 /// Where the loader looks, besides the search paths in the libraries.
 #[derive(Clone, Debug, Default)]
-pub struct Search {
+pub(super) struct Search {
     /// The folders of `LD_LIBRARY_PATH`.
     pub library_path: Vec<PathBuf>,
     /// The folders in which it looks last.
@@ -28,7 +29,7 @@ pub struct Search {
 }
 
 /// Returns the libraries that a host needs for `asked`, with the libtorch in `folder` (see [`super::torch_folder`]).
-pub fn needs(folder: &Path, asked: &Asked, search: &Search) -> Result<Needs, LibraryError> {
+pub(super) fn needs(folder: &Path, asked: &Asked, search: &Search) -> Result<Needs, LibraryError> {
     let mut walk = Walk {
         search,
         entries: vec![],
@@ -52,7 +53,7 @@ pub fn needs(folder: &Path, asked: &Asked, search: &Search) -> Result<Needs, Lib
         });
         walk.follow()?;
     }
-    // Everything that is linked is known now, so that what is added here is only opened later.
+    // All linked libraries are known now: the ones added here are opened at run time only.
     let mut at = 0;
     while at < walk.entries.len() {
         walk.open(at)?;
@@ -82,7 +83,7 @@ struct Entry {
 }
 
 enum Found {
-    /// It was not looked for yet.
+    /// Not searched for yet.
     Unknown,
     File {
         folder: PathBuf,
@@ -116,15 +117,17 @@ impl Entry {
     fn paths(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         match &self.found {
             Found::File {
-                folder, dynamic, ..
-            } => (dynamic.rpath(folder), dynamic.runpath(folder)),
+                folder,
+                dynamic: own,
+                ..
+            } => (dynamic::rpath(own, folder), dynamic::runpath(own, folder)),
             _ => (vec![], vec![]),
         }
     }
 }
 
 impl Walk<'_> {
-    /// Adds a library, or a further one that needs it.
+    /// Adds a library, or a further user of a known one.
     fn request(&mut self, name: &str, by: &str, parent: Option<usize>, opened: bool) -> usize {
         if let Some(&known) = self.places.get(name) {
             let needed_by = &mut self.entries[known].needed_by;
@@ -148,15 +151,16 @@ impl Walk<'_> {
     ) -> Result<(), LibraryError> {
         let at = self.request(name, by, None, opened);
         if matches!(self.entries[at].found, Found::Unknown) {
-            self.entries[at].found = match folder.join(name).exists() {
-                true => file(folder, name)?,
-                false => Found::Nowhere(vec![folder.to_owned()]),
+            self.entries[at].found = if folder.join(name).exists() {
+                file(folder, name)?
+            } else {
+                Found::Nowhere(vec![folder.to_owned()])
             };
         }
         Ok(())
     }
 
-    /// Looks for all libraries that were added, and adds what they need in turn.
+    /// Finds all added libraries, and adds their needs in turn.
     fn follow(&mut self) -> Result<(), LibraryError> {
         while self.followed < self.entries.len() {
             let at = self.followed;
@@ -288,7 +292,7 @@ impl Walk<'_> {
 }
 
 fn file(folder: &Path, name: &str) -> Result<Found, LibraryError> {
-    let (dynamic, bytes) = Dynamic::of_file(&folder.join(name))?;
+    let (dynamic, bytes) = dynamic::of_file(&folder.join(name))?;
     Ok(Found::File {
         folder: folder.to_owned(),
         bytes,

@@ -12,10 +12,10 @@ use std::{
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
-use precast_store::Digest;
+use precast_store::{Digest, target::Driver};
 
 use super::{
-    context::{self, Driver},
+    context,
     libtorch::{self, functions as declare},
     shim,
 };
@@ -156,12 +156,16 @@ impl Cuda {
     /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
     pub fn context(&self, device: usize) -> Result<(), TorchError> {
         let _span = tracing::info_span!("context", device).entered();
-        self.driver.context(device)
+        self.driver
+            .retain_context(device)
+            .map_err(|error| TorchError::cuda(error.to_string()))
     }
 
     /// Returns the compute capability of a device, as `90` for 9.0.
     pub fn capability(&self, device: usize) -> Result<String, TorchError> {
-        self.driver.capability(device)
+        self.driver
+            .capability(device)
+            .map_err(|error| TorchError::cuda(error.to_string()))
     }
 
     /// Returns the error an earlier operation left on the device, if it is one that stays.
@@ -328,7 +332,8 @@ mod tests {
         // None where CUDA's headers are missing.
         for file in [&compiled.file].into_iter().chain(&compiled.cuda) {
             let bytes = std::fs::read(file).unwrap();
-            assert_eq!(precast_store::segments::hazards(&*bytes).unwrap(), []);
+            let elf = precast_store::elf::Elf::parse(&*bytes).unwrap();
+            assert_eq!(elf.hazards().unwrap(), []);
         }
     }
 }

@@ -12,12 +12,7 @@ use std::{
 };
 
 use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
-use object::{
-    Endianness,
-    elf::FileHeader64,
-    read::elf::{FileHeader, ProgramHeader},
-};
-use precast_store::{Digest, Mapped, imports::imports};
+use precast_store::{Digest, Mapped, elf::Elf};
 
 use super::{
     libtorch,
@@ -198,7 +193,9 @@ fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
 /// The ELF is asked and not the record, so that it holds for records of earlier versions too. What can't be read here, the loader
 /// refuses.
 fn lacking(bytes: &[u8]) -> Vec<String> {
-    let mut names = imports(bytes).unwrap_or_default();
+    let mut names = Elf::parse(bytes)
+        .and_then(|elf| elf.imports())
+        .unwrap_or_default();
     // Its scope is the process's: libtorch is in it, and what operators' libraries have.
     let process = Loaded::this();
     names.retain(|name| {
@@ -233,24 +230,13 @@ fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loade
     Ok(Box::leak(Box::new(loaded)))
 }
 
-/// Checks that a shared object has all the bytes that its header says are mapped.
-///
-/// The loader maps them without a look at the size of the file, and a page behind its end is a SIGBUS.
+/// Fails for a shared object that is shorter than its header says.
 fn whole(bytes: &[u8]) -> Result<(), TorchError> {
-    let text = |error: object::Error| format!("it is no shared object: {error}");
-    let header = FileHeader64::<Endianness>::parse(bytes).map_err(text)?;
-    let endian = header.endian().map_err(text)?;
-    for segment in header.program_headers(endian, bytes).map_err(text)? {
-        let end = segment
-            .p_offset(endian)
-            .checked_add(segment.p_filesz(endian));
-        if segment.p_type(endian) == object::elf::PT_LOAD
-            && end.is_none_or(|end| end > bytes.len() as u64)
-        {
-            return Err("the file is shorter than its header says".into());
-        }
+    match Elf::parse(bytes).and_then(|elf| elf.is_whole(bytes.len() as u64)) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err("the file is shorter than its header says".into()),
+        Err(error) => Err(format!("it is no shared object: {error}").into()),
     }
-    Ok(())
 }
 
 /// Resolves every function, so that a missing one is an error here and not a crash later.

@@ -8,25 +8,22 @@
 //! | `DT_RPATH`, `DT_RUNPATH` | libraries are searched for in folders of the builder's machine |
 //! | exported symbols of the C++ library's own code | they bind to another copy of the library, and a call crashes |
 //!
-//! A compiler that links the C++ library statically brings the last one, unless the link hides them. Templates of the C++
-//! library that an object instantiates are weak symbols, as in every C++ object: no hazard.
+//! A compiler that links the C++ library statically causes the last one, unless the link hides its symbols. Templates
+//! of the C++ library that an object instantiates are weak symbols, as in every C++ object: no hazard.
 //!
 //! A process under `PR_SET_MDWE` (systemd: `MemoryDenyWriteExecute=`) can't load an object with one of the first three;
-//! glibc 2.41 refuses the first everywhere. A build refuses all five, by name. The runtime does not check: objects of an
-//! earlier build still load.
+//! glibc 2.41 refuses the first everywhere. A build refuses all five by name. The runtime does not check them.
 
 use std::fmt;
 
 use object::{
-    Endianness,
-    elf::{self, FileHeader64},
-    read::{
-        ReadRef,
-        elf::{Dyn, FileHeader, ProgramHeader, Sym},
-    },
+    LittleEndian as Little, elf,
+    read::{ReadRef, elf::ProgramHeader},
 };
 
-/// Something that an artifact may not ask for.
+use super::{Elf, ElfError};
+
+/// A request to the loader that an artifact may not make.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Hazard {
     /// `GNU_STACK` with `E`, or no `GNU_STACK`.
@@ -53,7 +50,7 @@ impl fmt::Display for Hazard {
     }
 }
 
-/// Beginnings of the C++ library's names: `std`, its ABI, and `operator new` and `delete`.
+/// Prefixes of the C++ library's names: `std`, its ABI, and `operator new` and `delete`.
 const CPP_LIBRARY: [&[u8]; 8] = [
     b"_ZNSt",
     b"_ZNKSt",
@@ -65,51 +62,45 @@ const CPP_LIBRARY: [&[u8]; 8] = [
     b"_ZdlPv",
 ];
 
-/// Returns the hazards of a shared object, each once, sorted. Of its sections only the exported symbols are read.
-pub fn hazards<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<Hazard>, object::Error> {
-    let header = FileHeader64::<Endianness>::parse(data)?;
-    let endian = header.endian()?;
-    let mut found = Vec::new();
-    let mut plain_stack = false;
-    for segment in header.program_headers(endian, data)? {
-        let flags = segment.p_flags(endian).0;
-        let executable = flags & elf::PF_X.0 != 0;
-        match segment.p_type(endian) {
-            elf::PT_GNU_STACK => plain_stack = !executable,
-            elf::PT_LOAD if executable && flags & elf::PF_W.0 != 0 => {
-                found.push(Hazard::WritableCode);
-            }
-            _ => {}
-        }
-        for entry in segment.dynamic(endian, data)?.unwrap_or_default() {
-            match entry.tag(endian) {
-                elf::DT_RPATH | elf::DT_RUNPATH => found.push(Hazard::LibraryPath),
-                elf::DT_TEXTREL => found.push(Hazard::TextRelocations),
-                elf::DT_FLAGS if entry.val(endian) & elf::DF_TEXTREL.0 != 0 => {
-                    found.push(Hazard::TextRelocations);
+impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+    /// Returns the hazards, each once, sorted.
+    pub fn hazards(&self) -> Result<Vec<Hazard>, ElfError> {
+        let mut found = Vec::new();
+        let mut plain_stack = false;
+        for segment in self.segments()? {
+            let flags = segment.p_flags(Little).0;
+            let executable = flags & elf::PF_X.0 != 0;
+            match segment.p_type(Little) {
+                elf::PT_GNU_STACK => plain_stack = !executable,
+                elf::PT_LOAD if executable && flags & elf::PF_W.0 != 0 => {
+                    found.push(Hazard::WritableCode);
                 }
-                elf::DT_NULL => break,
                 _ => {}
             }
         }
-    }
-    let sections = header.sections(endian, data)?;
-    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
-    for symbol in symbols.iter() {
-        let exported = !symbol.is_undefined(endian) && symbol.st_bind() == elf::STB_GLOBAL;
-        let name = symbol.name(endian, symbols.strings())?;
-        if exported && CPP_LIBRARY.iter().any(|own| name.starts_with(own)) {
-            found.push(Hazard::CppLibrary);
-            break;
+        // The kernel and the loader treat an object without the header as one that requests it.
+        if !plain_stack {
+            found.push(Hazard::ExecutableStack);
         }
+        let dynamic = self.dynamic()?;
+        if dynamic.text_relocations {
+            found.push(Hazard::TextRelocations);
+        }
+        if dynamic.rpath.is_some() || dynamic.runpath.is_some() {
+            found.push(Hazard::LibraryPath);
+        }
+        for symbol in self.symbols()? {
+            let symbol = symbol?;
+            let strong = symbol.defined && !symbol.weak;
+            if strong && CPP_LIBRARY.iter().any(|own| symbol.name.starts_with(own)) {
+                found.push(Hazard::CppLibrary);
+                break;
+            }
+        }
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
     }
-    // The kernel and the loader take an object that says nothing for one that wants it.
-    if !plain_stack {
-        found.push(Hazard::ExecutableStack);
-    }
-    found.sort_unstable();
-    found.dedup();
-    Ok(found)
 }
 
 #[cfg(test)]
@@ -118,8 +109,12 @@ mod tests {
 
     use super::*;
 
-    /// Links a shared object that has a pointer in a section of these flags. In one that is not written when it is run, that
-    /// is a text relocation.
+    fn hazards(bytes: &[u8]) -> Result<Vec<Hazard>, ElfError> {
+        Elf::parse(bytes)?.hazards()
+    }
+
+    /// Links a shared object with a pointer in a section of these flags. In a read-only section that is a text
+    /// relocation.
     fn linked(folder: &Path, section: &str, flags: &[&str]) -> Vec<u8> {
         let (source, object) = (folder.join("a.s"), folder.join("a.so"));
         let text = format!(
@@ -138,10 +133,10 @@ mod tests {
     }
 
     #[test]
-    fn what_no_artifact_needs_is_found_by_name() {
+    fn each_hazard_is_named() {
         let folder = tempfile::tempdir().unwrap();
         let made = |section, flags: &[&str]| linked(folder.path(), section, flags);
-        let found = |flags: &[&str]| hazards(&*made("aw", flags)).unwrap();
+        let found = |flags: &[&str]| hazards(&made("aw", flags)).unwrap();
         assert_eq!(found(&[]), []);
         assert_eq!(found(&["-Wl,-z,execstack"]), [Hazard::ExecutableStack]);
         let old = ["-Wl,--disable-new-dtags", "-Wl,-rpath,/somewhere"];
@@ -149,15 +144,15 @@ mod tests {
         let new = ["-Wl,--enable-new-dtags", "-Wl,-rpath,$ORIGIN"];
         assert_eq!(found(&new), [Hazard::LibraryPath]);
         let [text, both] = ["ax", "awx"].map(|section| made(section, &["-Wl,-z,notext"]));
-        assert_eq!(hazards(&*text).unwrap(), [Hazard::TextRelocations]);
-        assert_eq!(hazards(&*both).unwrap(), [Hazard::WritableCode]);
+        assert_eq!(hazards(&text).unwrap(), [Hazard::TextRelocations]);
+        assert_eq!(hazards(&both).unwrap(), [Hazard::WritableCode]);
         let two = made("ax", &["-Wl,-z,notext", "-Wl,-z,execstack"]);
-        let two = hazards(&*two).unwrap();
+        let two = hazards(&two).unwrap();
         assert_eq!(two, [Hazard::ExecutableStack, Hazard::TextRelocations]);
     }
 
     #[test]
-    fn either_word_for_text_relocations_is_enough_and_nothing_counts_behind_the_end() {
+    fn text_relocations_are_found_by_entry_or_flag_and_only_before_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let whole = linked(folder.path(), "ax", &["-Wl,-z,notext"]);
         // The linker writes both.
@@ -171,16 +166,16 @@ mod tests {
         for word in &words {
             let mut one = whole.clone();
             let place = at(&one, word);
-            // DT_DEBUG, which a shared object has no use for.
+            // DT_DEBUG has no effect in a shared object.
             one[place..][..16].copy_from_slice(&entry(21, 0));
-            assert_eq!(hazards(&*one).unwrap(), [Hazard::TextRelocations]);
+            assert_eq!(hazards(&one).unwrap(), [Hazard::TextRelocations]);
             none[place..][..16].copy_from_slice(&entry(21, 0));
         }
-        assert_eq!(hazards(&*none).unwrap(), []);
+        assert_eq!(hazards(&none).unwrap(), []);
         let mut behind = whole;
         let first = at(&behind, &words[0]).min(at(&behind, &words[1]));
         behind[first - 16..][..16].copy_from_slice(&entry(0, 0));
-        assert_eq!(hazards(&*behind).unwrap(), []);
+        assert_eq!(hazards(&behind).unwrap(), []);
         assert_eq!(
             Hazard::TextRelocations.to_string(),
             "it has text relocations"
@@ -188,18 +183,18 @@ mod tests {
     }
 
     #[test]
-    fn an_object_that_says_nothing_of_its_stack_asks_for_an_executable_one() {
+    fn an_object_without_a_stack_header_requests_an_executable_stack() {
         let folder = tempfile::tempdir().unwrap();
         let mut bytes = linked(folder.path(), "aw", &[]);
         let table = u64::from_le_bytes(bytes[32..40].try_into().unwrap()) as usize;
         let stack = elf::PT_GNU_STACK.0.to_le_bytes();
         let at = (table..).step_by(56).find(|at| bytes[*at..][..4] == stack);
         bytes[at.unwrap()..][..4].fill(0);
-        assert_eq!(hazards(&*bytes).unwrap(), [Hazard::ExecutableStack]);
+        assert_eq!(hazards(&bytes).unwrap(), [Hazard::ExecutableStack]);
     }
 
     #[test]
-    fn a_cpp_library_inside_is_a_hazard_only_if_it_is_exported() {
+    fn a_static_cpp_library_is_a_hazard_only_if_it_is_exported() {
         let folder = tempfile::tempdir().unwrap();
         let (source, object) = (folder.path().join("a.cpp"), folder.path().join("a.so"));
         let text = "#include <regex>\nextern \"C\" bool f(const char *s) {\n\
@@ -213,7 +208,7 @@ mod tests {
                 .output()
                 .unwrap();
             assert!(done.status.success(), "{done:?}");
-            hazards(&*fs::read(&object).unwrap()).unwrap()
+            hazards(&fs::read(&object).unwrap()).unwrap()
         };
         assert_eq!(found(&[]), []);
         assert_eq!(found(&["-static-libstdc++"]), [Hazard::CppLibrary]);
@@ -222,10 +217,10 @@ mod tests {
     }
 
     #[test]
-    fn this_program_asks_for_none_of_memory() {
+    fn this_program_has_no_hazard_of_memory() {
         let own = fs::read(std::env::current_exe().unwrap()).unwrap();
-        let found = hazards(&*own).unwrap();
-        // Where libtorch was when it was built is in it.
+        let found = hazards(&own).unwrap();
+        // The link may add the folder of libtorch.
         assert!(found.iter().all(|hazard| *hazard == Hazard::LibraryPath));
     }
 }

@@ -1,8 +1,7 @@
 //! The functions that an artifact imports from libtorch.
 //!
-//! An artifact names no library that it was linked with, so the loader looks its functions up in whatever libtorch the
-//! process has. One of another version may lack some. A build records the names, and the runtime asks libtorch for them before it
-//! loads the object.
+//! An artifact names no libraries, so the loader looks its functions up in the libtorch of the process. Another version
+//! may lack some. A build records the names, and the runtime looks them up before it loads the object.
 //!
 //! | counted | example |
 //! |---|---|
@@ -14,41 +13,35 @@
 
 use std::collections::BTreeSet;
 
-use object::{
-    Endianness,
-    elf::{self, FileHeader64},
-    read::{
-        ReadRef,
-        elf::{FileHeader, Sym},
-    },
-};
+use object::read::ReadRef;
+
+use super::{Elf, ElfError};
 
 /// C++ namespaces of libtorch, as they begin a mangled name.
 const NAMESPACES: [&str; 5] = ["2at", "3c10", "4c10d", "5torch", "6caffe2"];
 
-/// Returns the functions that a shared object imports from libtorch, each once, sorted.
-///
-/// Weak ones are left out: the loader takes the object without them.
-pub fn imports<'d, R: ReadRef<'d>>(data: R) -> Result<Vec<String>, object::Error> {
-    let header = FileHeader64::<Endianness>::parse(data)?;
-    let endian = header.endian()?;
-    let sections = header.sections(endian, data)?;
-    let symbols = sections.symbols(endian, data, elf::SHT_DYNSYM)?;
-    let mut found = BTreeSet::new();
-    for symbol in symbols.iter() {
-        if symbol.is_undefined(endian)
-            && symbol.st_bind() == elf::STB_GLOBAL
-            && let Ok(name) = std::str::from_utf8(symbol.name(endian, symbols.strings())?)
-            && torchs(name)
-        {
-            found.insert(name.to_owned());
+impl<'d, R: ReadRef<'d>> Elf<'d, R> {
+    /// Returns the functions that a shared object imports from libtorch, each once, sorted.
+    ///
+    /// Weak ones are left out: the loader takes the object without them.
+    pub fn imports(&self) -> Result<Vec<String>, ElfError> {
+        let mut found = BTreeSet::new();
+        for symbol in self.symbols()? {
+            let symbol = symbol?;
+            if !symbol.defined
+                && !symbol.weak
+                && let Ok(name) = std::str::from_utf8(symbol.name)
+                && is_of_torch(name)
+            {
+                found.insert(name.to_owned());
+            }
         }
+        Ok(found.into_iter().collect())
     }
-    Ok(found.into_iter().collect())
 }
 
-/// Returns whether libtorch is to provide a function of this name.
-fn torchs(name: &str) -> bool {
+/// Returns whether a function of this name belongs to libtorch.
+fn is_of_torch(name: &str) -> bool {
     let Some(mangled) = name.strip_prefix("_Z") else {
         return name.starts_with("aoti_torch_") || name.starts_with("torch_");
     };
@@ -70,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_libtorch_must_provide_is_listed_once_and_nothing_else() {
+    fn functions_of_libtorch_are_listed_once() {
         let folder = tempfile::tempdir().unwrap();
         let (source, object) = (folder.path().join("a.c"), folder.path().join("a.so"));
         let text = "\
@@ -92,7 +85,7 @@ mod tests {
         assert!(done.status.success(), "{done:?}");
         let bytes = fs::read(&object).unwrap();
         assert_eq!(
-            imports(&*bytes).unwrap(),
+            Elf::parse(&*bytes).unwrap().imports().unwrap(),
             [
                 "_ZN3c106detail4failEv",
                 "_ZNK2at6Tensor3dimEv",
@@ -102,19 +95,19 @@ mod tests {
             ]
         );
         for end in (0..bytes.len()).step_by(101) {
-            // Cut short anywhere: an error or fewer names, no panic.
-            let _ = imports(&bytes[..end]);
+            // Truncated anywhere: an error or fewer names, no panic.
+            let _ = Elf::parse(&bytes[..end]).and_then(|elf| elf.imports());
         }
     }
 
     #[test]
-    fn names_of_torch_are_told_by_their_namespace() {
+    fn names_of_torch_have_its_namespaces() {
         for name in [
             "_ZTVN3c1013TensorImplE",
             "_ZTIN5torch8autograd4NodeE",
             "_ZNKR3c106IValue5toIntEv",
         ] {
-            assert!(torchs(name), "{name}");
+            assert!(is_of_torch(name), "{name}");
         }
         for name in [
             "_ZNSt6vectorIN2at6TensorEE4pushEv",
@@ -124,7 +117,7 @@ mod tests {
             "_Z",
             "_ZT",
         ] {
-            assert!(!torchs(name), "{name}");
+            assert!(!is_of_torch(name), "{name}");
         }
     }
 }
