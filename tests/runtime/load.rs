@@ -34,7 +34,7 @@ fn artifacts_that_do_not_load_are_errors_with_their_names() {
         .artifacts
         .values_mut()
         .for_each(|artifact| artifact.object = text);
-    insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: it is no shared object: Invalid ELF header size or alignment");
+    insta::assert_snapshot!(told(memory), @"object `[id]` is not loadable: it is no shared object: invalid elf header size or alignment");
 
     let mut memory = Memory::with(&[Fake::default().constants(2)]);
     memory.weights = Some(memory.put(fake::weights(&[("scale", &[2.0])])));
