@@ -156,7 +156,7 @@ fn device_code_is_found_anywhere_and_chance_matches_are_skipped() {
     fat.extend((entries.len() as u64).to_le_bytes());
     fat.extend(entries);
     for offset in [0, 1, 2, 3, 40] {
-        let mut body = b"\x7fELF\x02\x01 by chance \x50\xed\x55\xba".to_vec();
+        let mut body = b"\0\x7fELF\x02\x01 by chance \x50\xed\x55\xba".to_vec();
         body.resize((8 << 20) - offset, 0);
         body.extend(&fat);
         body.extend(b"\0/a/b.cubin\0");
