@@ -69,7 +69,7 @@ fn eager_has_a_span_within_the_call_that_it_answers() {
     run module="f" bucket="batch=4 seq=4" rung="eager"
     eager module="f"
     run module="f" bucket="batch=4 seq=4" rung="eager"
-    eager module="f"
     pad module="f"
+    eager module="f"
     "#);
 }

@@ -1,12 +1,15 @@
-//! Calls of graphs, which copy, and sessions, which work on the static tensors: with `one-block`, whose input is of
-//! floats, and `minilm`, whose inputs are integers.
+//! Calls of graphs, and sessions, which hold graphs of their own: with `one-block`, whose input is of floats, and `minilm`, whose
+//! inputs are integers.
 
 use std::io::Write;
 
 use precast::{
     Device, Model, Runtime, Store,
     record::Sizes,
-    runtime::cuda::{Graphs, Stream},
+    runtime::{
+        RuntimeError,
+        cuda::{Graphs, Session, Stream},
+    },
 };
 use tch::{Kind, Tensor};
 
@@ -45,52 +48,144 @@ fn run(model: &Model, input: &Tensor) -> Tensor {
     Tensor::from(&model.run("forward", &[input]).unwrap()[0])
 }
 
+/// Runs a session on an input, and returns a copy of its output.
+fn answer(session: &mut Session<'_>, input: &Tensor) -> Tensor {
+    session.inputs()[0].write(input).unwrap();
+    session.run().unwrap();
+    Tensor::from(session.outputs()[0].copied().unwrap())
+}
+
+fn addresses(session: &mut Session<'_>) -> Vec<usize> {
+    let mut all: Vec<usize> = session.inputs().iter().map(|own| own.address()).collect();
+    all.extend(session.outputs().iter().map(|own| own.address()));
+    all
+}
+
 #[test]
-fn a_session_copies_nothing() {
-    let Some(store) = block("a_session_copies_nothing") else {
+fn a_session_works_on_static_tensors() {
+    let Some(store) = block("a_session_works_on_static_tensors") else {
         return;
     };
     let plain = load(&store, "one-block", Graphs::Never);
     let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
-        let addresses = || {
-            let session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            let (inputs, outputs) = (session.inputs(), session.outputs());
-            let all = inputs.iter().chain(&outputs);
-            all.map(|tensor| tensor.address()).collect::<Vec<_>>()
-        };
-        let before = addresses();
+        let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
+        assert!(session.is_graph());
+        let before = addresses(&mut session);
         for round in 0..4 {
-            let wanted;
-            {
-                let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-                let input = Tensor::from(session.inputs().remove(0));
-                // The operator that makes the input writes it where the graph reads it.
-                let made = random(batch, seq);
-                let _ = made.f_mul_out(&input, &made.ones_like()).unwrap();
-                wanted = run(&plain, &made);
-                session.replay().unwrap();
-                let answer = Tensor::from(session.outputs().remove(0));
-                assert!(
-                    answer.equal(&wanted),
-                    "batch={batch} seq={seq} round {round}"
-                );
-            }
-            // Calls between sessions copy to the static tensors, and leave them where they are.
+            let input = random(batch, seq);
+            let wanted = run(&plain, &input);
+            let got = answer(&mut session, &input);
+            assert!(got.equal(&wanted), "batch={batch} seq={seq} round {round}");
+            // A call between two runs has a slot of its own.
             let other = random(batch, seq);
             assert!(run(&graphs, &other).equal(&run(&plain, &other)));
-            assert_eq!(addresses(), before, "batch={batch} seq={seq}");
+            let kept = Tensor::from(session.outputs()[0].copied().unwrap());
+            assert!(kept.equal(&wanted), "batch={batch} seq={seq} round {round}");
+            assert_eq!(addresses(&mut session), before);
         }
     }
     let model = load(&store, "minilm", Graphs::Always);
     let (ids, mask) = inputs(1, 32);
     let wanted = encode(&model, &ids, &mask);
     let mut session = model.session("encode", &sizes(1, 32)).unwrap();
-    for (to, from) in session.inputs().into_iter().zip([&ids, &mask]) {
-        Tensor::from(to).copy_(from);
+    for (to, from) in session.inputs().iter_mut().zip([&ids, &mask]) {
+        to.write(from).unwrap();
     }
-    session.replay().unwrap();
-    assert!(Tensor::from(&session.outputs()[0]).equal(&wanted));
+    session.run().unwrap();
+    let got = Tensor::from(session.outputs()[0].copied().unwrap());
+    assert!(got.equal(&wanted));
+}
+
+#[test]
+fn two_sessions_of_one_bucket_hold_two_graphs() {
+    let Some(store) = block("two_sessions_of_one_bucket_hold_two_graphs") else {
+        return;
+    };
+    let plain = load(&store, "one-block", Graphs::Never);
+    let graphs = load(&store, "one-block", Graphs::Always);
+    for (batch, seq) in [(1, 64), (8, 512)] {
+        let open = || graphs.session("forward", &sizes(batch, seq)).unwrap();
+        let mut both = [open(), open()];
+        let [first, second] = both.each_mut().map(addresses);
+        assert!(first.iter().all(|address| !second.contains(address)));
+        let inputs = [random(batch, seq), random(batch, seq)];
+        let wanted = inputs.each_ref().map(|input| run(&plain, input));
+        for _ in 0..4 {
+            // Both run before the first is read.
+            for (session, input) in both.iter_mut().zip(&inputs) {
+                session.inputs()[0].write(input).unwrap();
+                session.run().unwrap();
+            }
+            for (session, wanted) in both.iter().zip(&wanted) {
+                let got = Tensor::from(session.outputs()[0].copied().unwrap());
+                assert!(got.equal(wanted), "batch={batch} seq={seq}");
+            }
+        }
+        // On threads and streams of their own.
+        std::thread::scope(|scope| {
+            let pairs = inputs.iter().zip(&wanted);
+            let pairs = pairs.map(|(x, y)| (x.shallow_clone(), y.shallow_clone()));
+            for (session, (input, wanted)) in both.iter_mut().zip(pairs) {
+                scope.spawn(move || {
+                    let stream = Stream::new(0).unwrap();
+                    let _scope = stream.enter().unwrap();
+                    for round in 0..64 {
+                        let got = answer(session, &input);
+                        stream.synchronize().unwrap();
+                        assert!(got.equal(&wanted), "batch={batch} seq={seq} round {round}");
+                    }
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn sessions_are_bounded_and_leave_their_slots() {
+    let Some(store) = block("sessions_are_bounded_and_leave_their_slots") else {
+        return;
+    };
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    let runtime = runtime.graphs(Graphs::Always).instances(2);
+    let graphs = runtime.load("one-block").unwrap();
+    let plain = load(&store, "one-block", Graphs::Never);
+    let open = || graphs.session("forward", &sizes(1, 64));
+    let mut held = [open().unwrap(), open().unwrap()];
+    let refused = open().err().unwrap();
+    assert!(matches!(refused, RuntimeError::Busy { slots: 2, .. }));
+    let input = random(1, 64);
+    assert!(run(&graphs, &input).equal(&run(&plain, &input)));
+    let known = held.each_mut().map(|session| session.inputs()[0].address());
+    drop(held);
+    let mut again = open().unwrap();
+    assert!(known.contains(&again.inputs()[0].address()));
+    assert!(answer(&mut again, &input).equal(&run(&plain, &input)));
+}
+
+#[test]
+fn a_session_keeps_its_weights_over_a_swap() {
+    let Some(store) = block("a_session_keeps_its_weights_over_a_swap") else {
+        return;
+    };
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    let graphs = runtime.graphs(Graphs::Always).load("one-block").unwrap();
+    let plain = load(&store, "one-block", Graphs::Never);
+    let input = random(1, 64);
+    let wanted = run(&plain, &input);
+    let mut session = graphs.session("forward", &sizes(1, 64)).unwrap();
+    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
+    // Elsewhere on the device; the old ones are freed with the session's graph.
+    graphs
+        .swap(&runtime.weights_of("one-block").unwrap())
+        .unwrap();
+    for _ in 0..4 {
+        assert!(run(&graphs, &input).equal(&wanted));
+        assert!(answer(&mut session, &input).equal(&wanted));
+    }
+    drop(session);
+    let mut session = graphs.session("forward", &sizes(1, 64)).unwrap();
+    assert!(answer(&mut session, &input).equal(&wanted));
 }
 
 #[test]
@@ -106,11 +201,9 @@ fn a_graph_answers_for_inputs_wherever_they_are() {
         let wanted: Vec<Tensor> = inputs.iter().map(|input| run(&plain, input)).collect();
         let session = |input: &Tensor| {
             let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            Tensor::from(&session.inputs()[0]).copy_(input);
-            session.replay().unwrap();
-            Tensor::from(&session.outputs()[0]).copy()
+            answer(&mut session, input)
         };
-        // Answers are kept, so outputs are elsewhere each time; a session between them works on the static tensors.
+        // Answers are kept, so outputs are elsewhere each time.
         let mut answers = Vec::new();
         for (at, input) in inputs.iter().chain(&inputs).enumerate() {
             answers.push(run(&graphs, input));
@@ -160,28 +253,5 @@ fn inputs_may_be_dropped_while_a_graph_reads_them() {
         for (at, answer) in answers.iter().enumerate() {
             assert!(answer.equal(&wanted[at % 4]), "own stream {own}, call {at}");
         }
-    }
-}
-
-#[test]
-fn an_output_of_a_session_may_be_an_input() {
-    let Some(store) = block("an_output_of_a_session_may_be_an_input") else {
-        return;
-    };
-    let graphs = load(&store, "one-block", Graphs::Always);
-    for (batch, seq) in [(1, 64), (8, 512), (8, 64)] {
-        let given = {
-            let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            Tensor::from(&session.inputs()[0]).copy_(&random(batch, seq));
-            session.replay().unwrap();
-            Tensor::from(session.outputs().remove(0))
-        };
-        // It is copied in before the replay writes over it.
-        let kept = given.copy();
-        let answer = run(&graphs, &given);
-        assert!(
-            answer.equal(&run(&graphs, &kept)),
-            "batch={batch} seq={seq}"
-        );
     }
 }

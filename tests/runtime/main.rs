@@ -15,6 +15,7 @@ mod operators;
 mod passing;
 mod prepared;
 mod replicas;
+mod session;
 mod swap;
 #[cfg(feature = "tch")]
 mod tch;

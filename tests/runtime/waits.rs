@@ -52,11 +52,11 @@ fn a_caller_waits_for_a_context_as_long_as_it_says() {
         };
         let error = told.unwrap_err();
         assert!(
-            matches!(error, RuntimeError::Busy { contexts: 1, .. }),
+            matches!(error, RuntimeError::Busy { slots: 1, .. }),
             "{error}"
         );
         insta::allow_duplicates! {
-            insta::assert_snapshot!(error, @"module `f` at batch=2 seq=2: all 1 execution contexts are in use, and the call was to wait no longer");
+            insta::assert_snapshot!(error, @"module `f` at batch=2 seq=2: all 1 slots are in use, and the call was to wait no longer");
         }
         // Other programs answer meanwhile, and this one afterwards.
         let out = model.try_run("g", &[x(2, 2)]).unwrap();

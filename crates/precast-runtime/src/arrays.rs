@@ -1,14 +1,14 @@
-//! Plain memory with a shape, in and out: for callers who have no tensors.
+//! Inputs and outputs as plain memory with a shape, for callers without tensors.
 //!
-//! [`Value`] is what a call takes, [`Array`] what it gives. Both are copies, so that nothing of a call is left in the
-//! caller's memory and nothing of the caller's in a call; who hands in tensors that are on the device already
-//! pays for no copy. With the feature `ndarray` a `Value` is made of an array or a view of one, and an `Array` becomes one.
+//! [`Value`] is an input, [`Array`] an output. Both are copies, so that a call and its caller share no memory. Tensors
+//! that are on the device already are not copied. With the feature `ndarray` a `Value` is made of an array or a view,
+//! and an `Array` becomes an array.
 
 use precast_store::{Device, record::Dtype};
 
 use super::{Element, Outputs, RuntimeError, Tensor, TorchError, ffi::TensorRef, threads};
 
-/// What [`Model::run`](super::Model::run) takes: a [`Tensor`], a [`Value`], or a reference to one; with the feature
+/// An input of [`Model::run`](super::Model::run): a [`Tensor`], a [`Value`], or a reference to one; with the feature
 /// `tch` a `tch::Tensor` as well.
 pub trait Argument: sealed::Input {}
 
@@ -56,7 +56,7 @@ impl Value {
 
     /// Returns the dtype of its elements.
     pub fn dtype(&self) -> Dtype {
-        // There is no element without one.
+        // Every element has one.
         self.0.dtype().unwrap_or(Dtype::Uint8)
     }
 
@@ -84,7 +84,7 @@ impl<T: Element> Array<T> {
         &self.data
     }
 
-    /// Returns its elements for keeps.
+    /// Returns its elements, without a copy.
     pub fn into_data(self) -> Vec<T> {
         self.data
     }
@@ -102,8 +102,8 @@ impl<T: Element> Array<T> {
 impl Outputs {
     /// Copies an output into the host's memory; `output` counts from 0 in the module's order.
     ///
-    /// On CUDA it waits until the output is there. Fails with [`RuntimeError::NoOutput`] when there are fewer outputs,
-    /// with [`RuntimeError::OutputDtype`] when it has other elements, with what [`Self::check`] finds, and with
+    /// On CUDA it waits for the output. Fails with [`RuntimeError::NoOutput`] when there are fewer outputs, with
+    /// [`RuntimeError::OutputDtype`] when it has other elements, with the errors of [`Self::check`], and with
     /// [`RuntimeError::Array`] when libtorch can't copy it.
     ///
     /// ```
@@ -169,10 +169,10 @@ fn refused(reason: TorchError) -> RuntimeError {
 mod sealed {
     use super::TensorRef;
 
-    /// What can be an input.
+    /// The inputs of calls.
     pub trait Input {
         fn tensor(&self) -> TensorRef<'_>;
-        /// Whether it is the runtime's to bring it to the device, whatever `Inputs` says.
+        /// Returns whether the runtime copies it to the device, even with `Inputs::AsGiven`.
         fn is_plain(&self) -> bool;
     }
 }
@@ -223,7 +223,6 @@ impl<A: Argument> sealed::Input for &A {
     }
 }
 
-/// The way of a slice of arguments to the runtime.
 pub(super) fn is_plain(argument: &impl Argument) -> bool {
     sealed::Input::is_plain(argument)
 }
@@ -238,7 +237,7 @@ mod with_ndarray {
 
     use super::{Array, Element, RuntimeError, Value};
 
-    /// Copies an array or a view of one, whatever its strides.
+    /// Copies an array or a view with any strides.
     impl<T: Element, S: Data<Elem = T>, D: Dimension> TryFrom<&ArrayBase<S, D>> for Value {
         type Error = RuntimeError;
 

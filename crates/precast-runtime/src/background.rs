@@ -9,23 +9,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use precast_store::{Digest, record::Program};
+use precast_store::{Digest, record};
 
 use super::{ending, replica::Replica};
 
-/// How long the end of a model waits for the program that is being loaded.
+/// The longest wait of a model's end for the program that is being loaded.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The thread that loads behind a model; it ends with the model, after the program it is at.
-pub(super) struct Behind {
+/// The thread that loads the rest of a model. It ends with the model, after the program that it loads at that time.
+pub(super) struct Background {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Drop for Behind {
+impl Drop for Background {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        // What it is at may hang: it has what it needs to itself, and is left behind then.
+        // A load may hang. The thread owns everything that it uses, so it can outlive the model.
         let begun = Instant::now();
         if let Some(thread) = self.thread.take() {
             while !thread.is_finished() && begun.elapsed() < LONGEST {
@@ -38,20 +38,21 @@ impl Drop for Behind {
     }
 }
 
-impl Behind {
-    /// Starts the thread that loads what is not loaded yet, what has the highest priority first.
+impl Background {
+    /// Starts the thread. It loads programs of a higher priority first.
     ///
-    /// `complete` is set when it is through, to the time since `started`. None where there is no thread to be had.
+    /// At the end it sets `complete` to the time since `started`. Returns none where no thread can be started.
     pub fn start(
         replicas: &Arc<Vec<Replica>>,
         complete: &Arc<OnceLock<Duration>>,
         started: Instant,
-        priority: &dyn Fn(&Program) -> i64,
+        priority: &dyn Fn(&record::Program) -> i64,
     ) -> Option<Self> {
         let mut order: Vec<(usize, Digest, i64)> = Vec::new();
         for (replica, on) in replicas.iter().enumerate() {
-            let rest = on.slots().filter(|slot| !slot.settled());
-            order.extend(rest.map(|slot| (replica, slot.program.id, priority(&slot.program))));
+            let rest = on.programs().filter(|program| !program.settled());
+            let records = rest.map(|program| &program.record);
+            order.extend(records.map(|record| (replica, record.id, priority(record))));
         }
         order.sort_by_key(|(replica, _, priority)| (std::cmp::Reverse(*priority), *replica));
         let (replicas, complete) = (replicas.clone(), complete.clone());
@@ -64,19 +65,17 @@ impl Behind {
                     return;
                 }
                 let on = &replicas[replica];
-                let mut variants = on.modules.values().flatten();
-                let Some(variant) =
-                    variants.find(|v| v.programs.iter().any(|s| s.program.id == id))
-                else {
-                    continue;
-                };
-                for slot in variant.programs.iter().filter(|s| s.program.id == id) {
-                    if let Err(error) = slot.load(&on.loader) {
-                        // The call that needs it tries again, and tells its caller.
+                for variant in on.modules.values().flatten() {
+                    let mut programs = variant.programs.iter();
+                    let Some(program) = programs.find(|program| program.record.id == id) else {
+                        continue;
+                    };
+                    if let Err(error) = program.load(&on.loader) {
+                        // The call that needs it tries again, and its caller has the error.
                         tracing::warn!(program = %id.short(), %error, "a program was not loaded");
                     }
+                    variant.reroute();
                 }
-                variant.reroute();
             }
             let _ = complete.set(started.elapsed());
         };

@@ -1,4 +1,4 @@
-//! Reads eager's list of operator calls: the JSON that the worker writes (its `eager.py` says what is in it).
+//! Reads eager's list of operator calls, the JSON of the worker's `eager.py`.
 
 use precast_store::Device;
 use serde::Deserialize;
@@ -9,7 +9,7 @@ use super::{
     ffi::{Calls, CallsBuilder, Given, Item, Kept},
 };
 
-/// What this version reads.
+/// The version of the format.
 const FORMAT: u32 = 1;
 
 #[derive(Deserialize)]
@@ -18,24 +18,24 @@ struct Format {
 }
 
 #[derive(Deserialize)]
-struct Graph {
+struct CallGraph {
     inputs: usize,
-    calls: Vec<Call>,
+    calls: Vec<CallRecord>,
     outputs: Vec<i64>,
 }
 
 #[derive(Deserialize)]
-struct Call {
+struct CallRecord {
     op: String,
     args: serde_json::Map<String, Json>,
     results: Vec<Json>,
-    /// What `cond` chooses from.
+    /// The two graphs of a `cond`.
     #[serde(default)]
-    graphs: Vec<Graph>,
+    graphs: Vec<CallGraph>,
 }
 
-/// Reads a list and resolves its operators, whose libraries are loaded. Fails, naming the call, when one is not registered
-/// or its schema is another.
+/// Reads a list and resolves its operators, whose libraries are loaded. Fails, naming the call, when one is not
+/// registered or its schema is another.
 pub(super) fn read(bytes: &[u8], device: Device) -> Result<Calls, TorchError> {
     let broken = |error| format!("its list of calls is not one that this version reads: {error}");
     let Format { format } = serde_json::from_slice(bytes).map_err(broken)?;
@@ -48,7 +48,7 @@ pub(super) fn read(bytes: &[u8], device: Device) -> Result<Calls, TorchError> {
     build(serde_json::from_slice(bytes).map_err(broken)?, device)
 }
 
-fn build(graph: Graph, device: Device) -> Result<Calls, TorchError> {
+fn build(graph: CallGraph, device: Device) -> Result<Calls, TorchError> {
     let mut calls = CallsBuilder::new(device, graph.inputs)?;
     for call in graph.calls {
         let name = call.op.clone();
@@ -57,7 +57,7 @@ fn build(graph: Graph, device: Device) -> Result<Calls, TorchError> {
     calls.finish(&graph.outputs)
 }
 
-fn add(calls: &mut CallsBuilder, call: Call, device: Device) -> Result<(), TorchError> {
+fn add(calls: &mut CallsBuilder, call: CallRecord, device: Device) -> Result<(), TorchError> {
     let mut given = Vec::with_capacity(call.args.len());
     for (name, value) in &call.args {
         given.push(argument(name, value)?);
@@ -136,7 +136,7 @@ mod tests {
     fn run(text: &str, inputs: &[Handle], outputs: usize) -> Vec<Handle> {
         let inputs: Vec<&Handle> = inputs.iter().collect();
         let mut calls = read(text.as_bytes(), Device::Cpu).unwrap();
-        calls.run(&inputs, outputs).unwrap().into_vec()
+        calls.invoke(&inputs, outputs).unwrap().into_vec()
     }
 
     fn floats(data: &[f32], shape: &[i64]) -> Handle {

@@ -56,15 +56,17 @@ fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
     let no = |reason: TorchError| RuntimeError::NoDevice { device, reason };
     let cuda = cuda_for(ordinals).map_err(no)?;
     let devices = cuda.devices();
-    match ordinal < devices {
-        true => cuda.context(ordinal).map_err(no),
-        false if devices == 1 => Err(no("this process sees one CUDA device, `cuda:0`".into())),
-        false => Err(no(format!(
-            "this process sees {devices} CUDA devices, the last is `cuda:{}`",
-            devices - 1
-        )
-        .into())),
+    if ordinal < devices {
+        return cuda.context(ordinal).map_err(no);
     }
+    if devices == 1 {
+        return Err(no("this process sees one CUDA device, `cuda:0`".into()));
+    }
+    let last = devices - 1;
+    Err(no(format!(
+        "this process sees {devices} CUDA devices, the last is `cuda:{last}`"
+    )
+    .into()))
 }
 
 #[cfg(test)]

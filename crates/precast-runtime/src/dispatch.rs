@@ -1,24 +1,26 @@
 //! Which bucket answers a request: a pure function over a table that is built once.
 //!
-//! For every bucketed dimension the table has the sorted sizes that occur. The size of a request is one of them, or lies
-//! below one: that names a cell of the grid, and the cell knows its answer, which is that of each request in it. It is the
-//! bucket of exactly these sizes, or the cheapest bucket that covers them and may be padded in each dimension that is smaller.
-//! Two binary searches and one look-up answer a request of two dimensions, with no allocation. Where the grid would be too
-//! large (many scattered points), buckets are tried in order of cost instead.
+//! For every bucketed dimension the table has the sorted sizes that occur. The size of a request is one of them, or
+//! lies below one: that names a cell of the grid, and the cell knows its answer, which is that of each request in it.
+//! It is the bucket of exactly these sizes, or the cheapest bucket that covers them and may be padded in each dimension
+//! that is smaller. Two binary searches and one look-up answer a request of two dimensions, with no allocation. Where
+//! the grid would be too large (many scattered points), buckets are tried in order of cost instead.
 
 use smallvec::SmallVec;
 
-/// What the table needs to know about a bucket. `sizes` are in the order of the table's dimensions.
+/// A bucket of the table. `sizes` are in the order of the table's dimensions.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
+    /// The number of its program.
+    pub program: usize,
     pub sizes: Vec<i64>,
     /// For each dimension, whether a request may be smaller and is padded.
     pub padded: SmallVec<[bool; 4]>,
-    /// What a call costs, in any unit; the smallest wins.
+    /// The cost of a call, in any unit; the smallest wins.
     pub cost: f64,
 }
 
-/// Where a request goes: an index into the buckets the table was made of.
+/// The answer to a request: the number of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Route {
     Exact(usize),
@@ -33,8 +35,8 @@ pub struct Table {
     by_cost: Vec<usize>,
     /// For each dimension, the sizes that occur, ascending.
     sizes: Vec<Vec<i64>>,
-    /// The answers, row-major. A dimension has two cells for each of its sizes: less than it, and equal to it. Empty when there
-    /// would be too many.
+    /// The answers, row-major. A dimension has two cells for each of its sizes: less than it, and equal to it. Empty
+    /// when there would be too many.
     cells: Vec<Option<Route>>,
 }
 
@@ -79,7 +81,7 @@ impl Table {
         table
     }
 
-    /// Returns where a request of these sizes goes; none when no bucket fits.
+    /// Returns the program for a request of these sizes; none when no bucket fits.
     pub fn route(&self, request: &[i64]) -> Option<Route> {
         if self.cells.is_empty() {
             return self.scan(request);
@@ -93,15 +95,13 @@ impl Table {
         *self.cells.get(cell)?
     }
 
-    /// Returns the bucket a person would expect to be nearest: the cheapest that covers the request though it may not
-    /// be padded into, or else the one that is short of the least; and whether it covers.
+    /// Returns the program of the nearest bucket, and whether the bucket covers the request. The nearest is the
+    /// cheapest bucket that covers the request but refuses padding, or else the bucket with the smallest sum of missing
+    /// sizes.
     pub fn nearest(&self, request: &[i64]) -> Option<(usize, bool)> {
-        if let Some(&bucket) = self
-            .by_cost
-            .iter()
-            .find(|&&bucket| covers(&self.buckets[bucket].sizes, request))
-        {
-            return Some((bucket, true));
+        let mut by_cost = self.by_cost.iter().map(|&bucket| &self.buckets[bucket]);
+        if let Some(bucket) = by_cost.find(|bucket| covers(&bucket.sizes, request)) {
+            return Some((bucket.program, true));
         }
         let short = |bucket: &Bucket| -> i64 {
             bucket
@@ -111,9 +111,8 @@ impl Table {
                 .map(|(have, want)| want.saturating_sub(*have).max(0))
                 .fold(0, i64::saturating_add)
         };
-        (0..self.buckets.len())
-            .min_by_key(|&bucket| short(&self.buckets[bucket]))
-            .map(|bucket| (bucket, false))
+        let nearest = self.buckets.iter().min_by_key(|bucket| short(bucket));
+        nearest.map(|bucket| (bucket.program, false))
     }
 
     fn scan(&self, request: &[i64]) -> Option<Route> {
@@ -121,10 +120,10 @@ impl Table {
         for &bucket in &self.by_cost {
             let have = &self.buckets[bucket];
             if have.sizes == request {
-                return Some(Route::Exact(bucket));
+                return Some(Route::Exact(have.program));
             }
             if cover.is_none() && have.takes(request) {
-                cover = Some(Route::Padded(bucket));
+                cover = Some(Route::Padded(have.program));
             }
         }
         cover
@@ -166,15 +165,24 @@ mod tests {
 
     fn bucket(sizes: &[i64], cost: f64) -> Bucket {
         Bucket {
+            program: 0,
             sizes: sizes.to_vec(),
             padded: sizes.iter().map(|_| true).collect(),
             cost,
         }
     }
 
+    /// Numbers the buckets, and makes their table.
+    fn table(mut buckets: Vec<Bucket>) -> Table {
+        for (at, bucket) in buckets.iter_mut().enumerate() {
+            bucket.program = at;
+        }
+        Table::new(buckets)
+    }
+
     #[test]
     fn exact_comes_before_cheaper_and_cover_is_by_cost() {
-        let table = Table::new(vec![
+        let table = table(vec![
             bucket(&[8, 128], 900.0),
             bucket(&[1, 512], 40.0),
             bucket(&[1, 32], 50.0),
@@ -194,7 +202,7 @@ mod tests {
     fn a_bucket_that_refuses_padding_answers_only_its_own_size() {
         let mut only = bucket(&[4], 1.0);
         only.padded = smallvec![false];
-        let table = Table::new(vec![only]);
+        let table = table(vec![only]);
         assert_eq!(table.route(&[4]), Some(Route::Exact(0)));
         assert_eq!(table.route(&[3]), None);
         assert_eq!(table.nearest(&[3]), Some((0, true)));
@@ -204,7 +212,7 @@ mod tests {
     fn a_bucket_is_padded_in_the_dimensions_that_allow_it() {
         let mut rows = bucket(&[8, 128], 1.0);
         rows.padded = smallvec![true, false];
-        let table = Table::new(vec![rows, bucket(&[8, 256], 9.0)]);
+        let table = table(vec![rows, bucket(&[8, 256], 9.0)]);
         assert_eq!(table.route(&[3, 128]), Some(Route::Padded(0)));
         assert_eq!(table.route(&[3, 127]), Some(Route::Padded(1)));
         assert_eq!(table.route(&[8, 127]), Some(Route::Padded(1)));
@@ -213,7 +221,7 @@ mod tests {
     #[test]
     fn a_module_without_dimensions_has_one_answer() {
         assert_eq!(
-            Table::new(vec![bucket(&[], 1.0)]).route(&[]),
+            table(vec![bucket(&[], 1.0)]).route(&[]),
             Some(Route::Exact(0))
         );
         assert_eq!(Table::new(vec![]).route(&[]), None);
@@ -226,6 +234,7 @@ mod tests {
             0..5u8,
         )
             .prop_map(|(sizes, padded, cost)| Bucket {
+                program: 0,
                 sizes,
                 padded: padded.into_iter().collect(),
                 cost: f64::from(cost),
@@ -236,7 +245,7 @@ mod tests {
     proptest! {
         #[test]
         fn the_grid_answers_like_the_definition(buckets in buckets(), request in prop::collection::vec(1..10i64, 2)) {
-            let table = Table::new(buckets.clone());
+            let table = table(buckets.clone());
             let best = |fits: &dyn Fn(&Bucket) -> bool| {
                 buckets.iter().filter(|b| fits(b)).map(|b| b.cost).min_by(f64::total_cmp)
             };

@@ -1,15 +1,15 @@
 //! DLPack: tensors of other libraries in, and tensors out to them, over one memory and without a copy.
 //!
-//! NumPy, PyTorch, JAX, CuPy and others hand tensors to each other as a structure with a deleter, which a [`Capsule`] owns.
-//! [`Tensor::from_dlpack`] takes one, [`Tensor::into_dlpack`] makes one. The memory is freed with the last of both sides:
-//! the deleter is called once, by whichever thread drops the last handle.
+//! NumPy, PyTorch, JAX, CuPy and others hand tensors to each other as a structure with a deleter, which a [`Capsule`]
+//! owns. [`Tensor::from_dlpack`] takes one, [`Tensor::into_dlpack`] makes one. The memory is freed with the last of
+//! both sides: the deleter is called once, by whichever thread drops the last handle.
 //!
-//! **Streams.** On CUDA the side that has the tensor makes the stream of the other one wait for its own. In Python a consumer
-//! passes the number of its stream to `__dlpack__`:
+//! **Streams.** On CUDA the side that has the tensor makes the stream of the other one wait for its own. In Python a
+//! consumer passes the number of its stream to `__dlpack__`:
 //!
 //! | number | stream | [`Tensor::into_dlpack`] gets |
 //! |---|---|---|
-//! | `None`, 1 | CUDA's default stream | [`Stream::from_raw`] of null |
+//! | 1 or `None` | CUDA's default stream | [`Stream::from_raw`] of null |
 //! | 2 | the default stream of the thread | [`Stream::from_raw`] of 2 |
 //! | -1 | the consumer needs no order | `None` |
 //! | another | a `cudaStream_t` | [`Stream::from_raw`] of it |
@@ -27,10 +27,10 @@ use super::{
     ffi::{Stream, cuda, stream_number},
 };
 
-/// Returns the number of the stream that is current on this thread, for a producer's `__dlpack__`; none for the CPU, which has
-/// no streams.
+/// Returns the number of the stream that is current on this thread, for a producer's `__dlpack__`; none for the CPU,
+/// which has no streams.
 ///
-/// A call with the tensor on this stream comes after what the producer wrote.
+/// A call with the tensor on this stream comes after the writes of the producer.
 pub fn stream(device: Device) -> Result<Option<isize>, TorchError> {
     match device {
         Device::Cpu => Ok(None),
@@ -41,11 +41,11 @@ pub fn stream(device: Device) -> Result<Option<isize>, TorchError> {
 impl Tensor {
     /// Takes a tensor of another library without a copy: the same memory, dtype, sizes and strides.
     ///
-    /// The deleter is called once, when the last handle of the memory goes, on that thread. A tensor without elements has no
-    /// memory: its deleter is called at once. Pinned memory of the host is a tensor on the CPU.
+    /// The deleter is called once, when the last handle of the memory goes, on that thread. A tensor without elements
+    /// has no memory: its deleter is called at once. Pinned memory of the host is a tensor on the CPU.
     ///
-    /// On CUDA the stream that is current on this thread must come after what the producer wrote. It does where the producer
-    /// got the number of [`stream`].
+    /// On CUDA the stream that is current on this thread must come after the writes of the producer. It does where the
+    /// producer got the number of [`stream`].
     ///
     /// Fails, and calls the deleter, for
     /// - DLPack 2 or later, and memory that is read-only;
@@ -59,9 +59,9 @@ impl Tensor {
 
     /// Gives a tensor to another library without a copy. The memory is freed with the last handle on either side.
     ///
-    /// On CUDA the stream of the consumer waits for the stream that is current on this thread, and the memory is not used
-    /// again before the consumer's stream is done with it. Without a consumer there is no order. On the CPU it does not
-    /// matter.
+    /// On CUDA the stream of the consumer waits for the stream that is current on this thread, and the memory is not
+    /// used again before the consumer's stream is done with it. Without a consumer there is no order. On the CPU it
+    /// does not matter.
     ///
     /// Fails for a tensor that is not dense or of a dtype that no module takes.
     ///

@@ -1,188 +1,95 @@
 //! The last rung of the ladder: a program's exported graph, run without Python.
 //!
-//! It serves a program whose artifact does not load or was never made. The graph holds no weights: they are passed
-//! as inputs, so they are those every other program uses. It is a list of operator calls, which the shim makes. It is read
-//! and loaded when the first call needs it.
+//! It serves a program whose artifact does not load or was never built. The graph holds no weights: they are passed as
+//! inputs, so they are shared with every other program. It is a list of operator calls, which the shim makes, read when
+//! a slot needs it.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use precast_store::{
-    Device, Digest,
-    record::{Eager as Exported, Program},
-};
+use precast_store::{Digest, record::Eager as Exported};
 use smallvec::SmallVec;
 
 use super::{
-    RuntimeError, TorchError, calls,
-    context::With,
+    RuntimeError, calls,
     ffi::{Calls, Handle, Handles, Weight},
     identity, operators,
-    pad::Buffers,
-    pool::{Pool, Wait},
+    plan::{Plan, With},
     source::Source,
     weights::Weights,
 };
 
-type Aliases = std::collections::BTreeMap<String, String>;
-
+/// A program's exported graph.
 pub(super) struct Eager {
-    program: Arc<Program>,
-    module: Arc<str>,
     exported: Exported,
-    aliases: Arc<Aliases>,
-    extras: Option<Arc<Weights>>,
     object: Digest,
-    device: Device,
     source: Arc<dyn Source>,
-    /// Loaded on first use. A caller has one alone.
-    pool: Pool<EagerContext>,
-    bound: Mutex<Arc<Bound>>,
 }
 
-/// A loaded list of calls, and the buffers of padded calls.
-pub(super) struct EagerContext {
-    pub calls: Calls,
-    pub buffers: Buffers,
-}
-
-struct Bound {
-    weights: Arc<Weights>,
-    tensors: Vec<Arc<Weight>>,
+/// One caller's list of calls, bound to one weight set.
+pub(super) struct EagerCalls {
+    calls: Calls,
+    bound: Vec<Arc<Weight>>,
 }
 
 impl Eager {
-    /// Reads the graph's record and binds its weights; the graph itself is left for the first call.
+    /// Reads the record of the graph.
     pub fn new(
         source: &Arc<dyn Source>,
-        program: &Arc<Program>,
         exported: &Exported,
         with: &With,
     ) -> Result<Self, RuntimeError> {
-        let With {
-            weights,
-            aliases,
-            extras,
-            ..
-        } = with.clone();
-        let key = exported.artifact;
-        let record = identity::artifact(&**source, &key, (with.device, &*with.host))?;
+        let record = identity::artifact(&**source, &exported.artifact, (with.device, &*with.host))?;
         operators::prepare(source, &record, with.device)?;
-        let module = program.module.as_str().into();
-        let bound = bind(exported, weights, &aliases, extras.as_deref())?;
         Ok(Self {
-            program: program.clone(),
-            module,
             exported: exported.clone(),
             object: record.object,
-            device: with.device,
-            aliases,
-            extras,
             source: source.clone(),
-            pool: Pool::new(with.instances),
-            bound: Mutex::new(bound),
         })
     }
 
-    /// Makes every call that begins from now on use `weights`.
-    pub fn swap(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
-        *self.bound.lock().unwrap_or_else(PoisonError::into_inner) = bind(
-            &self.exported,
-            weights,
-            &self.aliases,
-            self.extras.as_deref(),
-        )?;
+    /// Loads the calls.
+    pub fn calls(&self, plan: &Plan, weights: &Weights) -> Result<EagerCalls, RuntimeError> {
+        let bytes = operators::read(&self.source, &self.object)?;
+        let calls =
+            calls::read(&bytes, plan.device).map_err(|error| plan.failed("eager", error))?;
+        let bound = self.bind(plan, weights)?;
+        Ok(EagerCalls { calls, bound })
+    }
+
+    /// Binds loaded calls to another weight set.
+    pub fn bind_again(
+        &self,
+        calls: &mut EagerCalls,
+        plan: &Plan,
+        weights: &Weights,
+    ) -> Result<(), RuntimeError> {
+        calls.bound = self.bind(plan, weights)?;
         Ok(())
     }
 
-    /// Finds out whether `weights` can be bound.
-    pub fn accepts(&self, weights: Arc<Weights>) -> Result<(), RuntimeError> {
-        bind(
-            &self.exported,
-            weights,
-            &self.aliases,
-            self.extras.as_deref(),
-        )
-        .map(drop)
-    }
-
-    /// Runs `work` on a list of calls that it has alone, loading one if none is idle; waits while all are taken.
-    pub fn with<R>(
-        &self,
-        wait: Wait,
-        work: impl FnOnce(&mut EagerContext) -> Result<R, RuntimeError>,
-    ) -> Result<R, RuntimeError> {
-        let loaded = |idle: Option<EagerContext>| idle.map_or_else(|| self.load(), Ok);
-        self.pool.with(wait, loaded, work).unwrap_or_else(|| {
-            Err(RuntimeError::Busy {
-                module: self.module.clone(),
-                bucket: self.program.bucket(),
-                contexts: self.pool.limit(),
+    /// Returns the weights that the graph takes. Fails where one is missing.
+    pub fn bind(&self, plan: &Plan, weights: &Weights) -> Result<Vec<Arc<Weight>>, RuntimeError> {
+        let find = |name: &String| {
+            let found = weights.any(name, &plan.aliases);
+            let found = found.or_else(|| plan.extras.as_ref()?.any(name, &plan.aliases));
+            found.ok_or_else(|| RuntimeError::Unbound {
+                artifact: self.exported.artifact,
+                constant: name.clone(),
+                reason: format!("the weight set has no tensor `{name}`").into(),
             })
-        })
-    }
-
-    fn load(&self) -> Result<EagerContext, RuntimeError> {
-        let bytes = operators::read(&self.source, &self.object)?;
-        let calls = calls::read(&bytes, self.device);
-        Ok(EagerContext {
-            calls: calls.map_err(|message| self.failed(message))?,
-            buffers: Buffers::new(self.program.inputs.len()),
-        })
-    }
-
-    /// Runs it on inputs of the bucket's sizes. Returns the outputs, behind them the outcomes of the checks, and the weights
-    /// they were made with.
-    pub fn run(
-        &self,
-        calls: &mut Calls,
-        inputs: &Handles,
-    ) -> Result<(Handles, Arc<Weights>), RuntimeError> {
-        let bound = self
-            .bound
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let weights = bound.tensors.iter().map(|weight| weight.handle());
-        let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
-        let outputs = calls
-            .run(
-                &flat,
-                self.program.outputs.len() + self.program.checks.len(),
-            )
-            .map_err(|message| self.failed(message))?;
-        Ok((outputs, bound.weights.clone()))
-    }
-
-    fn failed(&self, message: TorchError) -> RuntimeError {
-        RuntimeError::Failed {
-            module: self.module.clone(),
-            bucket: self.program.bucket(),
-            step: "eager".to_owned(),
-            message,
-        }
+        };
+        self.exported.weights.iter().map(find).collect()
     }
 }
 
-fn bind(
-    exported: &Exported,
-    weights: Arc<Weights>,
-    aliases: &Aliases,
-    extras: Option<&Weights>,
-) -> Result<Arc<Bound>, RuntimeError> {
-    let find = |name: &String| {
-        let found = weights
-            .any(name, aliases)
-            .or_else(|| extras?.any(name, aliases));
-        found.ok_or_else(|| RuntimeError::Unbound {
-            artifact: exported.artifact,
-            constant: name.clone(),
-            reason: format!("the weight set has no tensor `{name}`").into(),
-        })
-    };
-    let tensors = exported
-        .weights
-        .iter()
-        .map(find)
-        .collect::<Result<_, _>>()?;
-    Ok(Arc::new(Bound { weights, tensors }))
+impl EagerCalls {
+    /// Runs the calls on inputs of the bucket's sizes. Returns the outputs, then the outcomes of the checks.
+    pub fn evaluate(&mut self, plan: &Plan, inputs: &Handles) -> Result<Handles, RuntimeError> {
+        let _span = tracing::trace_span!("eager", module = &*plan.module).entered();
+        let weights = self.bound.iter().map(|weight| weight.handle());
+        let flat: SmallVec<[&Handle; 32]> = inputs.iter().chain(weights).collect();
+        let outputs = plan.program.outputs.len() + plan.program.checks.len();
+        let outputs = self.calls.invoke(&flat, outputs);
+        outputs.map_err(|error| plan.failed("eager", error))
+    }
 }

@@ -14,7 +14,7 @@ use std::{
 /// Calls under way somewhere: each replica of a model has its own, so that they share no cache line.
 pub type Count = AtomicUsize;
 
-/// What began and has not ended; it ends on drop.
+/// Work that has begun. It ends on drop.
 pub struct Entered<'a>(&'a Count);
 
 static ENDING: AtomicBool = AtomicBool::new(false);

@@ -43,20 +43,20 @@ pub enum RuntimeError {
     NoDevice {
         /// The device that was asked for.
         device: Device,
-        /// What CUDA or libtorch says.
+        /// The message of CUDA or libtorch.
         reason: TorchError,
     },
-    /// What this process runs on can't be told, so no artifact can be compared with it.
+    /// The host of this process can't be determined, so no artifact can be compared with it.
     #[error("the torch of this process can't be told: {reason}")]
     UnknownHost {
-        /// What is missing or can't be read.
+        /// The file that is missing or can't be read.
         reason: String,
     },
-    /// There is no libtorch, or one that is not supported, or two. Nothing of a refused one has run, unless the process
-    /// had it already.
+    /// There is no libtorch, an unsupported one, or two. Nothing of a refused libtorch has run, unless the process had
+    /// it already.
     #[error("libtorch can't be used: {reason}")]
     Libtorch {
-        /// What was found, or where it was looked for.
+        /// The libtorch that was found, or the folders of the search.
         reason: TorchError,
     },
     /// A release has no shim for the torch of this process. Nothing of it was loaded.
@@ -88,7 +88,7 @@ pub enum RuntimeError {
         mismatches: Vec<Mismatch>,
     },
 
-    /// An artifact was built for another kind of host, whatever its program says. Nothing of it was loaded.
+    /// An artifact was built for another kind of host than its program. Nothing of it was loaded.
     #[error("artifact `{}` was built for another target than `{device}` of this host: {}",
         artifact.short(), list(mismatches))]
     WrongArtifact {
@@ -99,7 +99,7 @@ pub enum RuntimeError {
         /// Every field of the target that differs.
         mismatches: Vec<Mismatch>,
     },
-    /// A record is not the one that its name says.
+    /// A record does not match its name.
     #[error("the record of {what} `{}` is refused: {reason}", id.short())]
     WrongRecord {
         /// Kind of the record: `program` or `artifact`.
@@ -129,7 +129,7 @@ pub enum RuntimeError {
         #[source]
         source: io::Error,
     },
-    /// What was to be executed does not hash to what the record says. Nothing of it was loaded.
+    /// The bytes of an object do not hash to the digest in the record. Nothing of it was loaded.
     #[error("object `{}` has other bytes: they hash to `{}`", object.short(), found.short())]
     WrongBytes {
         /// Digest in the artifact's record.
@@ -153,8 +153,8 @@ pub enum RuntimeError {
         /// How that process ended.
         reason: String,
     },
-    /// The process that was to load it first ended before it could tell anything about it. Nothing of it was loaded here. The
-    /// load is tried again: the host may be short of memory or threads for a moment.
+    /// The process that was to load it first ended before it could tell anything about it. Nothing of it was loaded
+    /// here. The load is tried again: the host may be short of memory or threads for a moment.
     #[error("object `{}` is not loaded yet: the process that tries it first {reason}", object.short())]
     Untried {
         /// Digest of the object.
@@ -232,7 +232,7 @@ pub enum RuntimeError {
     BadWeights {
         /// Digest of the weight set.
         weights: Digest,
-        /// What can't be read in it.
+        /// The part that can't be read.
         reason: String,
     },
     /// A constant of an artifact has no tensor of its dtype and shape in the weight set.
@@ -260,7 +260,7 @@ pub enum RuntimeError {
     Upload {
         /// The device that was to have the weights.
         device: Device,
-        /// What CUDA or libtorch says.
+        /// The message of CUDA or libtorch.
         reason: TorchError,
     },
 
@@ -281,17 +281,17 @@ pub enum RuntimeError {
         model: String,
         /// The name that was asked for.
         module: String,
-        /// What it has. Not copied: a refused call costs little, whatever the model is made of.
+        /// The names of its modules. They are shared, so that a refused call costs little.
         known: Arc<[String]>,
     },
-    /// An input is not what the module takes. Nothing foreign has seen it.
+    /// The module does not take an input. It was refused before any foreign call.
     #[error("module `{module}`, input `{input}`: {problem}")]
     BadInput {
         /// Name of the module.
         module: Arc<str>,
         /// Name of the input.
         input: Arc<str>,
-        /// How it differs from what the module takes.
+        /// The difference from the module's input.
         problem: Problem,
     },
     /// The module takes another number of inputs.
@@ -348,17 +348,17 @@ pub enum RuntimeError {
         #[source]
         source: io::Error,
     },
-    /// Every execution context that could answer was in use for longer than the call was to wait. Nothing ran.
+    /// Every slot that could answer was in use for longer than the caller waits. Nothing ran.
     #[error(
-        "module `{module}` at {bucket}: all {contexts} execution contexts are in use, and the call was to wait no longer"
+        "module `{module}` at {bucket}: all {slots} slots are in use, and the call was to wait no longer"
     )]
     Busy {
         /// Name of the module.
         module: Arc<str>,
         /// The bucket that was to answer.
         bucket: String,
-        /// Execution contexts of the program.
-        contexts: usize,
+        /// Slots of the program.
+        slots: usize,
     },
     /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
@@ -372,8 +372,8 @@ pub enum RuntimeError {
         /// The error of the artifact or of libtorch.
         message: TorchError,
     },
-    /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is dropped,
-    /// the inputs are untouched and the model goes on answering.
+    /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is
+    /// dropped, the inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}: the check `{check}` failed")]
     CheckFailed {
         /// Name of the module.
@@ -426,7 +426,7 @@ pub enum RuntimeError {
     Shape {
         /// The shape of the call.
         shape: Vec<usize>,
-        /// None where it is beyond any memory.
+        /// Elements of the shape; none beyond any memory.
         needed: Option<usize>,
         /// Elements that the array has.
         got: usize,
@@ -487,7 +487,7 @@ pub enum NoFit {
     PaddingRefused,
 }
 
-/// Names what could not be read.
+/// Makes the error for a record or an object that could not be read.
 pub(super) fn in_store(what: String) -> impl FnOnce(SourceError) -> RuntimeError {
     move |source| RuntimeError::Store { what, source }
 }
@@ -542,9 +542,9 @@ fn quoted(names: &[Box<str>]) -> String {
 fn buckets(known: &[Sizes]) -> String {
     let mut known: Vec<&Sizes> = known.iter().collect();
     known.sort();
-    let names: Vec<String> = known.into_iter().map(bucket_name).collect();
-    match names.is_empty() {
-        true => "none".to_owned(),
-        false => names.join(", "),
+    if known.is_empty() {
+        return "none".to_owned();
     }
+    let names: Vec<String> = known.into_iter().map(bucket_name).collect();
+    names.join(", ")
 }

@@ -1,21 +1,21 @@
-//! Values that only the device sees: inputs that are there already, and indices that a program computes.
+//! The check of values on a device: inputs that are there already, and indices that a program computes.
 //!
 //! An index beyond a table ends the kernel that reads by it, and CUDA's context with it: nothing in the process gets an
-//! answer from the device again. Such values can't be looked at before the call without waiting for the device. So an
-//! input is clamped to its bounds on the device, where it lies, and the program clamps what it computes (its record's
-//! `checks`). What was clamped is noted in one small tensor on the device, which comes back with the outputs:
+//! answer from the device again. The host can't check such values before the call without waiting for the device. So an
+//! input is clamped to its bounds on the device, and the program clamps the indices that it computes (its record's
+//! `checks`). A small tensor on the device notes both, and comes back with the outputs:
 //!
 //! | noted | by | read as |
 //! |---|---|---|
 //! | lowest and highest value of each input with bounds | the runtime, before the first step; captured into a graph | [`Problem::Value`] |
 //! | whether a check failed | the program's steps | [`RuntimeError::CheckFailed`] |
 //!
-//! [`Outputs::check`](super::Outputs::check) reads it and waits for that; [`Outputs::array`](super::Outputs::array), which
-//! waits anyway, checks first. Who keeps outputs on the device or takes them as tensors has to ask. Nothing in the
-//! call waits, and a program without such inputs and checks does nothing of this.
+//! [`Outputs::check`](super::Outputs::check) waits for it and reads it; [`Outputs::array`](super::Outputs::array) does
+//! so first. Callers that keep outputs on the device or take them as tensors call `check`. Nothing in the call waits,
+//! and a program without such inputs and checks does nothing of this.
 //!
-//! What a graph clamps may be padded: there the pad value is among the bounds, whatever the spec says. What came from the
-//! host's memory was looked at there, and is clamped all the same: another thread may have written to it since.
+//! The inputs of a graph may be padded: there the pad value is within the bounds as well. Inputs from the host's memory
+//! were checked there, and are clamped all the same: another thread may have written to them since.
 
 use std::{cell::Cell, sync::Arc};
 
@@ -31,7 +31,7 @@ use super::{
     problem::Problem,
 };
 
-/// What is noted of one program's values.
+/// The values of one program that are noted.
 #[derive(Clone)]
 pub(super) struct Watch {
     program: Arc<Program>,
@@ -47,19 +47,19 @@ struct Watched {
     high: i64,
 }
 
-/// What was noted in one call.
+/// The notes of one call.
 pub(super) struct Flags {
     watch: Watch,
     /// On the device: two numbers for each of the inputs, then one for each check.
     notes: Handle,
-    /// The inputs as they were given, to look for the place of a value.
+    /// The caller's inputs, for the position of a value.
     given: SmallVec<[Handle; 4]>,
     good: Cell<bool>,
 }
 
 impl Watch {
-    /// Watches a program's inputs where they can be on a device, and its checks. `padded` is for inputs that hold the pad
-    /// value beside the caller's.
+    /// Watches a program's inputs where they can be on a device, and its checks. `padded` is for inputs that hold the
+    /// pad value beside the caller's.
     pub fn new(program: &Arc<Program>, module: &Arc<str>, device: Device, padded: bool) -> Self {
         let inputs = match device {
             // They are looked at before the call.
@@ -78,7 +78,7 @@ impl Watch {
         }
     }
 
-    /// Puts clamped inputs in the place of those with bounds. None where nothing is noted, by the program neither.
+    /// Replaces inputs with bounds by clamped ones. Returns none where neither the inputs nor the program have notes.
     pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Option<Flags>, TorchError> {
         let checks = self.program.checks.len();
         if self.inputs.is_empty() && checks == 0 {
@@ -137,12 +137,12 @@ impl Watch {
 }
 
 impl Watched {
-    /// None for an input that may have any value of its dtype.
+    /// Returns none for an input with all values of its dtype.
     fn new(at: usize, input: &Input, padded: bool) -> Option<Self> {
         let [low, past] = input.bounds?;
         let (least, most) = limits(input.layout.dtype)?;
         let (mut low, mut high) = (low.max(least), past.saturating_sub(1).min(most));
-        if let (true, Pad::Int(pad)) = (padded, input.pad) {
+        if padded && let Pad::Int(pad) = input.pad {
             (low, high) = (low.min(pad), high.max(pad));
         }
         let any = low <= least && high >= most;
@@ -155,7 +155,7 @@ impl Watched {
 }
 
 impl Flags {
-    /// Returns what a graph noted, for one call of it that was `given` these inputs: the next one writes over the notes.
+    /// Returns a graph's notes for one call with the inputs `given`: the next replay overwrites them.
     pub fn of_call(&self, given: &Handles) -> Result<Self, TorchError> {
         let notes = self.notes.copied()?;
         let inputs = self.watch.inputs.iter();
@@ -168,7 +168,7 @@ impl Flags {
         })
     }
 
-    /// Waits for the notes and reads them: fails with what was out of bounds.
+    /// Waits for the notes and reads them: fails with the value that was out of bounds.
     pub fn check(&self) -> Result<(), RuntimeError> {
         if !self.good.get() {
             self.read()?;

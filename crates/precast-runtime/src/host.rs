@@ -1,4 +1,4 @@
-//! What this host is, to the runtime: the libtorch it runs, the CPU, a device, and the time.
+//! This host: its libtorch, CPU, device and time.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -9,7 +9,7 @@ use super::{
 
 use precast_store::{Device, Target, target::Torch};
 
-/// After an error for want of memory on a CUDA device: gives back what torch's allocator keeps and nothing uses.
+/// Gives back the unused memory of torch's allocator, after an error for want of memory on a CUDA device.
 ///
 /// The allocator does so by itself before it fails. The driver does not ask it: it finds no room for the code of an
 /// artifact or for a graph where the allocator keeps the whole card.
@@ -21,8 +21,8 @@ pub(super) fn make_room(device: Device, error: &RuntimeError) {
     }
 }
 
-/// Does what the driver may find no room for once more where it did not, after giving back what torch's allocator keeps and
-/// nothing uses.
+/// Does work that needs memory of the driver, and does it again after an error for want of memory, with the unused
+/// memory of torch's allocator given back.
 pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, TorchError>) -> Result<T, TorchError> {
     twice(work, release)
 }

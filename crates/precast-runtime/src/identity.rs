@@ -1,7 +1,8 @@
-//! That a record is the one that was asked for, and for this host.
+//! The identity of a record: it has the requested ID, and is for this host.
 //!
-//! A record is found by its ID, which is the digest of its key, and the record has the key. So the digest is computed again,
-//! and the target in the key must be the record's own. A record without a key, which no build has made, is not checked.
+//! A record is found by its ID, which is the digest of its key, and the record has the key. So the digest is computed
+//! again, and the target in the key must be the record's own. A record without a key, which no build makes, is not
+//! checked.
 
 use precast_store::{
     Device, Digest, Target, canon,
@@ -21,14 +22,14 @@ pub(super) fn artifact(
     let record = read.map_err(in_store(format!("artifact `{}`", key.short())))?;
     check("artifact", key, record.id, &record.key, &record.target)?;
     let mismatches = record.target.mismatches(host);
-    match mismatches.is_empty() {
-        true => Ok(record),
-        false => Err(RuntimeError::WrongArtifact {
-            artifact: *key,
-            device,
-            mismatches,
-        }),
+    if mismatches.is_empty() {
+        return Ok(record);
     }
+    Err(RuntimeError::WrongArtifact {
+        artifact: *key,
+        device,
+        mismatches,
+    })
 }
 
 /// Reads the record of a program. Fails when it is another's.

@@ -1,38 +1,44 @@
 //! Load artifacts and run them: safe, in process, with no Python.
 //!
 //! ```text
-//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ execution context (one per caller) ─▶ steps ─▶ cut
-//!                                                                           │
-//!                                             containers, one per step ─────┘ bound by pointer to one weight set
+//! Model: a release on one or more devices
+//!   └ Variant: the programs of a module that take the same inputs, and the table that picks one
+//!       └ Program: one program and its load state
+//!           └ Loaded: its artifacts, its CUDA graph or eager
+//!               └ Slot: one caller's containers, graph and buffers, bound by pointer to one weight set
+//!
+//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ a slot for its time ─▶ steps ─▶ cut
+//! session ─▶ holds a slot ─▶ steps, as often as it runs
 //! ```
 //!
-//! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: their code may
-//! be needed by thread-local destructors, OpenMP workers and CUDA's own teardown after the last call. Containers are
-//! owned by execution contexts, contexts by programs, programs by the model; dropping a [`Model`] frees all of it but the
-//! code. Weights are shared by their readers and freed with the last one. Outputs are the caller's alone: an output in the
-//! memory of an input, a padding buffer or a weight is copied first.
+//! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: thread-local
+//! destructors, OpenMP workers and CUDA's own teardown may run their code after the last call. Dropping a [`Model`]
+//! frees everything else. Weights are shared by their readers and freed with the last one. Outputs are the caller's
+//! alone: an output in the memory of an input, a padding buffer or a weight is copied first. Static tensors, whose
+//! addresses a graph has, can be written and read and no more.
 //!
-//! **Threads.** [`Model`] is `Send + Sync`. A call has an execution context of its program to itself, so an artifact's code never
+//! **Threads.** [`Model`] is `Send + Sync`. A call has a slot of its program to itself, so an artifact's code never
 //! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! execution contexts wait, up to the limit that they set. Programs may be loaded by a thread of the model's, or by the first
-//! call of one. A swap of weights waits for loads under way; later loads have the new weights.
+//! slots wait, up to the limit that they set. Programs are loaded before the model is handed out, by a thread of the
+//! model's, or by the first call of one. A swap of weights waits for loads under way; later loads have the new weights.
 //!
-//! **Failure.** A program that can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request goes to the next
-//! rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a moment, a later call tries
-//! again. With a [`Trial`] a process of its own is the first to load an object, which may crash.
+//! **Failure.** A program that can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request
+//! goes to the next rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a
+//! moment, a later call tries again. With a [`Trial`] a process of its own is the first to load an object, which may
+//! crash.
 //!
-//! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first calls
-//! [`shut_down`].
+//! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first
+//! calls [`shut_down`].
 //!
-//! **Trust.** Code is hashed in the memory that it is executed from, and its target is compared with this
-//! host before. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
+//! **Trust.** Before code is executed, it is hashed in the memory that it is executed from, and its target is compared
+//! with this host. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
 //! to do harm can.
 //!
-//! **Watching it.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] what was asked for, both
-//! to be read at any time and written as JSON; [`Model::timings`] says how long loading took. Spans of the crate
-//! `tracing`, at the level info: `libtorch_cuda`, `context`, `shim`, `weights` and in it `map`, `records` and `upload`, `load` and in it `artifact`, `container`, `bind`
-//! and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket and rung, and within it `pad` and `eager`. They cost nothing
-//! that can be measured while nobody subscribes.
+//! **Monitoring.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] the requests; both can
+//! be read at any time and written as JSON. [`Model::timings`] has the times of a load. Spans of the crate `tracing`,
+//! at the level info: `libtorch_cuda`, `context`, `shim`, `weights` and in it `map`, `records` and `upload`, `load` and
+//! in it `artifact`, `container`, `bind` and `graph`, and in that `warm_up`. At the level trace: `run` with its bucket
+//! and rung, and within it `pad` and `eager`. Without a subscriber they cost nothing measurable.
 //!
 //! ## Layers
 //!
@@ -46,15 +52,17 @@
 //! dlpack, outputs, peak, tensors, trial
 //! weights
 //! arrays, prepacked, shims, stats
-//! context
+//! plan
 //! eager, graphs, wiring
-//! program
+//! slot
+//! loaded
 //! loader
+//! program
 //! variant
 //! replica
-//! background
+//! background, session
 //! model
-//! runtime, swap, watch
+//! runtime, watch
 //! ```
 
 // Unit tests share the fakes of tests/, which name the crate.
@@ -64,7 +72,6 @@ extern crate self as precast_runtime;
 mod arrays;
 mod background;
 mod calls;
-mod context;
 mod devices;
 mod dispatch;
 pub mod dlpack;
@@ -78,6 +85,7 @@ mod graphs;
 mod host;
 mod identity;
 mod layout;
+mod loaded;
 mod loader;
 mod model;
 mod operators;
@@ -86,16 +94,18 @@ mod outputs;
 mod packing;
 mod pad;
 mod peak;
+mod plan;
 mod pool;
 mod prepacked;
 mod problem;
 mod program;
 mod replica;
 mod runtime;
+mod session;
 mod shims;
+mod slot;
 mod source;
 mod stats;
-mod swap;
 mod tensor;
 mod tensors;
 mod threads;
@@ -132,9 +142,9 @@ pub mod counters {
 /// CUDA devices: their streams and memory, and programs as CUDA graphs.
 pub mod cuda {
     pub use crate::ffi::{DeviceMemory, Scope, Stream, TensorRef};
-    pub use crate::graphs::Session;
     pub use crate::host::{device_memory, synchronize};
     pub use crate::options::Graphs;
+    pub use crate::session::{Session, Static};
 }
 
 /// The parts of a [`RuntimeError`], and the error of libtorch and CUDA.

@@ -1,64 +1,64 @@
-//! A loaded model: what answers calls.
+//! A loaded model, which answers calls.
 
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
 
 use precast_store::{
-    Hold,
-    record::{Program, Sizes, bucket_name},
+    Device, Digest, Hold,
+    record::{self, Sizes, bucket_name},
 };
 use smallvec::SmallVec;
 
 use super::{
     RuntimeError,
     arrays::{self, Argument},
-    background::Behind,
+    background::Background,
     ending,
     ffi::TensorRef,
-    graphs::Session,
     host::now,
-    loader::Slot,
+    loaded::Loaded,
     options::Inputs,
     outputs::Outputs,
     pool::Wait,
-    program::Ready,
+    program::Program,
     replica::{self, Replica},
-    variant::{Call, Variant},
+    session::Session,
+    variant::{CallOptions, Variant},
     weights::WeightSet,
 };
 
 /// A model of one release, ready on one or more devices.
 ///
-/// `Send + Sync`, and every method takes `&self`: share it between threads. A call takes one of the program's execution contexts for
-/// its time and waits when all are taken.
+/// `Send + Sync`, and every method takes `&self`: share it between threads. A call takes one of the program's slots for
+/// its time, and waits when all are taken.
 pub struct Model {
     pub(super) name: String,
     /// The names of its modules, sorted.
     known: Arc<[String]>,
     pub(super) replicas: Arc<Vec<Replica>>,
     policy: Inputs,
-    /// How long a call waits for an execution context.
+    /// The longest wait of a call for a slot.
     limit: Option<Duration>,
-    /// Counts calls where there are several replicas: of equally busy ones the next has its turn.
-    turn: AtomicUsize,
-    /// When it was loaded, in seconds since 1970.
+    /// Counts calls where there are several replicas, so that equally busy ones take them one after the other.
+    calls: AtomicUsize,
+    /// The time of the load, in seconds since 1970.
     pub(super) since: i64,
     pub(super) started: Instant,
-    /// From the beginning of the load.
+    /// The time from the beginning of the load.
     pub(super) loaded: Duration,
     pub(super) first_answer: OnceLock<Duration>,
     pub(super) complete: Arc<OnceLock<Duration>>,
-    /// Loads the rest behind the model.
-    behind: Option<Behind>,
-    /// The weight set of each replica; held while one is swapped for another.
+    /// Loads the rest while the model answers.
+    background: Option<Background>,
+    /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
-    /// Keeps gc from what it was loaded from: some of it is read when it is first needed.
+    /// Keeps gc from the release: parts of it are read when they are first needed.
     _hold: Option<Hold>,
 }
 
@@ -73,7 +73,11 @@ impl Model {
     ) -> Self {
         let loaded = started.elapsed();
         let complete = OnceLock::new();
-        if replicas.iter().flat_map(Replica::slots).all(Slot::settled) {
+        if replicas
+            .iter()
+            .flat_map(Replica::programs)
+            .all(Program::settled)
+        {
             let _ = complete.set(loaded);
         }
         let first = replicas.first().into_iter();
@@ -85,13 +89,13 @@ impl Model {
             replicas: Arc::new(replicas),
             policy,
             limit,
-            turn: AtomicUsize::new(0),
+            calls: AtomicUsize::new(0),
             since: now(),
             started,
             loaded,
             first_answer: OnceLock::new(),
             complete: Arc::new(complete),
-            behind: None,
+            background: None,
             weights: Mutex::new(weights),
             _hold: None,
         }
@@ -105,25 +109,25 @@ impl Model {
         }
     }
 
-    /// Starts the thread that loads what is not loaded yet, what has the highest priority first.
-    pub(super) fn load_behind(mut self, priority: &dyn Fn(&Program) -> i64) -> Self {
-        self.behind = Behind::start(&self.replicas, &self.complete, self.started, priority);
+    /// Starts the thread that loads the rest, programs of a higher priority first.
+    pub(super) fn load_rest(mut self, priority: &dyn Fn(&record::Program) -> i64) -> Self {
+        self.background = Background::start(&self.replicas, &self.complete, self.started, priority);
         self
     }
 
-    /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for what is
-    /// done only once.
+    /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for work that
+    /// is done only once.
     pub fn warm_up(&self) -> Result<(), RuntimeError> {
         for replica in &*self.replicas {
             let _work = ending::work().ok_or_else(|| RuntimeError::ending(replica.device))?;
-            let mut slots = replica.slots();
-            slots.try_for_each(|slot| slot.load(&replica.loader))?;
+            let mut programs = replica.programs();
+            programs.try_for_each(|program| program.load(&replica.loader))?;
             replica
                 .modules
                 .values()
                 .flatten()
                 .for_each(Variant::reroute);
-            replica.programs().try_for_each(Ready::warm_up)?;
+            replica.loaded().try_for_each(Loaded::warm_up)?;
         }
         let _ = self.complete.set(self.started.elapsed());
         Ok(())
@@ -139,8 +143,8 @@ impl Model {
         self.known.iter().map(String::as_str).collect()
     }
 
-    /// Returns the programs of one module, as their records have them.
-    pub fn programs(&self, module: &str) -> Vec<&Program> {
+    /// Returns the records of a module's programs.
+    pub fn programs(&self, module: &str) -> Vec<&record::Program> {
         let variants = self
             .replicas
             .first()
@@ -148,22 +152,23 @@ impl Model {
         variants
             .into_iter()
             .flatten()
-            .flat_map(|variant| variant.programs.iter().map(|slot| &*slot.program))
+            .flat_map(|variant| variant.programs.iter().map(|program| &*program.record))
             .collect()
     }
 
     /// Runs a module on inputs in the module's order.
     ///
-    /// Takes [`Value`](super::Value)s, or [`Tensor`](super::Tensor)s, which may be on the device already. Every input is checked before
-    /// anything foreign sees it: see [`RuntimeError::BadInput`] and the variants after it for what can be wrong. The
-    /// outputs are new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On
-    /// CUDA they are handed out when the work is in the stream of the calling thread, before it is done.
+    /// Takes [`Value`](super::Value)s, or [`Tensor`](super::Tensor)s, which may be on the device already. Every input
+    /// is checked before any foreign call: see [`RuntimeError::BadInput`] and the variants after it. The outputs are
+    /// new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On CUDA they are
+    /// handed out when the work is in the stream of the calling thread, before it is done.
     ///
     /// # Inputs that change
     ///
-    /// Another thread may give a clone of an input another storage during the call, or other sizes of up to five axes within its
-    /// storage: the call keeps to the sizes that it checked. The caller sees to it that no thread does more. A clone of more
-    /// axes, or a storage that grows, frees memory that the call reads. A write to the input's memory is a data race.
+    /// Another thread may give a clone of an input another storage during the call, or other sizes of up to five axes
+    /// within its storage: the call keeps to the sizes that it checked. The caller sees to it that no thread does more.
+    /// A clone of more axes, or a storage that grows, frees memory that the call reads. A write to the input's memory
+    /// is a data race.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
@@ -182,52 +187,47 @@ impl Model {
     /// # Ok(()) }
     /// ```
     pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
-        self.run_in(module, inputs, self.wait())
+        self.call(module, inputs, self.wait())
     }
 
-    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] instead of waiting for another call to end.
+    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] instead of waiting for another call
+    /// to end.
     pub fn try_run<A: Argument>(
         &self,
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        self.run_in(module, inputs, Wait::no())
+        self.call(module, inputs, Wait::no())
     }
 
-    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] when no execution context is free before
+    /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] when no slot is free before
     /// `deadline`.
     ///
-    /// What runs can't be cancelled: a call that got its context before the deadline is answered when it is done.
+    /// A running call can't be cancelled: a call that got its slot before the deadline is answered when it is done.
     pub fn run_until<A: Argument>(
         &self,
         module: &str,
         inputs: &[A],
         deadline: Instant,
     ) -> Result<Outputs, RuntimeError> {
-        self.run_in(module, inputs, Wait::Until(deadline))
+        self.call(module, inputs, Wait::Until(deadline))
     }
 
     fn wait(&self) -> Wait {
         self.limit.map_or(Wait::Forever, Wait::up_to)
     }
 
-    fn run_in<A: Argument>(
+    fn call<A: Argument>(
         &self,
         module: &str,
         inputs: &[A],
         wait: Wait,
     ) -> Result<Outputs, RuntimeError> {
-        let call = Call {
-            inputs: self.policy(inputs),
-            wait,
-        };
+        let policy = self.policy(inputs.iter().any(arrays::is_plain));
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let replica = self.replica(&inputs);
-        let variants = self.variants(replica, module)?;
-        let variant = variants
-            .iter()
-            .find(|variant| variant.signature.inputs.len() == inputs.len());
-        let Some(variant) = variant else {
+        let (replica, variants) = self.target(module, &inputs)?;
+        let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
+        let Some(variant) = variants.iter().find(takes) else {
             return Err(RuntimeError::InputCount {
                 module: variants[0].module.clone(),
                 expected: variants[0].names.len(),
@@ -235,7 +235,7 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        self.answer(replica, variant, &inputs, call)
+        self.answered(replica.admit(|| variant.answer(&inputs, CallOptions { policy, wait })))
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -260,16 +260,13 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let call = Call {
-            inputs: self.policy(inputs.iter().map(|(_, input)| input)),
-            wait: self.wait(),
-        };
+        let policy = self.policy(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
+        let wait = self.wait();
         let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
-        let replica = self.replica(&tensors);
-        let variants = self.variants(replica, module)?;
+        let (replica, variants) = self.target(module, &tensors)?;
         let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
             if wanted.len() != inputs.len() {
@@ -285,7 +282,10 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => self.answer(replica, variant, &ordered, call),
+            Some((variant, ordered)) => {
+                let call = CallOptions { policy, wait };
+                self.answered(replica.admit(|| variant.answer(&ordered, call)))
+            }
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -297,63 +297,113 @@ impl Model {
         }
     }
 
-    /// Returns what may be done to inputs: plain ones are brought to the device in any case.
-    fn policy<'a, A: Argument + 'a>(&self, inputs: impl IntoIterator<Item = &'a A>) -> Inputs {
-        match inputs.into_iter().any(arrays::is_plain) {
-            true => Inputs::MayCopy,
-            false => self.policy,
-        }
+    /// Returns whether inputs may be copied: plain ones are copied to the device in any case.
+    fn policy(&self, plain: bool) -> Inputs {
+        if plain { Inputs::MayCopy } else { self.policy }
     }
 
-    fn variants<'a>(
+    /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
+    /// began with, and sessions keep theirs; none sees both, and none fails.
+    ///
+    /// Nothing is changed when a loaded program does not accept the set.
+    pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
+        let _work = ending::work().ok_or_else(|| {
+            let devices = self.replicas.iter().map(|replica| replica.device);
+            RuntimeError::ending(devices.last().unwrap_or(Device::Cpu))
+        })?;
+        // One swap at a time; calls do not take this lock.
+        let mut held = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let pairs = self
+            .replicas
+            .iter()
+            .map(|replica| Ok((replica, weights.on(replica.device)?)));
+        let pairs: Vec<_> = pairs.collect::<Result<_, RuntimeError>>()?;
+        // Nothing is loaded meanwhile, so that all programs have the same weights.
+        let mut next: Vec<_> = self
+            .replicas
+            .iter()
+            .map(|replica| {
+                let weights = &replica.loader.weights;
+                weights.write().unwrap_or_else(PoisonError::into_inner)
+            })
+            .collect();
+        for (replica, weights) in &pairs {
+            let mut loaded = replica.loaded();
+            loaded.try_for_each(|program| program.accepts(weights))?;
+        }
+        for (i, (replica, new)) in pairs.iter().enumerate() {
+            if let Err(error) = replica.loaded().try_for_each(|program| program.swap(new)) {
+                // A graph could not be captured again: back to the old set everywhere, which was captured before.
+                for (replica, _) in &pairs[..=i] {
+                    let old = held.on(replica.device)?;
+                    replica.loaded().for_each(|program| {
+                        if let Err(error) = program.swap(&old) {
+                            tracing::error!(%error, "a program has no graph after a swap that failed");
+                        }
+                    });
+                }
+                return Err(error);
+            }
+        }
+        for (next, (_, weights)) in next.iter_mut().zip(&pairs) {
+            **next = weights.clone();
+        }
+        *held = weights.clone();
+        Ok(())
+    }
+
+    /// Returns the digest of the weight set that new calls use; none for a model without one.
+    pub fn weights(&self) -> Option<Digest> {
+        self.weights
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .digest()
+    }
+
+    /// Returns the replica that a call goes to, and its variants of a module.
+    fn target(
         &self,
-        replica: &'a Replica,
         module: &str,
-    ) -> Result<&'a [Variant], RuntimeError> {
-        match replica.modules.get(module) {
-            Some(variants) => Ok(variants),
-            None => Err(RuntimeError::NoModule {
-                model: self.name.clone(),
-                module: module.to_owned(),
-                known: self.known.clone(),
-            }),
-        }
-    }
-
-    /// Returns the replica that a call goes to.
-    fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
-        match &self.replicas[..] {
+        inputs: &[TensorRef<'_>],
+    ) -> Result<(&Replica, &[Variant]), RuntimeError> {
+        let replica = match &self.replicas[..] {
             [only] => only,
             several => {
                 let at = inputs.first().and_then(|input| input.meta().device());
-                let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-                replica::choose(several, at, turn)
+                let call = self.calls.fetch_add(1, Ordering::Relaxed);
+                replica::choose(several, at, call)
             }
-        }
+        };
+        let variants = replica.modules.get(module);
+        let variants = variants.ok_or_else(|| RuntimeError::NoModule {
+            model: self.name.clone(),
+            module: module.to_owned(),
+            known: self.known.clone(),
+        })?;
+        Ok((replica, variants))
     }
 
-    fn answer(
-        &self,
-        replica: &Replica,
-        variant: &Variant,
-        inputs: &[TensorRef<'_>],
-        call: Call,
-    ) -> Result<Outputs, RuntimeError> {
-        let result = replica.answer(variant, inputs, call);
+    /// Notes the time of the first answer.
+    fn answered(&self, result: Result<Outputs, RuntimeError>) -> Result<Outputs, RuntimeError> {
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
         }
         result
     }
 
-    /// Returns the static tensors and the launch of a bucket's program, for calls without copies. None where it does not run as a
-    /// CUDA graph on the first device.
-    pub fn session(&self, module: &str, sizes: &Sizes) -> Option<Session<'_>> {
-        let variants = self.replicas.first()?.modules.get(module)?;
-        variants
-            .iter()
-            .find_map(|variant| variant.exactly(sizes))?
-            .session()
+    /// Opens a session of the program of exactly these sizes, on the device with the fewest calls under way. It keeps
+    /// no call waiting, because it has a slot of its own until it is dropped.
+    ///
+    /// A new slot of a program that runs as a CUDA graph is captured here, which takes milliseconds; later sessions
+    /// find it. Fails with [`RuntimeError::Busy`] when there are as many sessions as
+    /// [`Runtime::instances`](super::Runtime::instances) says, and with [`RuntimeError::NoBucket`] where no program has
+    /// these sizes.
+    pub fn session(&self, module: &str, sizes: &Sizes) -> Result<Session<'_>, RuntimeError> {
+        let (replica, variants) = self.target(module, &[])?;
+        let mut known = variants.iter();
+        let variant = known.find(|variant| variant.has(sizes));
+        let program = variant.unwrap_or(&variants[0]).exactly(sizes)?;
+        Session::open(replica, program)
     }
 }
 

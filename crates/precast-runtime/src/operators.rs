@@ -2,12 +2,11 @@
 //!
 //! An artifact calls an operator that has no C entry point by its number in a JSON description, which is an object of
 //! the store like the operator's library. Both are verified like everything that is executed: the library is loaded
-//! from the sealed memory it was hashed in, once per digest and process, before the artifact; the description says
-//! which operator is called with what.
+//! from the sealed memory it was hashed in, once per digest and process, before the artifact; the description has the
+//! operators and their arguments.
 //!
-//! libtorch ends the process when a second library registers what one has registered. So a library is not loaded when
-//! the operators it is loaded for are there already, from another one: that is an error of the artifact, which the
-//! ladder answers.
+//! libtorch ends the process when a second library registers an operator. So a library is not loaded when another one
+//! has registered its operators: that is an error of the artifact, and the ladder answers.
 
 use std::sync::Arc;
 
@@ -17,7 +16,7 @@ use serde_json::Value as Json;
 
 use super::{
     RuntimeError, TorchError,
-    ffi::{Call, Loading, Operators, Value, registered},
+    ffi::{Call, Libraries, OperatorArgument, Operators, registered},
     source::Source,
 };
 
@@ -38,7 +37,7 @@ pub(super) fn prepare(
         None => Vec::new(),
     };
     if !artifact.libraries.is_empty() {
-        let mut loading = Loading::begin();
+        let mut loading = Libraries::begin();
         if !artifact
             .libraries
             .iter()
@@ -61,8 +60,8 @@ pub(super) fn prepare(
 
 /// Fails when an artifact's library seems to register an operator that the process has from another one.
 ///
-/// A library names what it registers; one that only adds to another's operators says so where its symbols were not
-/// stripped.
+/// A library has the names of the operators that it registers. One that only adds to another's operators shows it where
+/// its symbols were not stripped.
 fn unclaimed(
     source: &Arc<dyn Source>,
     artifact: &Artifact,
@@ -141,13 +140,13 @@ pub(super) fn read(source: &Arc<dyn Source>, object: &Digest) -> Result<Mapped, 
             source,
         })?;
     let found = Digest::of(&mapped);
-    match found == *object {
-        true => Ok(mapped),
-        false => Err(RuntimeError::WrongBytes {
+    if found != *object {
+        return Err(RuntimeError::WrongBytes {
             object: *object,
             found,
-        }),
+        });
     }
+    Ok(mapped)
 }
 
 /// Reads torch's description of an artifact's calls (`ExternKernelNodes` of torch/_export/serde/schema.py).
@@ -187,33 +186,35 @@ fn call(node: &Json) -> Result<Call, String> {
     })
 }
 
-fn value(kind: &str, value: &Json) -> Option<Value> {
+fn value(kind: &str, value: &Json) -> Option<OperatorArgument> {
     let list = || value.as_array();
     Some(match kind {
-        "as_none" => Value::None,
-        "as_tensor" => Value::Tensor,
-        "as_tensors" => Value::Tensors(list()?.len()),
+        "as_none" => OperatorArgument::None,
+        "as_tensor" => OperatorArgument::Tensor,
+        "as_tensors" => OperatorArgument::Tensors(list()?.len()),
         "as_optional_tensor" => match value.get("as_tensor") {
-            Some(_) => Value::Tensor,
-            None => Value::None,
+            Some(_) => OperatorArgument::Tensor,
+            None => OperatorArgument::None,
         },
         "as_optional_tensors" => {
             let there = list()?.iter().map(|one| one.get("as_tensor").is_some());
-            Value::OptionalTensors(there.collect())
+            OperatorArgument::OptionalTensors(there.collect())
         }
-        "as_int" | "as_sym_int" => Value::Int,
-        "as_ints" | "as_sym_ints" => Value::Ints(list()?.len()),
-        "as_float" => Value::Float(float(value)?),
-        "as_floats" => Value::Floats(list()?.iter().map(float).collect::<Option<_>>()?),
-        "as_bool" => Value::Bool(value.as_bool()?),
-        "as_bools" => Value::Bools(list()?.iter().map(Json::as_bool).collect::<Option<_>>()?),
-        "as_string" => Value::String(value.as_str()?.to_owned()),
-        "as_scalar_type" => Value::ScalarType(value.as_i64()?),
-        "as_layout" => Value::Layout(value.as_i64()?),
-        "as_memory_format" => Value::MemoryFormat(value.as_i64()?),
+        "as_int" | "as_sym_int" => OperatorArgument::Int,
+        "as_ints" | "as_sym_ints" => OperatorArgument::Ints(list()?.len()),
+        "as_float" => OperatorArgument::Float(float(value)?),
+        "as_floats" => OperatorArgument::Floats(list()?.iter().map(float).collect::<Option<_>>()?),
+        "as_bool" => OperatorArgument::Bool(value.as_bool()?),
+        "as_bools" => {
+            OperatorArgument::Bools(list()?.iter().map(Json::as_bool).collect::<Option<_>>()?)
+        }
+        "as_string" => OperatorArgument::String(value.as_str()?.to_owned()),
+        "as_scalar_type" => OperatorArgument::ScalarType(value.as_i64()?),
+        "as_layout" => OperatorArgument::Layout(value.as_i64()?),
+        "as_memory_format" => OperatorArgument::MemoryFormat(value.as_i64()?),
         "as_device" => {
             let name = value["type"].as_str()?;
-            Value::Device(match value["index"].as_i64() {
+            OperatorArgument::Device(match value["index"].as_i64() {
                 Some(index) => format!("{name}:{index}"),
                 None => name.to_owned(),
             })
@@ -251,17 +252,17 @@ mod tests {
             panic!()
         };
         assert_eq!((&*call.name, &*call.overload), ("lab::mix", "out"));
-        let values: Vec<Value> = call.arguments.iter().map(|(_, v)| v.clone()).collect();
-        let there = Value::OptionalTensors(vec![false, true]);
-        let device = Value::Device("cuda:0".to_owned());
+        let values: Vec<OperatorArgument> = call.arguments.iter().map(|(_, v)| v.clone()).collect();
+        let there = OperatorArgument::OptionalTensors(vec![false, true]);
+        let device = OperatorArgument::Device("cuda:0".to_owned());
         assert_eq!(
             values,
             [
-                Value::Tensor,
+                OperatorArgument::Tensor,
                 there,
-                Value::Float(f64::NEG_INFINITY),
-                Value::Ints(2),
-                Value::ScalarType(7),
+                OperatorArgument::Float(f64::NEG_INFINITY),
+                OperatorArgument::Ints(2),
+                OperatorArgument::ScalarType(7),
                 device
             ]
         );
@@ -288,7 +289,7 @@ mod tests {
 
     #[test]
     fn operators_are_resolved_against_their_schemas() {
-        let call = |name: &str, arguments: &[(&str, Value)]| Call {
+        let call = |name: &str, arguments: &[(&str, OperatorArgument)]| Call {
             name: name.to_owned(),
             overload: String::new(),
             arguments: arguments
@@ -300,13 +301,13 @@ mod tests {
             let error = Operators::new(&[call], Device::Cpu).err().unwrap();
             error.to_string()
         };
-        let x = ("self", Value::Tensor);
+        let x = ("self", OperatorArgument::Tensor);
         assert!(
             Operators::new(&[call("aten::relu", std::slice::from_ref(&x))], Device::Cpu).is_ok()
         );
         insta::assert_snapshot!(told(call("lab::none", &[])), @"operator `lab::none`: no loaded library registers it");
         insta::assert_snapshot!(told(call("aten::relu", &[])), @"operator `aten::relu`: argument `self`: it has no value");
-        insta::assert_snapshot!(told(call("aten::relu", &[("self", Value::Int)])), @"operator `aten::relu`: argument `self`: it was compiled with another type than `Tensor`");
-        insta::assert_snapshot!(told(call("aten::relu", &[x, ("k", Value::Int)])), @"operator `aten::relu`: it was compiled with arguments that its schema does not have");
+        insta::assert_snapshot!(told(call("aten::relu", &[("self", OperatorArgument::Int)])), @"operator `aten::relu`: argument `self`: it was compiled with another type than `Tensor`");
+        insta::assert_snapshot!(told(call("aten::relu", &[x, ("k", OperatorArgument::Int)])), @"operator `aten::relu`: it was compiled with arguments that its schema does not have");
     }
 }

@@ -1,4 +1,4 @@
-//! What a caller may choose when a model is loaded: copies of inputs, CUDA graphs, and the time of loading.
+//! Options of a load: copies of inputs, CUDA graphs, and the time of loading.
 
 use precast_store::record::Program;
 
@@ -15,12 +15,12 @@ pub enum Inputs {
 /// Which programs run as CUDA graphs, on a device that has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
-    /// Those built with `mode = "reduce-overhead"` or `"max-autotune"`.
+    /// Programs built with `mode = "reduce-overhead"` or `"max-autotune"`.
     #[default]
     AsBuilt,
     /// Every program that can be captured.
     Always,
-    /// None.
+    /// No program.
     Never,
 }
 
@@ -49,7 +49,7 @@ pub enum Loading {
     /// One of each module before, the rest by a thread of its own in the order of their priority. A request for one
     /// that is not there yet loads it.
     Background,
-    /// Each when a request needs it, so that nothing is loaded that nobody asks for. The memory that CUDA graphs share grows
-    /// with each larger one, where the other ways begin with the largest.
+    /// Each when a request needs it, so that nothing is loaded that nobody asks for. The memory that CUDA graphs share
+    /// grows with each larger one, where the other ways begin with the largest.
     OnDemand,
 }

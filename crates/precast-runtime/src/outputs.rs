@@ -1,4 +1,4 @@
-//! What a call answers: tensors, and what made them.
+//! The answer of a call: tensors, and the program that made them.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -35,7 +35,7 @@ impl Rung {
     }
 }
 
-/// What answered a call.
+/// The program that answered a call, and how.
 #[derive(Clone)]
 pub struct Served {
     pub(super) program: Arc<Program>,
@@ -56,7 +56,7 @@ impl Served {
         (self.program.dynamic.is_none()).then_some(&self.program.sizes)
     }
 
-    /// Returns the rung of the ladder it stands on.
+    /// Returns its rung of the ladder.
     pub fn rung(&self) -> Rung {
         self.rung
     }
@@ -71,7 +71,7 @@ impl Served {
         self.device
     }
 
-    /// Returns the sizes that were asked for.
+    /// Returns the sizes of the request.
     pub fn request(&self) -> Sizes {
         let names = self.program.sizes.keys().cloned();
         names.zip(self.request.iter().copied()).collect()
@@ -94,30 +94,30 @@ impl fmt::Debug for Served {
 
 /// The outputs of one call, in the module's order. They belong to the caller.
 ///
-/// On CUDA a call is answered before the device has seen the values of inputs that were there already. Where one of them
-/// is out of bounds, these are no answer: [`Self::array`] fails, and [`Self::check`] says so to callers who take the
-/// tensors.
+/// On CUDA a call returns before the device has checked the values of inputs that were there already. If one of them is
+/// out of bounds, the outputs are invalid: [`Self::array`] fails, and so does [`Self::check`], for callers that take
+/// the tensors.
 #[derive(Debug)]
 pub struct Outputs {
     pub(super) tensors: SmallVec<[Tensor; 4]>,
-    /// What the device finds wrong with the call.
+    /// The device's notes of the call's values.
     pub(super) flags: Option<Flags>,
     pub(super) served: Served,
 }
 
 impl Outputs {
-    /// Returns what answered the call.
+    /// Returns the program that answered the call, and how.
     pub fn served(&self) -> &Served {
         &self.served
     }
 
-    /// Waits until the device has seen the values of the call's inputs, where it is to look at them, and fails with what was
-    /// wrong with them: [`RuntimeError::BadInput`] for a value out of bounds, [`RuntimeError::CheckFailed`] for an index that
-    /// the program computed. Then the outputs are to be thrown away; the model goes on answering.
+    /// Waits for the device's check of the call's values, and fails with [`RuntimeError::BadInput`] for an input out of
+    /// bounds and with [`RuntimeError::CheckFailed`] for an index that the program computed. Then discard the outputs;
+    /// later calls work.
     ///
-    /// There is something to wait for only on CUDA, where inputs with bounds were on the device when the call began or the
-    /// program computes indices. It reads on the stream that is current on this thread, which must have the call before it.
-    /// [`Self::array`] does the same first; who uses the tensors themselves, or hands them on, calls this.
+    /// It waits only on CUDA, for a program that computes indices or whose inputs have bounds and were on the device.
+    /// It reads on the stream that is current on this thread, which must come after the call. [`Self::array`] does the
+    /// same first. Callers that use the tensors themselves, or pass them on, call this.
     pub fn check(&self) -> Result<(), RuntimeError> {
         self.flags.as_ref().map_or(Ok(()), Flags::check)
     }

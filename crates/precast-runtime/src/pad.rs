@@ -31,7 +31,7 @@ impl Buffers {
     }
 }
 
-/// A bucket's input, and what fills it up.
+/// A bucket's input and its pad value.
 pub struct Buffer {
     pub tensor: Handle,
     /// The pad value, on the device; none for zero.
@@ -45,9 +45,10 @@ impl Buffer {
         let make = |device| Handle::empty(&layout.shape, &layout.stride, layout.dtype, device);
         let bytes = bytes_of(input.pad, layout.dtype)?;
         let zero = bytes.iter().all(|&byte| byte == 0);
-        let pad = match zero {
-            true => None,
-            false => Some(Handle::of(&bytes[..], &[], layout.dtype)?),
+        let pad = if zero {
+            None
+        } else {
+            Some(Handle::of(&bytes[..], &[], layout.dtype)?)
         };
         let here = Self {
             tensor: make(Device::Cpu)?,
@@ -70,7 +71,7 @@ impl Buffer {
     }
 
     /// Writes the pad value everywhere.
-    fn blank(&self) -> Result<(), TorchError> {
+    pub fn blank(&self) -> Result<(), TorchError> {
         match &self.pad {
             None => self.tensor.zero(),
             Some(pad) => self.tensor.copy_from(pad),
@@ -96,8 +97,9 @@ impl Buffer {
         corner.copy_from(source)
     }
 
-    /// Pads what is one smaller in each bucketed dimension, so that a device has loaded what that takes. Nothing changes.
-    pub fn rehearse(&mut self, input: &Input) -> Result<(), TorchError> {
+    /// Pads a request one smaller in each bucketed dimension, so that a device has loaded the kernels of padding.
+    /// Nothing changes.
+    pub fn warm_up(&mut self, input: &Input) -> Result<(), TorchError> {
         if !matches!(self.tensor.meta().device(), Some(Device::Cuda(_)))
             || input.dims.iter().all(Option::is_none)
         {
@@ -259,7 +261,7 @@ mod tests {
                     wide.copy_from(&buffer.tensor).unwrap();
                     let want = [1.0, 0.0, value, value, value, value];
                     assert_eq!(wide.read::<f64>().unwrap(), want, "{dtype} {pad:?}");
-                    // What the next fill must not leave.
+                    // The next fill must overwrite all of it.
                     wide.copy_from(&Handle::of(&[1i64], &[], Dtype::Int64).unwrap())
                         .unwrap();
                     buffer.tensor.copy_from(&wide).unwrap();

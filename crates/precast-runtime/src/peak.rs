@@ -1,9 +1,9 @@
-//! How much memory a call takes beyond what its process had before.
+//! The memory of a call beyond the memory of its process before.
 //!
-//! On the CPU that is resident memory as the kernel counts it: the heap's free pages are given back, the kernel's high-water
-//! mark is set to what is left, and read again after the call. What other threads take meanwhile counts too, so it is for
-//! processes that do nothing else. On CUDA it is what torch's allocator gave out; the memory of a captured graph was given
-//! out when it was captured.
+//! On the CPU that is resident memory as the kernel counts it: the heap's free pages are given back, the kernel's
+//! high-water mark is set to the rest, and read again after the call. Memory of other threads counts too, so it is for
+//! processes that do nothing else. On CUDA it is the memory of torch's allocator; that of a captured graph was
+//! allocated by the capture.
 
 use std::fs;
 
@@ -14,15 +14,15 @@ use super::{
     host::device_memory,
 };
 
-/// Returns what `call` returns, and the bytes that it had at most; none where that can't be known.
+/// Returns the result of `call` and its maximum of memory, in bytes; none where the system does not measure it.
 pub fn peak<T>(device: Device, call: impl FnOnce() -> T) -> (T, Option<u64>) {
     let before = mark(device);
     let result = call();
-    let most = before.and_then(|before| Some(highest(device)?.saturating_sub(before)));
-    (result, most)
+    let max = before.and_then(|before| Some(highest(device)?.saturating_sub(before)));
+    (result, max)
 }
 
-/// Sets the high-water mark to what there is now, and returns that.
+/// Sets the high-water mark to the present memory, and returns that.
 fn mark(device: Device) -> Option<u64> {
     match device {
         Device::Cpu => {
@@ -75,7 +75,7 @@ mod tests {
             panic!("this kernel does not say")
         };
         assert!(held(most), "{most}");
-        // What was freed is not there to be used unseen.
+        // Freed pages were given back, so that a second use is measured as well.
         let (_, again) = peak(Device::Cpu, hold);
         assert!(held(again.unwrap()), "{again:?}");
     }

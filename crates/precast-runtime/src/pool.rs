@@ -1,5 +1,5 @@
-//! A few of one thing for any number of callers: each has one alone, and callers beyond the limit wait, for as long as they
-//! say.
+//! A bounded number of items for any number of callers: each caller has an item of its own, and callers beyond the
+//! limit wait.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -7,23 +7,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a caller waits for another one.
+/// How long a caller waits for others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wait {
     #[default]
     Forever,
-    /// Until then; not at all when that is over.
+    /// Until that time; not at all when it is past.
     Until(Instant),
 }
 
 impl Wait {
-    /// Returns the wait that ends after `limit`; without end where no clock goes so far.
+    /// Returns the wait that ends after `limit`; without end where the clock does not go so far.
     pub fn up_to(limit: Duration) -> Self {
         let end = Instant::now().checked_add(limit);
         end.map_or(Self::Forever, Self::Until)
     }
 
-    /// Returns the wait for nothing.
+    /// Returns a wait that is over.
     pub fn no() -> Self {
         Self::Until(Instant::now())
     }
@@ -39,7 +39,7 @@ impl Wait {
 
 /// Locks `mutex`; none when the wait was over first.
 ///
-/// A mutex has no wait with an end, so it is tried again and again: only a call that hangs holds one of these for long.
+/// A mutex has no wait with an end, so it is tried again and again. Only a call that hangs holds one of these for long.
 pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>> {
     const FIRST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(2);
@@ -61,21 +61,22 @@ pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>>
 
 /// Idle items, and the number of all items.
 pub(super) struct Pool<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<Items<T>>,
     returned: Condvar,
     limit: usize,
 }
 
-struct State<T> {
+struct Items<T> {
     idle: Vec<T>,
     made: usize,
     waiting: usize,
 }
 
-/// A caller's place in a pool. On drop its item goes back; without one, another may be made in its place.
-struct Place<'a, T> {
+/// A caller's place in a pool. On drop its item goes back. Without an item, as after a panic of a caller that took it
+/// out, the next caller may make one.
+pub(super) struct Place<'a, T> {
     pool: &'a Pool<T>,
-    item: Option<T>,
+    pub item: Option<T>,
 }
 
 impl<T> Pool<T> {
@@ -83,7 +84,7 @@ impl<T> Pool<T> {
     pub fn new(limit: usize) -> Self {
         let limit = limit.max(1);
         Self {
-            state: Mutex::new(State {
+            state: Mutex::new(Items {
                 idle: Vec::with_capacity(limit.min(64)),
                 made: 0,
                 waiting: 0,
@@ -93,32 +94,35 @@ impl<T> Pool<T> {
         }
     }
 
+    /// Starts with one item, and makes no other beside it.
+    pub fn of(item: T) -> Self {
+        let pool = Self::new(1);
+        {
+            let mut state = pool.lock();
+            state.idle.push(item);
+            state.made = 1;
+        }
+        pool
+    }
+
+    /// Drops the idle items. Later callers make new ones.
+    pub fn drop_idle(&self) {
+        let idle = {
+            let mut state = self.lock();
+            state.made -= state.idle.len();
+            std::mem::take(&mut state.idle)
+        };
+        drop(idle);
+    }
+
     /// Returns how many callers may have one at once.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Runs `work` on an item that no other caller has meanwhile; the item goes back, also after an error. Returns none when
-    /// the wait was over first.
-    ///
-    /// `make` gets an idle item, if there is one, and returns the item to use. After an error of `make` the item is dropped, and
-    /// also after a panic, which may leave it half done.
-    pub fn with<R, E>(
-        &self,
-        wait: Wait,
-        make: impl FnOnce(Option<T>) -> Result<T, E>,
-        work: impl FnOnce(&mut T) -> Result<R, E>,
-    ) -> Option<Result<R, E>> {
-        let mut place = self.take(wait)?;
-        Some(make(place.item.take()).and_then(|mut item| {
-            let result = work(&mut item);
-            place.item = Some(item);
-            result
-        }))
-    }
-
-    /// Takes a place, with an idle item if there is one; none when the wait was over first.
-    fn take(&self, wait: Wait) -> Option<Place<'_, T>> {
+    /// Takes a place, with an idle item if there is one; none when the wait was over first. The caller makes a missing
+    /// item.
+    pub fn take(&self, wait: Wait) -> Option<Place<'_, T>> {
         let mut state = self.lock();
         loop {
             let item = state.idle.pop();
@@ -142,8 +146,8 @@ impl<T> Pool<T> {
         }
     }
 
-    /// A notification is a system call, so it is made only when somebody waits.
-    fn wake(&self, state: MutexGuard<'_, State<T>>) {
+    /// Notifies a waiting caller. A notification is a system call, so there is none while no caller waits.
+    fn wake(&self, state: MutexGuard<'_, Items<T>>) {
         let waited = state.waiting > 0;
         drop(state);
         if waited {
@@ -151,7 +155,7 @@ impl<T> Pool<T> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, Items<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -181,6 +185,21 @@ mod tests {
     use super::*;
 
     type Worked = Option<Result<usize, ()>>;
+
+    /// Runs `work` on an item, as a call does.
+    fn with<R>(
+        pool: &Pool<usize>,
+        wait: Wait,
+        make: impl FnOnce(Option<usize>) -> Result<usize, ()>,
+        work: impl FnOnce(&mut usize) -> Result<R, ()>,
+    ) -> Option<Result<R, ()>> {
+        let mut place = pool.take(wait)?;
+        Some(make(place.item.take()).and_then(|mut item| {
+            let result = work(&mut item);
+            place.item = Some(item);
+            result
+        }))
+    }
 
     fn make(item: Option<usize>) -> Result<usize, ()> {
         Ok(item.unwrap_or(7))
@@ -219,7 +238,7 @@ mod tests {
                             using.fetch_sub(1, Ordering::SeqCst);
                             Ok(())
                         };
-                        let worked = pool.with(Wait::Forever, make, work).unwrap();
+                        let worked = with(&pool, Wait::Forever, make, work).unwrap();
                         assert_eq!(worked.is_err(), (call + number) % 97 == 0);
                     }
                 })
@@ -244,16 +263,16 @@ mod tests {
         for _ in 0..8 {
             // While it is made, and while it is used.
             panics(&|| {
-                let worked: Worked = pool.with(Wait::no(), |_| panic!("as meant"), |_| Ok(1));
+                let worked: Worked = with(&pool, Wait::no(), |_| panic!("as meant"), |_| Ok(1));
                 worked.unwrap().unwrap();
             });
             panics(&|| {
-                let worked: Worked = pool.with(Wait::no(), make, |_| panic!("as meant"));
+                let worked: Worked = with(&pool, Wait::no(), make, |_| panic!("as meant"));
                 worked.unwrap().unwrap();
             });
             // An error of the work loses nothing.
             assert_eq!(
-                pool.with(Wait::no(), make, |_| Err::<(), _>(())),
+                with(&pool, Wait::no(), make, |_| Err::<(), _>(())),
                 Some(Err(()))
             );
             assert_eq!(pool.lock().idle.len(), 1);
@@ -270,7 +289,7 @@ mod tests {
     fn a_wait_ends_when_it_is_to() {
         let pool = Pool::new(1);
         let held = taken(&pool, Wait::Forever).unwrap();
-        let worked: Worked = pool.with(Wait::no(), make, |item| Ok(*item));
+        let worked: Worked = with(&pool, Wait::no(), make, |item| Ok(*item));
         assert_eq!(worked, None);
         let begun = Instant::now();
         assert!(pool.take(Wait::up_to(Duration::from_millis(50))).is_none());

@@ -20,7 +20,7 @@ use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
 
 use super::{
     TorchError,
-    ffi::{Call, Handle, Meta, Operators, Value, Weight},
+    ffi::{Call, Handle, Meta, OperatorArgument, Operators, Weight},
     layout::{bytes_of, same_strides},
     packing,
     weights::Weights,
@@ -69,9 +69,10 @@ impl Bound<'_> {
                 made.dense() && made.storage() == of.storage()
             };
             of.retain(viewed);
-            let own = match of.is_empty() {
-                true => bytes_of(&wanted.shape, wanted.dtype),
-                false => 0,
+            let own = if of.is_empty() {
+                bytes_of(&wanted.shape, wanted.dtype)
+            } else {
+                0
             };
             Ok((Weight::made(handle, of), own))
         })?;
@@ -132,27 +133,27 @@ impl Bound<'_> {
             let value = match operand {
                 Operand::Constant(_) | Operand::Call(_) => {
                     tensors.push(self.tensor(operand, of)?);
-                    Value::Tensor
+                    OperatorArgument::Tensor
                 }
                 Operand::Tensors(list) => {
                     for operand in list {
                         tensors.push(self.tensor(operand, of)?);
                     }
-                    Value::Tensors(list.len())
+                    OperatorArgument::Tensors(list.len())
                 }
-                Operand::None(()) => Value::None,
-                Operand::Bool(value) => Value::Bool(*value),
+                Operand::None(()) => OperatorArgument::None,
+                Operand::Bool(value) => OperatorArgument::Bool(*value),
                 Operand::Int(value) => {
                     ints.push(*value);
-                    Value::Int
+                    OperatorArgument::Int
                 }
                 Operand::Ints(values) => {
                     ints.extend(values);
-                    Value::Ints(values.len())
+                    OperatorArgument::Ints(values.len())
                 }
-                Operand::Float(value) => Value::Float(*value),
-                Operand::ScalarType(number) => Value::ScalarType(*number),
-                Operand::MemoryFormat(number) => Value::MemoryFormat(*number),
+                Operand::Float(value) => OperatorArgument::Float(*value),
+                Operand::ScalarType(number) => OperatorArgument::ScalarType(*number),
+                Operand::MemoryFormat(number) => OperatorArgument::MemoryFormat(*number),
             };
             arguments.push((name.clone(), value));
         }
@@ -198,14 +199,14 @@ fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
                 && same_strides(&wanted.shape, made.strides(), stride)
         }
     };
-    match right && made.dtype() == Some(wanted.dtype) {
-        true => Ok(()),
-        false => Err(format!(
-            "its recipe does not give {} {:?} in the order it was compiled for",
-            wanted.dtype, wanted.shape
-        )
-        .into()),
+    if right && made.dtype() == Some(wanted.dtype) {
+        return Ok(());
     }
+    let (dtype, shape) = (wanted.dtype, &wanted.shape);
+    Err(
+        format!("its recipe does not give {dtype} {shape:?} in the order it was compiled for")
+            .into(),
+    )
 }
 
 #[cfg(test)]

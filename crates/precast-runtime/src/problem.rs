@@ -1,10 +1,10 @@
-//! What can be wrong with one input of a call.
+//! Problems of one input of a call.
 
 use std::fmt;
 
 use precast_store::{Device, record::Dtype};
 
-/// What is wrong with one input.
+/// A problem of one input.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Problem {
@@ -159,7 +159,7 @@ impl fmt::Display for Problem {
 }
 
 impl Problem {
-    /// Returns what the caller can do about it.
+    /// Returns a remedy for the caller.
     pub(super) fn hint(&self) -> String {
         let text = match self {
             Self::Undefined => "pass a tensor that holds something",

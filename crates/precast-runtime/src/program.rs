@@ -1,275 +1,182 @@
-//! One program, loaded on one device: checked, its artifacts loaded, ready to run as execution contexts or as a CUDA graph.
+//! One program of a model: its record, its counters and its load state.
 //!
-//! Calls of it are in `program/run.rs`.
+//! | from | to | by |
+//! |---|---|---|
+//! | not loaded | loaded | a load: artifacts, a CUDA graph or eager |
+//! | | failed | a load: nothing runs it, and the ladder answers for the life of the model |
+//! | | resting | a load during which the host was at fault for a moment (no file handle, no memory, a failed read) |
+//! | resting | loaded, failed, resting | the first call after the pause; a pause is twice as long as the one before it |
+//!
+//! A load that fails for any other reason is the caller's error and leaves the state.
 
-use std::{collections::BTreeMap, sync::Arc};
-
-use precast_store::{
-    Device,
-    record::{Artifact, Eager as Exported, Program},
+use std::{
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::{Duration, Instant},
 };
+
+use precast_store::record;
 
 use super::{
     RuntimeError,
-    context::{ExecutionContexts, Plan, PlanStep, With},
-    eager::Eager,
-    ffi::{Handles, Library, cuda},
-    flags::Watch,
-    graphs::{Graphed, Session, Shared},
-    identity, operators,
-    pad::{self, Buffer, Cut},
-    pool::Wait,
-    source::Source,
-    weights::Weights,
-    wiring::{check_layouts, last_uses},
+    host::make_room,
+    loaded::Loaded,
+    loader::{Loader, Outcome},
+    pool::{self, Wait},
+    stats::Counters,
 };
 
-mod run;
+/// The first and the longest pause of a resting program.
+const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(10)];
 
-pub(super) use run::Sizes;
-
-/// A program that can run.
-pub(super) struct Ready {
-    pub plan: Plan,
-    runner: Runner,
-    graph: Option<Graphed>,
-    /// What of its values only the device sees, where it is no graph.
-    watch: Watch,
-    /// Why there is no graph where one was wanted.
-    pub refused: Option<String>,
-    /// For each output, where a padded call cuts it.
-    cuts: Vec<Vec<Cut>>,
-    /// Whether eager runs it though its artifact would load, because it was faster when it was built.
-    pub preferred: bool,
+/// One program of a model, loaded or not.
+pub(super) struct Program {
+    pub record: Arc<record::Program>,
+    pub counters: Counters,
+    /// Set once, by the load that settles the program; none where it failed. Calls read it without a lock.
+    settled: OnceLock<Option<Loaded>>,
+    /// Eager, which answers while the program rests.
+    instead: OnceLock<Loaded>,
+    pause: Mutex<Option<Pause>>,
+    loading: Mutex<()>,
 }
 
-enum Runner {
-    Artifacts(ExecutionContexts),
-    Eager(Eager),
+/// The load states of a program.
+enum LoadState<'a> {
+    NotLoaded,
+    /// Eager may answer meanwhile.
+    Resting(Pause, Option<&'a Loaded>),
+    Loaded,
+    Failed,
 }
 
-impl Ready {
-    /// Loads a program: checks its record and loads its artifacts. It has no execution context yet: [`Self::prepare`] makes one.
-    pub fn load(
-        source: &Arc<dyn Source>,
-        program: Arc<Program>,
-        with: With,
-    ) -> Result<Self, RuntimeError> {
-        let malformed = |reason: String| RuntimeError::Malformed {
-            program: program.id,
-            reason,
-        };
-        let last_use = last_uses(&program).map_err(malformed)?;
-        let cuts = program
-            .outputs
-            .iter()
-            .map(|output| pad::cuts(output, program.sizes.iter()));
-        let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
-        let mut steps = Vec::with_capacity(program.steps.len());
-        let mut artifacts: BTreeMap<_, Arc<Artifact>> = BTreeMap::new();
-        for (i, step) in program.steps.iter().enumerate() {
-            let artifact = match artifacts.get(&step.artifact) {
-                Some(artifact) => artifact.clone(),
-                None => {
-                    let host = (with.device, &*with.host);
-                    let read = identity::artifact(&**source, &step.artifact, host)?;
-                    artifacts
-                        .entry(step.artifact)
-                        .or_insert(Arc::new(read))
-                        .clone()
-                }
-            };
-            if let Some(trials) = &with.trials {
-                let mut objects = artifact.libraries.clone();
-                objects.push(artifact.object);
-                trials.first(&**source, &objects, with.device)?;
-            }
-            // Before the artifact, which may need their symbols.
-            let operators = operators::prepare(source, &artifact, with.device)?;
-            let library = Library::load(&artifact.object, &artifact.target.torch, || {
-                let object = artifact.object;
-                let unreadable = |source| RuntimeError::Unreadable { object, source };
-                source.memfd(&object).map_err(unreadable)
-            })?;
-            if let Some(trials) = &with.trials {
-                trials.loaded(artifact.object);
-            }
-            let inputs = step
-                .inputs
-                .iter()
-                .map(|&value| (value, last_use[value] == Some(i)))
-                .collect();
-            steps.push(PlanStep {
-                artifact,
-                library,
-                operators,
-                inputs,
-            });
-        }
-        check_layouts(&program, &steps).map_err(malformed)?;
-        let plan = Plan {
-            program: program.clone(),
-            module: program.module.as_str().into(),
-            device: with.device,
-            steps,
-            aliases: with.aliases,
-            extras: with.extras,
-        };
-        let contexts = ExecutionContexts::new(with.weights, with.instances);
-        Ok(Self::new(plan, Runner::Artifacts(contexts), cuts))
-    }
+#[derive(Clone, Copy)]
+struct Pause {
+    until: Instant,
+    length: Duration,
+}
 
-    fn new(plan: Plan, runner: Runner, cuts: Vec<Vec<Cut>>) -> Self {
-        let watch = Watch::new(&plan.program, &plan.module, plan.device, false);
+impl Program {
+    pub fn new(record: Arc<record::Program>) -> Self {
         Self {
-            plan,
-            runner,
-            graph: None,
-            watch,
-            refused: None,
-            cuts,
-            preferred: false,
+            record,
+            counters: Counters::default(),
+            settled: OnceLock::new(),
+            instead: OnceLock::new(),
+            pause: Mutex::default(),
+            loading: Mutex::default(),
         }
     }
 
-    /// Makes and binds the first execution context where calls will take one, so that what can't be bound fails at load and not at a
-    /// call. A program that runs as a graph needs none: its containers would load all code once more, for nobody.
-    pub fn prepare(&self) -> Result<(), RuntimeError> {
-        match (&self.runner, &self.graph) {
-            (Runner::Artifacts(contexts), None) => {
-                contexts.with(&self.plan, Wait::Forever, |_| Ok(()))
-            }
-            _ => Ok(()),
+    fn state(&self) -> LoadState<'_> {
+        match self.settled.get() {
+            Some(Some(_)) => LoadState::Loaded,
+            Some(None) => LoadState::Failed,
+            None => match *self.pause() {
+                Some(pause) => LoadState::Resting(pause, self.instead.get()),
+                None => LoadState::NotLoaded,
+            },
         }
     }
 
-    /// Loads a program's exported graph in place of its artifacts.
-    pub fn eager(
-        source: &Arc<dyn Source>,
-        program: Arc<Program>,
-        exported: &Exported,
-        with: With,
-    ) -> Result<Self, RuntimeError> {
-        let malformed = |reason: String| RuntimeError::Malformed {
-            program: program.id,
-            reason,
-        };
-        let cuts = program
-            .outputs
-            .iter()
-            .map(|output| pad::cuts(output, program.sizes.iter()));
-        let cuts = cuts.collect::<Result<_, _>>().map_err(malformed)?;
-        let eager = Eager::new(source, &program, exported, &with)?;
-        let plan = Plan {
-            module: program.module.as_str().into(),
-            program,
-            device: with.device,
-            steps: Vec::new(),
-            aliases: with.aliases,
-            extras: with.extras,
-        };
-        Ok(Self::new(plan, Runner::Eager(eager), cuts))
+    fn pause(&self) -> MutexGuard<'_, Option<Pause>> {
+        self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Captures the program into a graph; keeps the reason when that can't be done.
-    pub fn capture(&mut self, weights: Arc<Weights>, shared: &Arc<Shared>) {
-        if let Runner::Eager(..) = self.runner {
-            self.refused = Some("it runs as its exported graph".to_owned());
-            return;
-        }
-        if self.plan.program.dynamic.is_some() {
-            // A graph is of one size: replayed for another it would answer the wrong thing.
-            self.refused = Some("its sizes are not fixed".to_owned());
-            return;
-        }
-        match Graphed::capture(&self.plan, &weights, shared) {
-            Ok(graph) => (self.graph, self.refused) = (Some(graph), None),
-            Err(reason) => {
-                let bucket = self.plan.bucket();
-                tracing::warn!(
-                    module = &*self.plan.module,
-                    bucket,
-                    %reason,
-                    "no CUDA graph for a program"
-                );
-                (self.graph, self.refused) = (None, Some(reason.to_string()));
+    /// Changes the state after a load.
+    fn set(&self, outcome: Outcome) {
+        match outcome {
+            Outcome::Loaded(loaded) => drop(self.settled.set(Some(loaded))),
+            Outcome::Failed => drop(self.settled.set(None)),
+            Outcome::Postponed(instead) => {
+                if let Some(instead) = instead {
+                    drop(self.instead.set(instead));
+                }
+                self.rest();
             }
         }
     }
 
-    /// Runs it once on padding, and waits until it is done.
-    pub fn warm_up(&self) -> Result<(), RuntimeError> {
-        let mut inputs = Handles::new();
-        for input in &self.plan.program.inputs {
-            let buffer = Buffer::new(input, self.plan.device).and_then(|mut buffer| {
-                buffer.rehearse(input)?;
-                Ok(buffer)
-            });
-            inputs.push(buffer.map_err(|error| self.tensor(error))?.tensor);
-        }
-        match self.run(inputs, Sizes::Exact, Wait::Forever) {
-            // It ran; what padding alone makes a model compute need not be an index.
-            Ok(_) | Err(RuntimeError::CheckFailed { .. }) => {}
-            Err(error) => return Err(error),
-        }
-        if let Device::Cuda(ordinal) = self.plan.device {
-            cuda()
-                .and_then(|cuda| cuda.synchronize(ordinal))
-                .map_err(|reason| self.plan.failed("warm-up", reason))?;
-        }
-        Ok(())
+    /// Begins a pause, twice as long as the one before.
+    fn rest(&self) {
+        let mut pause = self.pause();
+        let length = pause.map_or(PAUSES[0], |pause| pause.length * 2);
+        let length = length.min(PAUSES[1]);
+        let until = Instant::now() + length;
+        *pause = Some(Pause { until, length });
     }
 
-    /// Returns what runs it.
-    pub fn runner(&self) -> &'static str {
-        match &self.graph {
-            Some(_) => "graph",
-            None if self.is_eager() => "eager",
-            None => "artifact",
+    /// Returns the program that answers calls, where it is loaded.
+    pub fn loaded(&self) -> Option<&Loaded> {
+        match self.settled.get() {
+            Some(loaded) => loaded.as_ref(),
+            None => self.instead.get(),
         }
     }
 
-    /// Loads the exported graph of a program that runs as one. Fails when it does not load.
-    pub fn interpret(&self) -> Result<(), RuntimeError> {
-        match &self.runner {
-            Runner::Eager(eager) => eager.with(Wait::Forever, |_| Ok(())),
-            Runner::Artifacts(_) => Ok(()),
-        }
+    /// Returns whether it was loaded or failed, so that it is not loaded again.
+    pub fn settled(&self) -> bool {
+        self.settled.get().is_some()
     }
 
-    /// Returns whether its exported graph runs, and not its artifacts.
+    /// Returns whether nothing runs it now: it failed, or it rests without eager.
+    pub fn lost(&self) -> bool {
+        matches!(
+            self.state(),
+            LoadState::Failed | LoadState::Resting(_, None)
+        )
+    }
+
+    pub fn rests(&self) -> bool {
+        matches!(self.state(), LoadState::Resting(..))
+    }
+
+    /// Returns whether it rests and its pause is over.
+    pub fn rested(&self) -> bool {
+        matches!(self.state(), LoadState::Resting(pause, _) if pause.until <= Instant::now())
+    }
+
+    /// Returns whether eager runs it because its artifacts don't load.
+    pub fn substituted(&self) -> bool {
+        let eager = |loaded: &Loaded| loaded.is_eager() && !loaded.preferred;
+        self.loaded().is_some_and(eager) && !self.record.steps.is_empty()
+    }
+
+    /// Returns whether eager runs it, or will.
     pub fn is_eager(&self) -> bool {
-        matches!(self.runner, Runner::Eager(..))
+        let never_compiled = || self.record.steps.is_empty();
+        self.loaded().map_or_else(never_compiled, Loaded::is_eager)
     }
 
-    /// Returns whether it runs as a graph.
-    pub fn is_graph(&self) -> bool {
-        self.graph.is_some()
+    /// Loads it where it is not settled and does not rest. Waits for another caller that loads it.
+    pub fn load(&self, loader: &Loader) -> Result<(), RuntimeError> {
+        self.load_in(loader, Wait::Forever)
     }
 
-    /// Returns the graph's static tensors and its launch.
-    pub fn session(&self) -> Option<Session<'_>> {
-        self.graph.as_ref().map(Graphed::session)
-    }
-
-    /// Makes every call that begins after it returns use `weights`. Calls under way finish with what they began with.
-    pub fn swap(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
-        if let Some(graph) = &self.graph {
-            let swapped = graph.swap(&self.plan, weights.clone());
-            swapped.map_err(|reason| self.plan.failed("weights", reason))?;
+    /// Loads it as [`Self::load`] does, with a limit for the wait.
+    pub fn load_in(&self, loader: &Loader, wait: Wait) -> Result<(), RuntimeError> {
+        if self.settled() {
+            return Ok(());
         }
-        match &self.runner {
-            Runner::Artifacts(contexts) => contexts.swap(weights.clone()),
-            Runner::Eager(eager) => eager.swap(weights.clone())?,
+        let _loading = pool::lock(&self.loading, wait).ok_or_else(|| RuntimeError::Busy {
+            module: self.record.module.as_str().into(),
+            bucket: self.record.bucket(),
+            slots: 1,
+        })?;
+        if self.settled() || (self.rests() && !self.rested()) {
+            return Ok(());
         }
+        // Held until the state is set: a swap finds the program loaded, or it is loaded with the new weights.
+        let weights = loader
+            .weights
+            .read()
+            .unwrap_or_else(PoisonError::into_inner);
+        let outcome = loader.load(&self.record, &weights).inspect_err(|error| {
+            make_room(loader.device, error);
+            if self.rests() {
+                self.rest();
+            }
+        })?;
+        self.set(outcome);
         Ok(())
-    }
-
-    /// Finds out whether `weights` can be bound, on an execution context that is thrown away.
-    pub fn accepts(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
-        match &self.runner {
-            Runner::Artifacts(_) => self.plan.shared_context(weights.clone()).map(drop),
-            Runner::Eager(eager) => eager.accepts(weights.clone()),
-        }
     }
 }

@@ -10,12 +10,12 @@ use precast_store::Device;
 use super::{
     RuntimeError,
     ending::{self, Count},
-    ffi::{TensorRef, cuda},
+    ffi::cuda,
     host::make_room,
-    loader::{Loader, Slot},
-    outputs::Outputs,
-    program::Ready,
-    variant::{Call, Variant},
+    loaded::Loaded,
+    loader::Loader,
+    program::Program,
+    variant::Variant,
 };
 
 /// A model on one device.
@@ -25,7 +25,7 @@ pub(super) struct Replica {
     pub loader: Arc<Loader>,
     /// Calls under way.
     pub running: Arc<Count>,
-    /// Why its device answers nothing right any more.
+    /// The device's error that stays, after which its answers can't be trusted.
     pub broken: OnceLock<String>,
 }
 
@@ -45,27 +45,26 @@ impl Replica {
     }
 
     /// Returns every program, loaded or not.
-    pub fn slots(&self) -> impl Iterator<Item = &Slot> {
+    pub fn programs(&self) -> impl Iterator<Item = &Program> {
         let variants = self.modules.values().flatten();
         variants.flat_map(|variant| &variant.programs)
     }
 
     /// Returns the programs that are loaded.
-    pub fn programs(&self) -> impl Iterator<Item = &Ready> {
-        self.slots().filter_map(Slot::ready)
+    pub fn loaded(&self) -> impl Iterator<Item = &Loaded> {
+        self.programs().filter_map(Program::loaded)
     }
 
-    /// Runs on it, and counts the call while it lasts.
+    /// Runs `work` on it, and counts the call while it lasts.
     ///
-    /// When a call fails on CUDA, the device is asked whether its error is one that stays (an illegal access, a failed
-    /// assertion). From then on every call is refused: what such a context answers can't be trusted. When there was too
-    /// little memory, what torch's allocator keeps unused is given back before the caller has the error and may try again.
-    pub fn answer(
+    /// After a call that failed on CUDA, asks the device whether its error is one that stays (an illegal access, a
+    /// failed assertion). From then on every call is refused, because the answers of such a context can't be trusted.
+    /// After an error for want of memory, gives back the unused memory of torch's allocator, before the caller has the
+    /// error and may try again.
+    pub fn admit<R>(
         &self,
-        variant: &Variant,
-        inputs: &[TensorRef<'_>],
-        call: Call,
-    ) -> Result<Outputs, RuntimeError> {
+        work: impl FnOnce() -> Result<R, RuntimeError>,
+    ) -> Result<R, RuntimeError> {
         if let Some(reason) = self.broken.get() {
             let (device, reason) = (self.device, reason.clone());
             return Err(RuntimeError::Unready { device, reason });
@@ -73,7 +72,7 @@ impl Replica {
         let Some(entered) = ending::enter(&self.running) else {
             return Err(RuntimeError::ending(self.device));
         };
-        let result = variant.answer(inputs, call);
+        let result = work();
         drop(entered);
         if let (Err(error), Device::Cuda(ordinal)) = (&result, self.device) {
             self.after(error, ordinal);
@@ -93,23 +92,23 @@ impl Replica {
     }
 }
 
-/// Returns the replica for a call whose inputs are on the device `at`: of those on this device, or of all where none is,
-/// one with the fewest calls under way. Of several such the one whose `turn` it is: on CUDA a call is over when its work
-/// is in the stream, so one caller alone would always find the first one idle.
-pub(super) fn choose(replicas: &[Replica], at: Option<Device>, turn: usize) -> &Replica {
-    &replicas[pick(replicas.len(), turn, |index| {
+/// Returns the replica for a call whose inputs are on the device `at`: of those on this device, or of all where none
+/// is, one with the fewest calls under way. Of several such it takes the next one from `call`, the number of the call:
+/// on CUDA a call is over when its work is in the stream, so a single caller would always find the first one idle.
+pub(super) fn choose(replicas: &[Replica], at: Option<Device>, call: usize) -> &Replica {
+    &replicas[pick(replicas.len(), call, |index| {
         let replica = &replicas[index];
         let elsewhere = Some(replica.device) != at;
         (elsewhere, replica.running.load(Ordering::Relaxed))
     })]
 }
 
-/// Returns the index of the least load of `count`: first of those that are not elsewhere, then by calls, then counted from
-/// `turn`.
-fn pick(count: usize, turn: usize, load: impl Fn(usize) -> (bool, usize)) -> usize {
-    let distance = |index: usize| (index + count - turn % count) % count;
-    let least = (0..count).min_by_key(|&index| (load(index), distance(index)));
-    least.unwrap_or_default()
+/// Returns the index of the smallest load of `count`: first of those that are not elsewhere, then by calls, then
+/// counted from `first`.
+fn pick(count: usize, first: usize, load: impl Fn(usize) -> (bool, usize)) -> usize {
+    let distance = |index: usize| (index + count - first % count) % count;
+    let best = (0..count).min_by_key(|&index| (load(index), distance(index)));
+    best.unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -117,28 +116,28 @@ mod tests {
     use super::*;
 
     /// None is a load elsewhere.
-    fn picked(loads: &[Option<usize>], turn: usize) -> usize {
-        pick(loads.len(), turn, |index| {
+    fn picked(loads: &[Option<usize>], first: usize) -> usize {
+        pick(loads.len(), first, |index| {
             (loads[index].is_none(), loads[index].unwrap_or(0))
         })
     }
 
     #[test]
-    fn the_least_busy_one_has_it() {
-        for turn in 0..7 {
-            assert_eq!(picked(&[Some(2), Some(1), Some(3)], turn), 1);
-            assert_eq!(picked(&[None, Some(9), None], turn), 1);
-            assert_eq!(picked(&[None, None], turn), turn % 2);
+    fn the_replica_with_the_fewest_calls_is_chosen() {
+        for first in 0..7 {
+            assert_eq!(picked(&[Some(2), Some(1), Some(3)], first), 1);
+            assert_eq!(picked(&[None, Some(9), None], first), 1);
+            assert_eq!(picked(&[None, None], first), first % 2);
         }
     }
 
     #[test]
-    fn equally_busy_ones_have_it_in_turns() {
-        let turns = |loads: &[Option<usize>]| -> Vec<usize> {
-            (0..6).map(|turn| picked(loads, turn)).collect()
+    fn equally_busy_replicas_are_chosen_one_after_the_other() {
+        let six = |loads: &[Option<usize>]| -> Vec<usize> {
+            (0..6).map(|first| picked(loads, first)).collect()
         };
-        assert_eq!(turns(&[Some(0); 3]), [0, 1, 2, 0, 1, 2]);
-        assert_eq!(turns(&[Some(1), None, Some(1)]), [0, 2, 2, 0, 2, 2]);
+        assert_eq!(six(&[Some(0); 3]), [0, 1, 2, 0, 1, 2]);
+        assert_eq!(six(&[Some(1), None, Some(1)]), [0, 2, 2, 0, 2, 2]);
         assert_eq!(picked(&[Some(0), Some(0)], usize::MAX), 1);
     }
 }

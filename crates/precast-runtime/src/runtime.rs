@@ -9,7 +9,7 @@ use std::{
 
 use precast_store::{
     Device, Digest, Store, Target,
-    record::{Program, Shim},
+    record::{self, Shim},
 };
 
 use super::{
@@ -19,9 +19,10 @@ use super::{
     ffi::{Libtorch, cuda, open_libtorch},
     host::host,
     layout::volume,
-    loader::{Held, Loader, Slot},
+    loader::{Held, Loader},
     model::Model,
     options::{Graphs, Inputs, Loading},
+    program::Program,
     replica::Replica,
     source::Source,
     trial::{Trial, Trials},
@@ -31,9 +32,9 @@ use super::{
 
 mod release;
 
-/// The devices a runtime works on, and where it takes artifacts and weights from.
+/// The devices of models, and the source of their artifacts and weights.
 ///
-/// A builder: [`Self::new`], then what is to be other than the default, then [`Self::load`], as often as there are models.
+/// A builder: [`Self::new`], then options, then [`Self::load`] for each model.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
@@ -55,7 +56,7 @@ mod release;
 pub struct Runtime {
     source: Arc<dyn Source>,
     devices: Vec<Device>,
-    /// What this host is, for each device.
+    /// The target of this host, for each device.
     hosts: Vec<Target>,
     instances: usize,
     inputs: Inputs,
@@ -71,14 +72,15 @@ pub struct Runtime {
 }
 
 /// Says how soon a program is to be loaded; the highest first.
-type Priority = Arc<dyn Fn(&Program) -> i64 + Send + Sync>;
+type Priority = Arc<dyn Fn(&record::Program) -> i64 + Send + Sync>;
 
 impl Runtime {
-    /// Opens libtorch for this process: the one that it has already, as with Python's torch in it, else that of `folder`, which
-    /// is the package `torch` or the folder with its libraries.
+    /// Opens libtorch for this process: the one that the process has, as with Python's torch in it, else that of
+    /// `folder`, which is the package `torch` or the folder with its libraries.
     ///
-    /// Without this call a runtime uses what the process has. A newer torch than this version was tried with is refused, unless
-    /// `untried` is set. Fails with [`RuntimeError::Libtorch`], also where the process has another one than `folder`'s.
+    /// Without this call a runtime uses the libtorch of the process. A version of torch newer than the tried ones is
+    /// refused, unless `untried` is set. Fails with [`RuntimeError::Libtorch`], also where the process has another one
+    /// than `folder`'s.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -95,20 +97,22 @@ impl Runtime {
         open_libtorch(folder, untried).map_err(|reason| RuntimeError::Libtorch { reason })
     }
 
-    /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0), Device::Cuda(1)]`.
+    /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0),
+    /// Device::Cuda(1)]`.
     ///
-    /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes to
-    /// the one with the fewest calls under way, in turns where several have as few ([`Model::devices`] counts). The CPU
-    /// may be named several times, each a replica with execution contexts of its own; all of them share one copy of the weights.
+    /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes
+    /// to the replica with the fewest calls under way ([`Model::devices`] counts); equally busy ones take them one
+    /// after the other. The CPU may be named several times, each a replica with slots of its own; all of them share one
+    /// copy of the weights.
     ///
     /// Fails with [`RuntimeError::NoDevice`] when one is not there, where CUDA ordinals are those of this process
     /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] when none is named or a CUDA device twice. The
-    /// caller's current CUDA device is what it was, here and after every call.
+    /// caller's current CUDA device does not change, here and in every call.
     pub fn new(store: &Store, devices: impl Into<Devices>) -> Result<Self, RuntimeError> {
         Self::over(Arc::new(store.clone()), devices)
     }
 
-    /// Makes a runtime over another source than a store, as a build does for what it has not published yet.
+    /// Makes a runtime over another source than a store, as a build does for unpublished artifacts.
     pub fn over(
         source: Arc<dyn Source>,
         devices: impl Into<Devices>,
@@ -135,7 +139,8 @@ impl Runtime {
         })
     }
 
-    /// Sets how many callers one program may have at once on one device; others wait. 4 unless set.
+    /// Sets the number of slots of one program on one device: so many calls run at once, and others wait. As many
+    /// sessions can be open. A program that runs as a CUDA graph answers one call after the other. 4 unless set.
     pub fn instances(mut self, instances: usize) -> Self {
         self.instances = instances.max(1);
         self
@@ -147,18 +152,19 @@ impl Runtime {
         self
     }
 
-    /// Sets how long a call waits for an execution context, while others have all of them: then it fails with
+    /// Sets the longest wait of a call for a slot, while others have all of them: then it fails with
     /// [`RuntimeError::Busy`]. Without end, unless set.
     ///
-    /// A call that hangs inside an artifact keeps its context for ever. With a limit, the callers behind it are told so, and
+    /// A call that hangs inside an artifact keeps its slot for ever. With a limit the calls that wait for it fail, and
     /// other programs answer.
     pub fn wait_limit(mut self, limit: Duration) -> Self {
         self.wait = Some(limit);
         self
     }
 
-    /// Has artifacts and shims that were never loaded on this kind of host loaded by a process of its own first, once. An artifact
-    /// that crashes or hangs in it is set aside; such a shim is an error. None is tried, unless set. The command line does it.
+    /// Has artifacts and shims that were never loaded on this kind of host loaded by a process of its own first, once.
+    /// An artifact that crashes or hangs in it is set aside; such a shim is an error. None is tried, unless set. The
+    /// command line does it.
     ///
     /// ```no_run
     /// # use precast_runtime::{Device, Runtime, Store, Trial};
@@ -195,8 +201,11 @@ impl Runtime {
         self
     }
 
-    /// Sets which programs are loaded first: those for which `priority` says the most. The smallest, unless set.
-    pub fn priority(mut self, priority: impl Fn(&Program) -> i64 + Send + Sync + 'static) -> Self {
+    /// Sets the order of loading: the highest `priority` first. The smallest programs, unless set.
+    pub fn priority(
+        mut self,
+        priority: impl Fn(&record::Program) -> i64 + Send + Sync + 'static,
+    ) -> Self {
         self.priority = Arc::new(priority);
         self
     }
@@ -207,8 +216,8 @@ impl Runtime {
         self
     }
 
-    /// Loads the newest release of a model that was built for this kind of host and may run under this torch, or a named one as
-    /// `model@release`. Where there is none for this host, the error is that of the newest one.
+    /// Loads the newest release of a model that was built for this kind of host and may run under this torch, or a
+    /// named one as `model@release`. Where there is none for this host, the error is that of the newest one.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
@@ -220,17 +229,18 @@ impl Runtime {
         Ok(model.holding(hold))
     }
 
-    /// Loads programs that no release has yet, as a build does before it publishes them, with the shims of the release to be.
+    /// Loads programs that no release has yet, as a build does before it publishes them, with the shims of the release
+    /// to be.
     pub fn load_programs(
         &self,
         model: &str,
-        programs: Vec<Program>,
+        programs: Vec<record::Program>,
         shims: &[Shim],
         weights: Option<Digest>,
         aliases: BTreeMap<String, String>,
     ) -> Result<Model, RuntimeError> {
         let started = Instant::now();
-        let programs: Vec<Arc<Program>> = programs.into_iter().map(Arc::new).collect();
+        let programs: Vec<Arc<record::Program>> = programs.into_iter().map(Arc::new).collect();
         let hosts = self.fit(&programs, shims)?;
         let weights = self.weights_for(weights, &programs)?;
         self.load_with(
@@ -255,7 +265,7 @@ impl Runtime {
         Ok(model.holding(hold))
     }
 
-    /// Brings the weights of a model's newest release, or of a named one, to every device, for [`Model::swap`].
+    /// Puts the weights of a model's newest release, or of a named one, on every device, for [`Model::swap`].
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
         self.open_shims(&release.shims)?;
@@ -264,7 +274,7 @@ impl Runtime {
         self.weights_for(release.weights, &programs)
     }
 
-    /// Brings a weight set to every device. One that a loaded model has already is shared.
+    /// Puts a weight set on every device. One that a loaded model has already is shared.
     ///
     /// Matrices that artifacts join are copied when a model is loaded with it; [`Self::weights_of`] knows them and puts them
     /// side by side, so that they need no copy.
@@ -276,7 +286,7 @@ impl Runtime {
     fn weights_for(
         &self,
         digest: Option<Digest>,
-        programs: &[Arc<Program>],
+        programs: &[Arc<record::Program>],
     ) -> Result<WeightSet, RuntimeError> {
         let _work = self.work()?;
         let on = self
@@ -289,13 +299,13 @@ impl Runtime {
         ))
     }
 
-    /// Gives device memory that torch's allocator keeps for later, and that nothing uses, back to its devices: for another
-    /// process, or for what does not come from the allocator, as the code of artifacts, CUDA graphs and libraries.
+    /// Gives the unused device memory of torch's allocator back to its devices: for another process, or for memory
+    /// outside the allocator, as the code of artifacts, CUDA graphs and libraries.
     ///
-    /// As `torch.cuda.empty_cache()`: tensors keep what they have, the allocator is the process's, so it is all its CUDA
-    /// devices at once, and the next calls are slower, because they take memory from the driver again. Whoever loads a
-    /// large model beside one that had a peak calls it between the two. After a call or a load that failed for want of
-    /// memory ([`RuntimeError::is_out_of_memory`]) it was done already. Does nothing on the CPU.
+    /// As `torch.cuda.empty_cache()`: it concerns all CUDA devices of the process, tensors keep their memory, and the
+    /// next calls are slower, because they take memory from the driver again. Call it before a large model is loaded
+    /// next to one that had a peak. The runtime does it by itself after an error for want of memory
+    /// ([`RuntimeError::is_out_of_memory`]). Does nothing on the CPU.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
@@ -321,7 +331,7 @@ impl Runtime {
         &self,
         started: Instant,
         model: &str,
-        programs: &[Arc<Program>],
+        programs: &[Arc<record::Program>],
         hosts: Vec<Arc<Target>>,
         weights: &WeightSet,
         aliases: &Arc<BTreeMap<String, String>>,
@@ -344,23 +354,21 @@ impl Runtime {
                 quarantined: Mutex::default(),
                 shared: OnceLock::new(),
             });
-            let mut modules: BTreeMap<String, Vec<Slot>> = BTreeMap::new();
+            let mut modules: BTreeMap<String, Vec<Program>> = BTreeMap::new();
             for program in programs {
                 modules
                     .entry(program.module.clone())
                     .or_default()
-                    .push(Slot::new(program.clone()));
+                    .push(Program::new(program.clone()));
             }
             let modules = modules
                 .into_iter()
-                .map(|(name, slots)| Ok((name, Variant::group(slots, &loader)?)));
+                .map(|(name, programs)| Ok((name, Variant::group(programs, &loader)?)));
             let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
             let replica = Replica::new(device, modules, loader);
             self.load_before(&replica)?;
             replicas.push(replica);
         }
-        let behind = self.loading == Loading::Background;
-        let order = behind.then(|| self.priority.clone());
         let model = Model::new(
             model.to_owned(),
             replicas,
@@ -369,42 +377,45 @@ impl Runtime {
             weights.clone(),
             started,
         );
-        Ok(match order {
-            Some(priority) => model.load_behind(&*priority),
-            None => model,
+        Ok(if self.loading == Loading::Background {
+            model.load_rest(&*self.priority)
+        } else {
+            model
         })
     }
 
-    /// Loads what is to be there before the model is handed out.
+    /// Loads the programs that must be there before the model is handed out.
     fn load_before(&self, replica: &Replica) -> Result<(), RuntimeError> {
         let loader = &replica.loader;
-        // Graphs first, the largest of them before the others: it makes their pool as large as it must be. On demand the
-        // pool grows as they come.
-        let mut graphs: Vec<&Slot> = replica
-            .slots()
-            .filter(|slot| self.loading != Loading::OnDemand && loader.graph_wanted(&slot.program))
-            .collect();
-        graphs.sort_by_key(|slot| std::cmp::Reverse(volume(&slot.program)));
-        graphs.iter().try_for_each(|slot| slot.load(loader))?;
+        // Graphs first, the largest of them before the others: it makes their pool as large as it must be. On demand
+        // the pool grows as they come.
+        let wanted = |program: &&Program| {
+            self.loading != Loading::OnDemand && loader.graph_wanted(&program.record)
+        };
+        let mut graphs: Vec<&Program> = replica.programs().filter(wanted).collect();
+        graphs.sort_by_key(|program| std::cmp::Reverse(volume(&program.record)));
+        graphs.iter().try_for_each(|program| program.load(loader))?;
         for variants in replica.modules.values() {
-            let mut slots: Vec<&Slot> = variants.iter().flat_map(|v| &v.programs).collect();
-            slots.sort_by_key(|slot| std::cmp::Reverse((self.priority)(&slot.program)));
+            let mut programs: Vec<&Program> = variants.iter().flat_map(|v| &v.programs).collect();
+            programs.sort_by_key(|program| std::cmp::Reverse((self.priority)(&program.record)));
             match self.loading {
-                Loading::Before => slots.iter().try_for_each(|slot| slot.load(loader))?,
+                Loading::Before => programs
+                    .iter()
+                    .try_for_each(|program| program.load(loader))?,
                 Loading::Background => {
-                    for slot in &slots {
-                        slot.load(loader)?;
-                        if !slot.lost() {
+                    for program in &programs {
+                        program.load(loader)?;
+                        if !program.lost() {
                             break;
                         }
                     }
                 }
                 Loading::OnDemand => {}
             }
-            // A module of which nothing is left would answer nothing: that is an error now, not at the first call.
-            if let Some(slot) = slots.first()
-                && slots.iter().all(|slot| slot.lost())
-                && let Some(error) = loader.take_error(&slot.program.module)
+            // A module without a program would answer nothing: that is an error now, not at the first call.
+            if let Some(first) = programs.first()
+                && programs.iter().all(|program| program.lost())
+                && let Some(error) = loader.take_error(&first.record.module)
             {
                 return Err(error);
             }
@@ -413,7 +424,7 @@ impl Runtime {
         Ok(())
     }
 
-    /// Counts what is begun here, which the end of the process waits for.
+    /// Counts work that the end of the process waits for.
     fn work(&self) -> Result<Entered<'static>, RuntimeError> {
         let device = self.devices[0];
         ending::work().ok_or_else(|| RuntimeError::ending(device))
@@ -423,7 +434,7 @@ impl Runtime {
         &self,
         digest: Option<Digest>,
         device: Device,
-        programs: &[Arc<Program>],
+        programs: &[Arc<record::Program>],
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
             .on(&*self.source, digest, device, self.limit, programs)

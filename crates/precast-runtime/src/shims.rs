@@ -1,7 +1,7 @@
 //! The shim that a load opens, and the versions of torch that a release may run under.
 //!
-//! A release names a shim for each torch under which its gates passed: the torch that it was built with, and newer ones, for
-//! which `precast verify --host` ran them. Under another torch, it is refused by name.
+//! A release names a shim for each torch under which its gates passed: the torch that it was built with, and newer
+//! ones, for which `precast verify --host` ran them. Under another torch, it is refused by name.
 
 use precast_store::{
     Device, Digest, Target,
@@ -16,13 +16,13 @@ use super::{
     trial::Trials,
 };
 
-/// Returns whether a shim is for the torch of a host, whatever its sources are.
+/// Returns whether a shim is for the torch of a host, with any sources.
 fn is_for(shim: &Shim, host: &Target) -> bool {
     shim.arch == host.arch && shim.torch == host.torch && shim.torch_git == host.torch_git
 }
 
-/// Returns the host that targets are compared with: where the gates passed under this host's torch, that counts as the one
-/// that the programs were built with.
+/// Returns the host for comparisons with targets: where the gates passed under this host's torch, it counts as the
+/// torch that the programs were built with.
 pub(super) fn counting(host: &Target, shims: &[Shim], programs: &[&Program]) -> Target {
     let mut host = host.clone();
     if let Some(built) = programs.first().map(|program| &program.target)
@@ -130,13 +130,13 @@ mod tests {
             ("2.15.0", &["2.13.0", "2.15.0"], false),
             ("2.15.0", &["2.13.0", "2.14.1"], true),
             ("2.13.1", &["2.13.0", "2.13.1"], false),
-            // An older one is refused, whatever a record says.
+            // An older torch is refused, also with its shim in the record.
             ("2.11.0", &["2.13.0", "2.11.0"], true),
             ("2.12.1", &["2.13.0", "2.12.1"], true),
         ] {
             assert_eq!(differs(torch, shims), refused, "{torch} {shims:?}");
         }
-        // Another build of that version is not what the gates ran with.
+        // The gates ran with another build of that version.
         let mut other = shim("2.15.0");
         other.torch_git = "another commit".into();
         let counted = counting(&host("2.15.0"), &[other], &[&program]);

@@ -13,7 +13,7 @@ use precast_store::{
     seal,
 };
 
-/// What a source answers when it can't.
+/// The error of a source.
 pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The error of [`Source::release`] for a model or a release that is not there.
@@ -34,15 +34,16 @@ pub struct NoRelease {
     pub known: Vec<String>,
 }
 
-/// Records and verified objects: a store, or what a build has made and not published yet.
+/// Records and verified objects: a store, or the unpublished artifacts of a build.
 ///
-/// `memfd` and `map` return bytes that hash to the digest they were asked for. The runtime hashes what it executes once
-/// more, in the sealed memory it executes it from; it trusts the source for weights.
+/// `memfd` and `map` return bytes that hash to the requested digest. The runtime hashes code once more, in the sealed
+/// memory it executes it from; it trusts the source for weights.
 pub trait Source: Send + Sync {
-    /// Returns the newest release of `model`, or the one with this name. The error is a [`NoRelease`] where there is none.
+    /// Returns the newest release of `model`, or the one with this name. The error is a [`NoRelease`] where there is
+    /// none.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
 
-    /// Returns the newest whole release of `model` that `is` says; none where there is no other one than [`Self::release`] gives.
+    /// Returns the newest whole release of `model` for which `is` holds. A source with one release only returns none.
     fn find_release(
         &self,
         _model: &str,
@@ -51,13 +52,13 @@ pub trait Source: Send + Sync {
         Ok(None)
     }
 
-    /// Keeps what a release needs from being removed for as long as the answer lives; none where nothing is removed. After an
-    /// error it can be read all the same.
+    /// Keeps a release's content from being removed for as long as the hold lives; none where nothing is removed. After
+    /// an error the release can be read all the same.
     fn hold(&self, _release: &Release) -> Result<Option<Hold>, SourceError> {
         Ok(None)
     }
 
-    /// Returns whether a release is still there. Asked after [`Self::hold`]: what was removed before that is not held.
+    /// Returns whether a release is still there. Called after [`Self::hold`], which does not hold a removed release.
     fn has_release(&self, _release: &Release) -> bool {
         true
     }
@@ -74,8 +75,8 @@ pub trait Source: Send + Sync {
     /// Returns an object's bytes mapped, so that several processes can share them.
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError>;
 
-    /// As [`Self::map`], where the bytes may still be looked at while they are taken to a device: nothing is answered with
-    /// them before [`Checking::wait`] says that they are right.
+    /// As [`Self::map`], where the bytes may still be looked at while they are taken to a device: nothing is answered
+    /// with them before [`Checking::wait`] says that they are right.
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
         Ok((self.map(object)?, Checking::done()))
     }

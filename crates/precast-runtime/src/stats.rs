@@ -86,7 +86,7 @@ impl Counters {
     }
 }
 
-/// What was asked for, by its sizes, and what answered it.
+/// Requests by their sizes, and the programs that answered them.
 #[derive(Default)]
 pub(super) struct Seen(RwLock<HashMap<Request, Asked>>);
 
@@ -101,42 +101,36 @@ struct Asked {
 
 const RUNGS: [Rung; 4] = [Rung::Exact, Rung::Padded, Rung::Dynamic, Rung::Eager];
 
-impl Asked {
-    fn add(&self, answer: Option<(usize, Rung)>) {
-        match answer {
-            None => self.refused.fetch_add(1, Relaxed),
-            Some((bucket, rung)) => {
-                self.bucket.store(bucket, Relaxed);
-                let at = RUNGS.iter().position(|known| *known == rung).unwrap_or(0);
-                self.answered[at].fetch_add(1, Relaxed)
-            }
-        };
-    }
-}
-
 impl Seen {
-    /// How many different requests are told apart. Later ones are not recorded.
+    /// The number of different requests that are recorded. Later ones are not.
     const LIMIT: usize = 4096;
 
     /// Counts a request. Allocates only the first time it sees its sizes.
     pub fn add(&self, request: &Request, answer: Option<(usize, Rung)>) {
+        let count = |asked: &Asked| match answer {
+            None => drop(asked.refused.fetch_add(1, Relaxed)),
+            Some((bucket, rung)) => {
+                asked.bucket.store(bucket, Relaxed);
+                let at = RUNGS.iter().position(|known| *known == rung).unwrap_or(0);
+                asked.answered[at].fetch_add(1, Relaxed);
+            }
+        };
         let seen = self.0.read().unwrap_or_else(PoisonError::into_inner);
         if let Some(asked) = seen.get(request) {
-            return asked.add(answer);
+            return count(asked);
         }
         if seen.len() >= Self::LIMIT {
-            // Nobody waits for what is not recorded.
             return;
         }
         drop(seen);
         let mut seen = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if seen.len() < Self::LIMIT || seen.contains_key(request) {
-            seen.entry(request.clone()).or_default().add(answer);
+            count(seen.entry(request.clone()).or_default());
         }
     }
 
-    /// Returns rows of sizes, bucket, rung and count. `dims` name the sizes; `buckets` are those of the programs, none for a
-    /// program that takes every size.
+    /// Returns rows of sizes, bucket, rung and count. `dims` name the sizes; `buckets` are those of the programs, none
+    /// for a program that takes every size.
     pub fn rows(&self, module: &str, dims: &[String], buckets: &[Option<&Sizes>]) -> Vec<Calls> {
         let mut rows = Vec::new();
         for (request, asked) in self.0.read().unwrap_or_else(PoisonError::into_inner).iter() {
@@ -169,7 +163,7 @@ impl Seen {
     }
 }
 
-/// What one module did since it was loaded.
+/// The counters of one module since it was loaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModuleStats {
     /// Its name in the spec.
@@ -180,21 +174,22 @@ pub struct ModuleStats {
     pub buckets: Vec<BucketStats>,
 }
 
-/// What one bucket did since it was loaded.
+/// The counters of one bucket since it was loaded.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct BucketStats {
     /// Its sizes; of a program for every size within bounds, those of its samples.
     pub bucket: Sizes,
-    /// What runs it: `artifact`, `graph` or `eager`.
+    /// The kind of its program: `artifact`, `graph` or `eager`.
     pub runner: &'static str,
     /// Calls of exactly its sizes, or within its bounds.
     pub exact: u64,
     /// Smaller calls, padded.
     pub padded: u64,
-    /// Calls that were refused by what runs it.
+    /// Calls that failed in the program.
     pub failed: u64,
-    /// Moving mean of the seconds of a call on the CPU, of a sample of the calls. A CUDA call returns before it is done, so it has none.
+    /// Moving mean of the seconds of a call on the CPU, of a sample of the calls. None on CUDA, where a call returns
+    /// before its work is done.
     pub mean_seconds: Option<f64>,
-    /// Of the elements that padded calls computed, the part nobody asked for.
+    /// The share of padding in the elements that padded calls computed.
     pub padding_waste: Option<f64>,
 }

@@ -1,8 +1,8 @@
-//! Tensors: a handle of libtorch's, with what callers and the command line need of it. Operators are for models.
+//! Tensors: handles of libtorch's, with copies, views and conversions. Operators are for models.
 //!
-//! [`Tensor::share`], [`Tensor::view`] and [`Tensor::narrow`] give other handles of the same memory, as in torch: what is
-//! written through one is read through all of them. The types do not keep two threads from reading and writing one memory at
-//! the same time: that is a data race, which the caller prevents.
+//! [`Tensor::share`], [`Tensor::view`] and [`Tensor::narrow`] give other handles of the same memory, as in torch: a
+//! write through one is read through all of them. The types do not keep two threads from reading and writing one memory
+//! at the same time: that is a data race, which the caller prevents.
 
 use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};
@@ -26,14 +26,15 @@ use super::{
 /// ```
 pub struct Tensor(pub(super) Handle);
 
-/// What a tensor or an array can be of: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and `bool`.
+/// An element of a tensor or an array: `f32`, `f64`, `half::f16`, `half::bf16`, `i64`, `i32`, `i16`, `i8`, `u8` and
+/// `bool`.
 pub trait Element: sealed::Plain + Copy + 'static {
     /// The dtype of its tensors.
     const DTYPE: Dtype;
 }
 
 impl Tensor {
-    /// Makes a tensor whose elements are whatever was in its memory.
+    /// Makes a tensor with undefined elements.
     pub fn empty(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         Self::empty_strided(shape, &contiguous(shape), dtype, device)
     }
@@ -55,7 +56,8 @@ impl Tensor {
         Ok(made)
     }
 
-    /// Copies elements, the last axis moving fastest, into a tensor on the CPU. Fails where the shape has more or fewer.
+    /// Copies elements, the last axis moving fastest, into a tensor on the CPU. Fails where the shape has more or
+    /// fewer.
     pub fn from_slice<T: Element>(data: &[T], shape: &[i64]) -> Result<Self, TorchError> {
         Ok(Self(T::tensor(data, shape)?))
     }
@@ -65,7 +67,7 @@ impl Tensor {
         Ok(Self(Handle::of(bytes, shape, dtype)?))
     }
 
-    /// Returns the sizes of its axes; none for what is no dense tensor.
+    /// Returns the sizes of its axes; none unless it is dense.
     pub fn shape(&self) -> Vec<i64> {
         self.0.meta().sizes().to_vec()
     }
@@ -75,7 +77,7 @@ impl Tensor {
         self.0.meta().strides().to_vec()
     }
 
-    /// Returns the number of elements; 0 for what is no dense tensor.
+    /// Returns the number of elements; 0 unless it is dense.
     pub fn numel(&self) -> usize {
         let meta = self.0.meta();
         if !meta.dense() {
@@ -87,17 +89,17 @@ impl Tensor {
             .product()
     }
 
-    /// Returns the dtype; none for one that no module takes.
+    /// Returns the dtype; none unless modules take it.
     pub fn dtype(&self) -> Option<Dtype> {
         self.0.meta().dtype()
     }
 
-    /// Returns the dtype's name, also of one that no module takes.
+    /// Returns the dtype's name, also for dtypes that no module takes.
     pub fn dtype_name(&self) -> String {
         self.0.meta().dtype_name()
     }
 
-    /// Returns the device; none for what is neither on the CPU nor on CUDA.
+    /// Returns the device; none unless it is the CPU or CUDA.
     pub fn device(&self) -> Option<Device> {
         self.0.meta().device()
     }
@@ -112,8 +114,8 @@ impl Tensor {
         Self(self.0.share())
     }
 
-    /// Returns a tensor over this one's memory: `offset` elements behind its first one, with these sizes and strides. Fails
-    /// where that is not in the memory.
+    /// Returns a tensor over this one's memory: `offset` elements behind its first one, with these sizes and strides.
+    /// Fails where that is not in the memory.
     pub fn view(&self, shape: &[i64], stride: &[i64], offset: usize) -> Result<Self, TorchError> {
         let dtype = self.dtype().ok_or_else(|| self.dtype_name())?;
         let offset = offset
@@ -146,7 +148,7 @@ impl Tensor {
         self.view(&shape, &stride, 0)
     }
 
-    /// Returns a copy on a device, or another handle where it is there already. On CUDA it waits for nothing.
+    /// Returns a copy on a device, or another handle where it is there already. On CUDA it does not wait.
     pub fn to_device(&self, device: Device) -> Result<Self, TorchError> {
         match (self.device() == Some(device), self.dtype()) {
             (true, _) => Ok(self.share()),
@@ -189,8 +191,8 @@ impl Tensor {
         self.0.zero()
     }
 
-    /// Copies its elements into the host's memory, the last axis moving fastest; on CUDA it waits for them. Fails where they
-    /// are of another type.
+    /// Copies its elements into the host's memory, the last axis moving fastest; on CUDA it waits for them. Fails where
+    /// they are of another type.
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, TorchError> {
         match self.dtype() {
             Some(dtype) if dtype == T::DTYPE => Ok(T::data(&self.0)?),

@@ -74,8 +74,8 @@ pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
     Ok(tensors)
 }
 
-/// Writes tensors, from wherever they live, as one safetensors file: whole or not at all, unless `path` is a device or a
-/// pipe.
+/// Writes tensors, from wherever they live, as one safetensors file: whole or not at all, unless `path` is a device or
+/// a pipe.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
     let blobs = tensors
         .iter()
@@ -83,7 +83,7 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFile
     let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
     let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
     let written = match special {
-        // One that is renamed into its place would remove it.
+        // A rename into its place would remove it.
         true => safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?)),
         false => safetensors::serialize_to_file(blobs, None, path),
     };

@@ -1,16 +1,16 @@
 //! The first load of a shared object on a host, tried in a process of its own.
 //!
-//! Loading a shared object runs its initialisers. An initialiser that crashes or hangs takes the process with it: at every
-//! start, and with the system's loader locked for all threads. So with a [`Trial`] an artifact or a shim that was never loaded
-//! on this kind of host is loaded by a helper process first. An artifact that crashes the helper is set aside like any
-//! artifact that does not load, and the ladder answers.
+//! Loading a shared object runs its initialisers. An initialiser that crashes or hangs takes the process with it: at
+//! every start, and with the system's loader locked for all threads. So with a [`Trial`] an artifact or a shim that was
+//! never loaded on this kind of host is loaded by a helper process first. An artifact that crashes the helper is set
+//! aside like any artifact that does not load, and the ladder answers.
 //!
-//! The helper says two lines through a pipe: `loading WORD` before it loads the object and `loaded WORD` after. The word is
-//! random; the object can't find it without a search of the helper's memory. The helper's end gives the verdict:
+//! The helper writes two lines to a pipe: `loading WORD` before it loads the object and `loaded WORD` after. The word
+//! is random; the object can't find it without a search of the helper's memory. The helper's end gives the verdict:
 //!
 //! | the helper | verdict |
 //! |---|---|
-//! | said `loaded` | it loads; remembered |
+//! | wrote `loaded` | it loads; remembered |
 //! | ended by a fault signal after `loading`, or not in time | it does not load; remembered for a day |
 //! | ended in any other way | none: the host may be short of something. The program rests and is tried again |
 //! | can't be started, for a reason that stays | the object is loaded without a trial |
@@ -22,11 +22,11 @@
 //! 3f9c… 07d2… it ended with signal 11 1767225611
 //! ```
 //!
-//! The file is used only where no other user can have written it, and it starts again at [`LONGEST`]. The gate of a build
-//! loads artifacts in a process of its own, and writes the same lines.
+//! The file is used only where no other user can have written it, and it starts again at [`LONGEST`]. The gate of a
+//! build loads artifacts in a process of its own, and writes the same lines.
 //!
-//! The helper's process group is killed after the verdict. Not promised: the end of processes in a session of their own; that
-//! a container can be made of an artifact, or that it runs, which the gate looks at.
+//! The helper's process group is killed after the verdict. Not promised: the end of processes in a session of their
+//! own; that a container can be made of an artifact, or that it runs, which the gate looks at.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -58,7 +58,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     RuntimeError, ending,
-    ffi::{Library, Loading, cuda, libtorch},
+    ffi::{Libraries, Library, cuda, libtorch},
     host::now,
     source::{Source, SourceError, sealed},
 };
@@ -106,8 +106,8 @@ impl Trial {
         }
     }
 
-    /// Sets the file that remembers verdicts beyond this process. None, unless set. Stores and hosts may share it. A file
-    /// that another user owns or can write, or that is no plain file, is not used; then verdicts are forgotten.
+    /// Sets the file that remembers verdicts beyond this process. None, unless set. Stores and hosts may share it. A
+    /// file that another user owns or can write, or that is no plain file, is not used; then verdicts are forgotten.
     pub fn remember(mut self, file: impl Into<PathBuf>) -> Self {
         self.memory = Some(file.into());
         self
@@ -119,8 +119,8 @@ impl Trial {
         self
     }
 
-    /// Ends a wait for the helper as soon as `stop` is set; the load fails with [`RuntimeError::Interrupted`]. The wait also ends
-    /// with [`super::shut_down`].
+    /// Ends a wait for the helper as soon as `stop` is set; the load fails with [`RuntimeError::Interrupted`]. The wait
+    /// also ends with [`super::shut_down`].
     pub fn stop(mut self, stop: Arc<AtomicBool>) -> Self {
         self.stop = stop;
         self
@@ -140,7 +140,7 @@ type Found = Option<String>;
 
 /// The helper's standard input, before the bytes of the objects.
 #[derive(Serialize, Deserialize)]
-struct Request {
+struct TrialInput {
     cuda: bool,
     word: String,
     /// Digest and size of each. The last is tried; it needs the others.
@@ -235,7 +235,7 @@ impl Trials {
                 return Ok(None);
             }
         };
-        let (mut said, end) = self.watch(&mut child, &word);
+        let (mut messages, end) = self.watch(&mut child, &word);
         // Before the child is reaped: until then no other group can have this number.
         let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
         let status = child.wait();
@@ -243,45 +243,45 @@ impl Trials {
         match (end, status) {
             (End::Loaded, _) => Ok(Some(None)),
             (End::Stopped, _) => Err(RuntimeError::Interrupted { object }),
-            (End::Late, _) if said.loading => {
+            (End::Late, _) if messages.loading => {
                 Ok(Some(Some(format!("it did not end within {limit:?}"))))
             }
             (End::Late, _) => Err(untried(format!("loaded nothing within {limit:?}"))),
-            (End::Ended, Ok(status)) if said.loading && faulted(status) => {
-                Ok(Some(Some(format!("it {}", told(status)))))
+            (End::Ended, Ok(status)) if messages.loading && faulted(status) => {
+                Ok(Some(Some(format!("it {}", describe(status)))))
             }
             (End::Ended, status) => {
-                let status = status.map_or_else(|_| "ended".to_owned(), told);
-                Err(untried(format!("{status}{}", said.error())))
+                let status = status.map_or_else(|_| "ended".to_owned(), describe);
+                Err(untried(format!("{status}{}", messages.error())))
             }
         }
     }
 
     /// Waits for the helper's verdict or its end.
-    fn watch(&self, child: &mut Child, word: &str) -> (Said, End) {
+    fn watch(&self, child: &mut Child, word: &str) -> (Messages, End) {
         let pid = Pid::from_child(child);
-        let mut said = Said::new(child.stdout.take(), word);
+        let mut messages = Messages::new(child.stdout.take(), word);
         let mut begun = Instant::now();
         loop {
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
-            // Before the pipe is read, which then has all that it said.
+            // Before the pipe is read, which then has all messages.
             let ended = !matches!(waitid(WaitId::Pid(pid), options), Ok(None));
-            let loading = said.loading;
-            said.read();
-            if said.loading && !loading {
+            let loading = messages.loading;
+            messages.read();
+            if messages.loading && !loading {
                 begun = Instant::now();
             }
-            if said.loaded {
-                return (said, End::Loaded);
+            if messages.loaded {
+                return (messages, End::Loaded);
             }
             if ended {
-                return (said, End::Ended);
+                return (messages, End::Ended);
             }
             if self.trial.stop.load(Relaxed) || ending::ended() {
-                return (said, End::Stopped);
+                return (messages, End::Stopped);
             }
             if begun.elapsed() > self.trial.limit {
-                return (said, End::Late);
+                return (messages, End::Late);
             }
             thread::sleep(Duration::from_millis(2));
         }
@@ -308,7 +308,7 @@ impl Trials {
         let path = self.trial.memory.as_deref()?;
         let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK;
         let opened = options.custom_flags(flags).open(path).and_then(|file| {
-            judge(&file.metadata()?).map_err(io::Error::other)?;
+            check_permissions(&file.metadata()?).map_err(io::Error::other)?;
             Ok(file)
         });
         match opened {
@@ -352,14 +352,18 @@ fn counts(found: &Found, time: i64) -> bool {
 }
 
 /// Fails if others than root and this user can have written a file, or if it is no plain file.
-fn judge(meta: &Metadata) -> Result<(), &'static str> {
+fn check_permissions(meta: &Metadata) -> Result<(), &'static str> {
     let group = meta.mode() & 0o020 != 0 && meta.gid() != meta.uid();
-    match [0, geteuid().as_raw()].contains(&meta.uid()) {
-        _ if !meta.is_file() => Err("it is not a plain file"),
-        false => Err("it belongs to another user"),
-        true if meta.mode() & 0o002 != 0 || group => Err("other users can write it"),
-        true => Ok(()),
+    if !meta.is_file() {
+        return Err("it is not a plain file");
     }
+    if ![0, geteuid().as_raw()].contains(&meta.uid()) {
+        return Err("it belongs to another user");
+    }
+    if meta.mode() & 0o002 != 0 || group {
+        return Err("other users can write it");
+    }
+    Ok(())
 }
 
 /// How a wait for the helper ended.
@@ -371,7 +375,7 @@ enum End {
 }
 
 /// The helper's end of the conversation.
-struct Said {
+struct Messages {
     pipe: Option<ChildStdout>,
     words: [String; 2],
     /// The last bytes.
@@ -380,7 +384,7 @@ struct Said {
     loaded: bool,
 }
 
-impl Said {
+impl Messages {
     fn new(pipe: Option<ChildStdout>, word: &str) -> Self {
         let pipe = pipe.filter(|pipe| fcntl_setfl(pipe, OFlags::NONBLOCK).is_ok());
         Self {
@@ -431,7 +435,7 @@ fn request(
         file.rewind()?;
         Ok((*object, file.read_to_end(&mut bytes)? as u64))
     });
-    let request = Request {
+    let request = TrialInput {
         objects: objects.collect::<Result<_, SourceError>>()?,
         cuda: matches!(device, Device::Cuda(_)),
         word: word.to_owned(),
@@ -459,16 +463,16 @@ fn faulted(status: ExitStatus) -> bool {
         .is_some_and(|signal| faults.contains(&signal))
 }
 
-fn told(status: ExitStatus) -> String {
+fn describe(status: ExitStatus) -> String {
     match (status.signal(), status.code()) {
         (Some(signal), _) => format!("ended with signal {signal}"),
         (None, code) => format!("ended with exit code {}", code.unwrap_or_default()),
     }
 }
 
-/// Runs the helper: loads the objects of `input`, and says so to `told`. The loader's refusal of an object is no failure: the
-/// process that loads it next sees it too.
-pub fn answer(mut input: File, mut told: File) -> io::Result<()> {
+/// Runs the helper: loads the objects of `input`, and reports to `output`. The loader's refusal of an object is no
+/// failure: the process that loads it next sees it too.
+pub fn answer(mut input: File, mut output: File) -> io::Result<()> {
     let mut all = Vec::new();
     input.read_to_end(&mut all)?;
     // The object must not find the word there.
@@ -478,12 +482,12 @@ pub fn answer(mut input: File, mut told: File) -> io::Result<()> {
         .iter()
         .position(|byte| *byte == b'\n')
         .unwrap_or(all.len());
-    let request: Request = serde_json::from_slice(&all[..end])?;
+    let request: TrialInput = serde_json::from_slice(&all[..end])?;
     if request.cuda {
         cuda().map_err(io::Error::other)?;
     }
-    let mut say = |what| told.write_all(line(what, &request.word).as_bytes());
-    say("loading")?;
+    let mut report = |what| output.write_all(line(what, &request.word).as_bytes());
+    report("loading")?;
     let mut rest = all.get(end + 1..).unwrap_or_default();
     let count = request.objects.len();
     for (i, (object, size)) in request.objects.into_iter().enumerate() {
@@ -493,9 +497,10 @@ pub fn answer(mut input: File, mut told: File) -> io::Result<()> {
         };
         rest = after;
         let file = sealed("trial", bytes)?;
-        let loaded = match i + 1 == count {
-            true => Library::load(&object, "", || Ok(file)).map(drop),
-            false => Loading::begin().load(&object, file),
+        let loaded = if i + 1 == count {
+            Library::load(&object, "", || Ok(file)).map(drop)
+        } else {
+            Libraries::begin().load(&object, file)
         };
         match loaded {
             Err(error) if error.is_transient() => return Err(io::Error::other(error)),
@@ -503,7 +508,7 @@ pub fn answer(mut input: File, mut told: File) -> io::Result<()> {
             Ok(()) => {}
         }
     }
-    say("loaded")
+    report("loaded")
 }
 
 #[cfg(test)]

@@ -1,13 +1,14 @@
-//! What an input must be before anything foreign sees it.
+//! The checks of inputs before any foreign call.
 //!
 //! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, a short tensor reads past its end. So
-//! everything is checked here, in safe Rust, on metadata the shim reads in one call per tensor; a good call allocates
-//! nothing, but for an alias of each input that has clones: another thread may resize those meanwhile. The same walk reads the request's sizes off the inputs and checks that they agree with each other.
+//! everything is checked here, in safe Rust, on metadata that the shim reads in one call per tensor. A good call
+//! allocates nothing, except an alias of each input that has clones: another thread may resize those meanwhile. The
+//! same walk reads the request's sizes from the inputs and checks that they agree with each other.
 //!
-//! **Values.** Metadata is checked first, and says how much there is to look at. When a program is found for the sizes,
-//! the values of inputs in host memory are compared with the program's own bounds ([`outside`](super::ffi::outside)), before
-//! anything is padded or copied. What only a device holds is clamped and noted there ([`flags`](super::flags)). Indices that
-//! a program computes are checked by its own kernels: their notes are read after each step
+//! **Values.** Metadata comes first, and bounds the number of values. When a program is found for the sizes, the values
+//! of inputs in host memory are compared with the program's own bounds ([`outside`](super::ffi::outside)), before
+//! padding and copies. Values on a device are clamped and noted there ([`flags`](super::flags)). A program's own
+//! kernels check the indices that it computes: their notes are read after each step
 //! ([`RunError::Check`](super::ffi::RunError)).
 
 use std::sync::Arc;
@@ -23,7 +24,7 @@ use super::{ffi::Meta, problem::Problem};
 /// The sizes of a request, in the order of [`Signature::dims`].
 pub type Request = SmallVec<[i64; 4]>;
 
-/// What the inputs of one module are, whatever the bucket.
+/// The inputs of one module, for all its buckets.
 #[derive(Clone, Debug)]
 pub struct Signature {
     pub inputs: Vec<Spec>,
@@ -31,13 +32,13 @@ pub struct Signature {
     pub dims: Vec<String>,
 }
 
-/// What one input is.
+/// One input.
 #[derive(Clone, Debug)]
 pub struct Spec {
     pub name: Arc<str>,
     pub dtype: Dtype,
     axes: Vec<Axis>,
-    /// Axes from the one that moves fastest in memory to the slowest.
+    /// Axes in the order of memory, the fastest first.
     order: Vec<usize>,
     /// Strides no order of axes explains: taken as they are.
     fixed_strides: Option<Vec<i64>>,
@@ -49,10 +50,10 @@ enum Axis {
     Dim(usize),
 }
 
-/// What is the matter with an input that a copy would cure.
+/// The fitness of an input for a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fit {
-    /// A kernel may read it as it is.
+    /// Kernels may read it.
     AsIs,
     /// Right but for strides, alignment or device.
     NeedsCopy,
@@ -88,17 +89,6 @@ impl Signature {
                     && a.axes == b.axes
                     && a.order.len() == b.order.len()
             })
-    }
-
-    /// Checks input `i` on `device` and notes the sizes it shows in `request` (0: not seen yet).
-    pub fn check(
-        &self,
-        i: usize,
-        meta: &Meta<'_>,
-        device: Device,
-        request: &mut [i64],
-    ) -> Result<Fit, Problem> {
-        self.inputs[i].check(meta, device, &self.dims, request)
     }
 }
 
@@ -141,7 +131,9 @@ impl Spec {
         })
     }
 
-    fn check(
+    /// Checks an input on `device` and notes the sizes it shows in `request` (0: not seen yet). `dims` are the
+    /// signature's.
+    pub fn check(
         &self,
         meta: &Meta<'_>,
         device: Device,
@@ -221,13 +213,11 @@ impl Spec {
                 }),
             };
         }
-        match self.strided(sizes, strides) && aligned(meta, device, self.dtype) {
-            true => Ok(Fit::AsIs),
-            false => Ok(Fit::NeedsCopy),
-        }
+        let fits = self.strided(sizes, strides) && aligned(meta, device, self.dtype);
+        Ok(if fits { Fit::AsIs } else { Fit::NeedsCopy })
     }
 
-    /// Returns what a copy would cure, as the problem it is for a caller who does not allow copies.
+    /// Returns the problem of an input that needs a copy, for a caller that does not allow copies.
     pub fn misfit(&self, meta: &Meta<'_>, device: Device) -> Problem {
         if meta.device() != Some(device) {
             let got = meta.device().map_or_else(
@@ -341,7 +331,7 @@ mod tests {
 
     #[test]
     fn an_input_without_elements_lies_any_way() {
-        // What a decoder has of a past when there is none yet.
+        // The past of a decoder at its first step.
         let past = Input {
             name: "past".to_owned(),
             layout: Layout {
@@ -358,7 +348,12 @@ mod tests {
         let fit = |shape: [i64; 4], stride: [i64; 4]| {
             let tensor = Handle::empty(&shape, &stride, Dtype::Float32, Device::Cpu).unwrap();
             let mut request = [0];
-            let fit = signature.check(0, &tensor.meta(), Device::Cpu, &mut request);
+            let fit = signature.inputs[0].check(
+                &tensor.meta(),
+                Device::Cpu,
+                &signature.dims,
+                &mut request,
+            );
             fit.map(|fit| (fit, request[0]))
         };
         assert_eq!(fit([2, 4, 0, 8], [32, 8, 8, 1]), Ok((Fit::AsIs, 2)));

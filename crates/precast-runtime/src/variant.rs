@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use precast_store::{
     Device,
-    record::{Calls, Program, Sizes, bounds_name},
+    record::{self, Calls, Sizes, bounds_name},
 };
 use smallvec::SmallVec;
 
@@ -16,14 +16,14 @@ use super::{
     RuntimeError,
     dispatch::{Bucket, Route, Table},
     error::NoFit,
-    ffi::{Handle, Handles, TensorRef, outside},
+    ffi::{Handle, Handles, TensorRef},
     layout::volume,
-    loader::{Loader, Slot},
+    loaded::{Loaded, Sizes as Fill},
+    loader::Loader,
     options::Inputs,
     outputs::{Outputs, Rung, Served},
     pool::Wait,
-    problem::Problem,
-    program::{Ready, Sizes as Fill},
+    program::Program,
     stats::{ModuleStats, Seen},
     threads,
     validate::{Fit, Request, Signature},
@@ -31,8 +31,8 @@ use super::{
 
 /// How one call is to be answered.
 #[derive(Clone, Copy)]
-pub(super) struct Call {
-    pub inputs: Inputs,
+pub(super) struct CallOptions {
+    pub policy: Inputs,
     pub wait: Wait,
 }
 
@@ -41,8 +41,8 @@ pub(super) struct Variant {
     pub signature: Signature,
     /// The names of its inputs, in order.
     pub names: Arc<[String]>,
-    /// Those for one bucket, then those for every size within bounds: compiled ones, then eager ones.
-    pub programs: Vec<Slot>,
+    /// Programs of one bucket, then programs for every size within bounds: compiled ones, then eager ones.
+    pub programs: Vec<Program>,
     /// How many are for one bucket, and their sizes.
     buckets: usize,
     sizes: Arc<[Sizes]>,
@@ -54,46 +54,32 @@ pub(super) struct Variant {
     seen: Seen,
 }
 
-/// Which program answers a request; indices are into the variant's programs.
+/// The tables that choose a program for a request.
 struct Routes {
     /// Buckets whose artifacts run, or that are eager by choice.
-    first: Part,
+    first: Table,
     /// Buckets that eager answers because their artifacts do not load: asked after everything else that was compiled.
-    last: Part,
-}
-
-struct Part {
-    table: Table,
-    programs: Vec<usize>,
-}
-
-impl Part {
-    fn route(&self, request: &[i64]) -> Option<(usize, Rung)> {
-        Some(match self.table.route(request)? {
-            Route::Exact(at) => (self.programs[at], Rung::Exact),
-            Route::Padded(at) => (self.programs[at], Rung::Padded),
-        })
-    }
+    last: Table,
 }
 
 impl Variant {
     /// Groups one module's programs by the inputs they take and builds a table for each group.
-    pub fn group(slots: Vec<Slot>, loader: &Arc<Loader>) -> Result<Vec<Self>, RuntimeError> {
-        let mut groups: Vec<(Signature, Vec<Slot>)> = Vec::new();
-        for slot in slots {
-            let program = &slot.program;
-            let dims: Vec<String> = program.sizes.keys().cloned().collect();
+    pub fn group(programs: Vec<Program>, loader: &Arc<Loader>) -> Result<Vec<Self>, RuntimeError> {
+        let mut groups: Vec<(Signature, Vec<Program>)> = Vec::new();
+        for program in programs {
+            let record = &program.record;
+            let dims: Vec<String> = record.sizes.keys().cloned().collect();
             let malformed = |reason| RuntimeError::Malformed {
-                program: program.id,
+                program: record.id,
                 reason,
             };
-            let signature = Signature::new(&program.inputs, &dims).map_err(malformed)?;
+            let signature = Signature::new(&record.inputs, &dims).map_err(malformed)?;
             match groups
                 .iter_mut()
                 .find(|(known, _)| known.agrees(&signature))
             {
-                Some((_, programs)) => programs.push(slot),
-                None => groups.push((signature, vec![slot])),
+                Some((_, programs)) => programs.push(program),
+                None => groups.push((signature, vec![program])),
             }
         }
         Ok(groups
@@ -102,26 +88,17 @@ impl Variant {
             .collect())
     }
 
-    fn new(signature: Signature, mut programs: Vec<Slot>, loader: &Arc<Loader>) -> Self {
-        programs.sort_by_key(|slot| {
-            (
-                slot.program.dynamic.is_some(),
-                slot.program.steps.is_empty(),
-            )
-        });
-        let buckets = programs
-            .iter()
-            .filter(|slot| slot.program.dynamic.is_none())
-            .count();
-        let sizes = programs[..buckets]
-            .iter()
-            .map(|slot| slot.program.sizes.clone());
+    fn new(signature: Signature, mut programs: Vec<Program>, loader: &Arc<Loader>) -> Self {
+        programs.sort_by_key(|p| (p.record.dynamic.is_some(), p.record.steps.is_empty()));
+        let fixed = programs.iter().filter(|p| p.record.dynamic.is_none());
+        let buckets = fixed.count();
+        let sizes = programs[..buckets].iter().map(|p| p.record.sizes.clone());
         let inputs = signature.inputs.iter();
         let (sizes, names) = (
             sizes.collect(),
             inputs.map(|spec| spec.name.to_string()).collect(),
         );
-        let module = programs[0].program.module.as_str().into();
+        let module = programs[0].record.module.as_str().into();
         let routes = RwLock::new(routes(&programs[..buckets]));
         Self {
             module,
@@ -139,7 +116,11 @@ impl Variant {
     }
 
     /// Checks inputs, picks a bucket, runs it.
-    pub fn answer(&self, inputs: &[TensorRef<'_>], call: Call) -> Result<Outputs, RuntimeError> {
+    pub fn answer(
+        &self,
+        inputs: &[TensorRef<'_>],
+        call: CallOptions,
+    ) -> Result<Outputs, RuntimeError> {
         let span = tracing::trace_span!(
             "run",
             module = &*self.module,
@@ -149,38 +130,42 @@ impl Variant {
         );
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
-        let (mut handles, copies) = self.check(inputs, call.inputs, &mut request)?;
-        let (slot, ready, rung) = self.pick(&request, call.wait)?;
+        let (mut handles, copies) = self.check_inputs(inputs, call.policy, &mut request)?;
+        let (program, loaded, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
-            span.record("bucket", slot.program.bucket());
+            span.record("bucket", program.record.bucket());
             span.record("rung", rung.name());
         }
         threads::find(self.device)?;
         // After the sizes, which bound how much there is to look at.
-        self.check_values(&handles, &ready.plan.program)?;
+        loaded.plan.check_values(&handles)?;
         // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
         for input in copies {
             handles[input] = self.copied(input, &handles[input])?;
         }
-        let sizes = match ready.plan.program.dynamic.is_some() {
-            true => Fill::Dynamic(&request),
-            false if ready.plan.program.sizes.values().eq(&request) => Fill::Exact,
-            false => Fill::Padded(&request),
+        let record = &loaded.plan.program;
+        let sizes = if record.dynamic.is_some() {
+            Fill::Dynamic(&request)
+        } else if record.sizes.values().eq(&request) {
+            Fill::Exact
+        } else {
+            Fill::Padded(&request)
         };
-        let timed = self.device == Device::Cpu && slot.counters.due();
+        let counters = &program.counters;
+        let timed = self.device == Device::Cpu && counters.due();
         let begin = timed.then(Instant::now);
-        let result = ready.run(handles, sizes, call.wait);
+        let result = loaded.serve(handles, sizes, call.wait);
         let took = begin.map(|begin| begin.elapsed());
         match (&result, sizes) {
-            (Err(_), _) => slot.counters.failed(),
-            (Ok(_), Fill::Exact | Fill::Dynamic(_)) => slot.counters.whole(took),
+            (Err(_), _) => counters.failed(),
+            (Ok(_), Fill::Exact | Fill::Dynamic(_)) => counters.whole(took),
             (Ok(_), Fill::Padded(_)) => {
                 let asked = product(request.iter().copied());
-                let computed = product(ready.plan.program.sizes.values().copied());
-                slot.counters.padded(took, asked, computed);
+                let computed = product(record.sizes.values().copied());
+                counters.padded(took, asked, computed);
             }
         }
-        let (program, graph) = (ready.plan.program.clone(), ready.is_graph());
+        let (program, graph) = (record.clone(), loaded.is_graph());
         let served = Served {
             program,
             rung,
@@ -196,36 +181,57 @@ impl Variant {
         })
     }
 
-    /// Returns what answers a request, loading it if need be. A program that does not load is passed over: the ladder
-    /// has another.
-    fn pick(&self, request: &Request, wait: Wait) -> Result<(&Slot, &Ready, Rung), RuntimeError> {
+    /// Returns the program for a request and the rung it stands on: exact, covering, dynamic, then eager. Loads it if
+    /// need be; one that does not load is passed over.
+    fn pick(
+        &self,
+        request: &Request,
+        wait: Wait,
+    ) -> Result<(&Program, &Loaded, Rung), RuntimeError> {
         if self.rests.load(Relaxed) {
             self.wake();
         }
+        let bucket = |table: &Table| match table.route(request)? {
+            Route::Exact(index) => Some((index, Rung::Exact)),
+            Route::Padded(index) => Some((index, Rung::Padded)),
+        };
+        let dynamic = |eager: bool| {
+            let rest = self.programs.iter().enumerate().skip(self.buckets);
+            rest.filter(|(_, program)| !program.lost() && program.is_eager() == eager)
+                .find(|(_, program)| within(&program.record, request))
+                .map(|(index, _)| (index, Rung::Dynamic))
+        };
         loop {
-            let choice = self.choose(request);
-            let Some((index, rung)) = choice else {
+            let found = {
+                let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+                let found = bucket(&routes.first).or_else(|| dynamic(false));
+                let found = found.or_else(|| bucket(&routes.last));
+                found.or_else(|| dynamic(true))
+            };
+            let Some((index, rung)) = found else {
                 self.seen.add(request, None);
                 return Err(self.no_bucket(request));
             };
-            let slot = &self.programs[index];
-            if let Some(ready) = slot.ready() {
-                self.seen.add(request, choice);
-                return Ok((slot, ready, rung));
+            let program = &self.programs[index];
+            if let Some(loaded) = program.loaded() {
+                let rung = if loaded.is_eager() { Rung::Eager } else { rung };
+                self.seen.add(request, Some((index, rung)));
+                return Ok((program, loaded, rung));
             }
-            // Each turn settles one program or lets it rest, so this ends.
-            slot.load_in(&self.loader, wait)?;
+            // Each round settles one program or lets it rest, so this ends.
+            program.load_in(&self.loader, wait)?;
             self.reroute();
         }
     }
 
-    /// Tries programs again that have rested. Only one caller does: others go on with what there is.
+    /// Loads programs again whose pause is over. Only one caller does; others go on with the present programs.
     fn wake(&self) {
         let mut tried = false;
-        for slot in self.programs.iter().filter(|slot| slot.rested()) {
+        for program in self.programs.iter().filter(|program| program.rested()) {
             tried = true;
-            if let Err(error) = slot.load_in(&self.loader, Wait::no()) {
-                tracing::debug!(program = %slot.program.id.short(), %error, "a program rests on");
+            if let Err(error) = program.load_in(&self.loader, Wait::no()) {
+                let program = program.record.id.short();
+                tracing::debug!(%program, %error, "a program rests on");
             }
         }
         if tried {
@@ -233,30 +239,8 @@ impl Variant {
         }
     }
 
-    /// Returns the program for a request, and the rung it stands on: exact, covering, dynamic, then eager.
-    fn choose(&self, request: &[i64]) -> Option<(usize, Rung)> {
-        let dynamic = |eager: bool| {
-            let rest = self.programs.iter().enumerate().skip(self.buckets);
-            rest.filter(|(_, slot)| !slot.lost() && slot.is_eager() == eager)
-                .find(|(_, slot)| within(&slot.program, request))
-                .map(|(index, _)| (index, Rung::Dynamic))
-        };
-        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        let found = routes
-            .first
-            .route(request)
-            .or_else(|| dynamic(false))
-            .or_else(|| routes.last.route(request))
-            .or_else(|| dynamic(true));
-        let (index, rung) = found?;
-        match self.programs[index].is_eager() {
-            true => Some((index, Rung::Eager)),
-            false => Some((index, rung)),
-        }
-    }
-
     /// Returns the inputs, and which of them have to be copied before a kernel may read them.
-    fn check(
+    fn check_inputs(
         &self,
         inputs: &[TensorRef<'_>],
         policy: Inputs,
@@ -272,7 +256,7 @@ impl Variant {
                 input: spec.name.clone(),
                 problem,
             };
-            let fit = self.signature.check(i, &meta, self.device, request);
+            let fit = spec.check(&meta, self.device, &self.signature.dims, request);
             match fit.map_err(bad)? {
                 Fit::AsIs => {}
                 Fit::NeedsCopy if policy == Inputs::AsGiven => {
@@ -285,48 +269,41 @@ impl Variant {
         Ok((handles, copies))
     }
 
-    /// Refuses inputs in host memory with values that the program does not take, wherever the program runs.
-    fn check_values(&self, inputs: &Handles, program: &Program) -> Result<(), RuntimeError> {
-        for (given, input) in inputs.iter().zip(&program.inputs) {
-            if let Some(bounds) = input.bounds
-                && let Some(found) = outside(&given.meta(), bounds)
-            {
-                return Err(RuntimeError::BadInput {
-                    module: self.module.clone(),
-                    input: input.name.as_str().into(),
-                    problem: Problem::Value {
-                        position: Some(found.position),
-                        value: Some(found.value),
-                        bounds,
-                    },
-                });
-            }
-        }
-        Ok(())
-    }
-
-    /// Makes the routes again from the programs that are loaded.
+    /// Makes the routes again from the loaded programs.
     pub fn reroute(&self) {
         let made = routes(&self.programs[..self.buckets]);
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
         self.rests
-            .store(self.programs.iter().any(Slot::rests), Relaxed);
+            .store(self.programs.iter().any(Program::rests), Relaxed);
     }
 
-    /// Returns the program of exactly these sizes.
-    pub fn exactly(&self, sizes: &Sizes) -> Option<&Ready> {
-        let exact = |slot: &&Slot| slot.program.dynamic.is_none() && slot.program.sizes == *sizes;
-        self.programs.iter().find(exact)?.ready()
+    /// Returns whether there is a program of exactly these sizes.
+    pub fn has(&self, sizes: &Sizes) -> bool {
+        self.sizes.contains(sizes)
+    }
+
+    /// Returns the program of exactly these sizes, loaded if need be.
+    pub fn exactly(&self, sizes: &Sizes) -> Result<&Loaded, RuntimeError> {
+        let mut programs = self.programs[..self.buckets].iter();
+        let program = programs.find(|program| program.record.sizes == *sizes);
+        if let Some(program) = program.filter(|program| program.loaded().is_none()) {
+            program.load(&self.loader)?;
+            self.reroute();
+        }
+        program.and_then(Program::loaded).ok_or_else(|| {
+            let request: Request = sizes.values().copied().collect();
+            self.no_bucket(&request)
+        })
     }
 
     pub fn stats(&self) -> ModuleStats {
-        let row = |slot: &Slot| {
-            let runner = match slot.ready() {
-                Some(ready) => ready.runner(),
-                None if slot.lost() => "none",
+        let row = |program: &Program| {
+            let runner = match program.loaded() {
+                Some(loaded) => loaded.kind(),
+                None if program.lost() => "none",
                 None => "not loaded",
             };
-            slot.counters.row(&slot.program.sizes, runner)
+            program.counters.row(&program.record.sizes, runner)
         };
         ModuleStats {
             module: self.module.to_string(),
@@ -335,11 +312,11 @@ impl Variant {
         }
     }
 
-    /// Returns what was asked for and what answered, for `precast stats`.
+    /// Returns the requests and the programs that answered them, for `precast stats`.
     pub fn counts(&self) -> Vec<Calls> {
-        let programs = self.programs.iter().map(|slot| &slot.program);
-        let buckets: Vec<Option<&Sizes>> = programs
-            .map(|program| program.dynamic.is_none().then_some(&program.sizes))
+        let records = self.programs.iter().map(|program| &program.record);
+        let buckets: Vec<Option<&Sizes>> = records
+            .map(|record| record.dynamic.is_none().then_some(&record.sizes))
             .collect();
         self.seen.rows(&self.module, &self.signature.dims, &buckets)
     }
@@ -354,7 +331,7 @@ impl Variant {
     }
 
     fn copied(&self, input: usize, given: &Handle) -> Result<Handle, RuntimeError> {
-        // Also where it goes to another device: what is not contiguous is made so here.
+        // Also for a copy to another device: it is made contiguous on the CPU first.
         threads::find(Device::Cpu)?;
         let meta = given.meta();
         let strides = self.signature.inputs[input].strides(meta.sizes());
@@ -372,21 +349,21 @@ impl Variant {
 
     /// Returns the sizes that dynamic and eager programs answer, in words.
     fn free(&self) -> Box<[String]> {
-        let slots = self.programs[self.buckets..].iter();
-        slots
-            .filter(|slot| !slot.lost())
-            .filter_map(|slot| {
-                let program = &slot.program;
-                let sizes = bounds_name(program.dynamic.as_ref()?, &program.sizes);
-                Some(format!("{} for {sizes}", program.bucket()))
+        let programs = self.programs[self.buckets..].iter();
+        programs
+            .filter(|program| !program.lost())
+            .filter_map(|program| {
+                let record = &program.record;
+                let sizes = bounds_name(record.dynamic.as_ref()?, &record.sizes);
+                Some(format!("{} for {sizes}", record.bucket()))
             })
             .collect()
     }
 
     fn no_bucket(&self, request: &[i64]) -> RuntimeError {
-        let lost = |slot: &&Slot| slot.lost() && answers(&slot.program, request);
-        if let Some(slot) = self.programs.iter().find(lost)
-            && let Some(cause) = self.loader.lost(&slot.program.id)
+        let lost = |program: &&Program| program.lost() && answers(&program.record, request);
+        if let Some(program) = self.programs.iter().find(lost)
+            && let Some(cause) = self.loader.lost(&program.record.id)
         {
             return RuntimeError::NothingLeft {
                 module: self.module.clone(),
@@ -395,14 +372,13 @@ impl Variant {
             };
         }
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
-        let first = &routes.first;
-        let nearest = first.table.nearest(request);
+        let nearest = routes.first.nearest(request);
         RuntimeError::NoBucket {
             module: self.module.clone(),
             request: self.named(request),
             known: self.sizes.clone(),
             free: self.free(),
-            nearest: nearest.map(|(at, _)| self.programs[first.programs[at]].program.sizes.clone()),
+            nearest: nearest.map(|(at, _)| self.programs[at].record.sizes.clone()),
             why: match nearest {
                 Some((_, true)) => NoFit::PaddingRefused,
                 _ => NoFit::TooLarge,
@@ -411,33 +387,32 @@ impl Variant {
     }
 }
 
-fn routes(programs: &[Slot]) -> Routes {
-    let part = |wanted: &dyn Fn(&Slot) -> bool| {
+fn routes(programs: &[Program]) -> Routes {
+    let part = |wanted: &dyn Fn(&Program) -> bool| {
         let live = programs.iter().enumerate();
-        let live = live.filter(|(_, slot)| !slot.lost() && wanted(slot));
-        let (indices, slots): (Vec<usize>, Vec<&Slot>) = live.unzip();
-        let bucket = |(slot, cost): (&&Slot, f64)| bucket(&slot.program, cost);
-        Part {
-            table: Table::new(slots.iter().zip(costs(&slots)).map(bucket).collect()),
-            programs: indices,
-        }
+        let live = live.filter(|(_, program)| !program.lost() && wanted(program));
+        let (indices, programs): (Vec<usize>, Vec<&Program>) = live.unzip();
+        let costs = costs(&programs);
+        let rows = indices.into_iter().zip(programs).zip(costs);
+        Table::new(
+            rows.map(|((at, p), cost)| bucket(at, &p.record, cost))
+                .collect(),
+        )
     };
     Routes {
-        first: part(&|slot| !slot.substituted()),
-        last: part(&Slot::substituted),
+        first: part(&|program| !program.substituted()),
+        last: part(&Program::substituted),
     }
 }
 
 /// Returns the cost of a call of each program, all in one unit: the seconds that the build's gate measured, or the number
 /// of input elements where one of them has none.
-fn costs(slots: &[&Slot]) -> Vec<f64> {
-    let receipts = slots
-        .iter()
-        .map(|slot| slot.program.seconds(slot.is_eager()));
-    let costs = receipts.collect::<Option<Vec<f64>>>();
-    let volumes = || slots.iter().map(|slot| volume(&slot.program) as f64);
+fn costs(programs: &[&Program]) -> Vec<f64> {
+    let seconds = |p: &&Program| p.record.seconds(p.is_eager());
+    let costs = programs.iter().map(seconds).collect::<Option<Vec<f64>>>();
+    let volumes = || programs.iter().map(|p| volume(&p.record) as f64);
     let costs = costs.unwrap_or_else(|| volumes().collect());
-    let sizes: Vec<&Sizes> = slots.iter().map(|slot| &slot.program.sizes).collect();
+    let sizes: Vec<&Sizes> = programs.iter().map(|p| &p.record.sizes).collect();
     at_most_covering(&sizes, &costs)
 }
 
@@ -456,16 +431,18 @@ fn at_most_covering(sizes: &[&Sizes], costs: &[f64]) -> Vec<f64> {
 }
 
 /// Returns whether a program answers requests of these sizes once it is loaded.
-fn answers(program: &Program, request: &[i64]) -> bool {
-    match program.dynamic.is_some() {
-        true => within(program, request),
-        false => bucket(program, 0.0).takes(request),
+fn answers(program: &record::Program, request: &[i64]) -> bool {
+    if program.dynamic.is_some() {
+        within(program, request)
+    } else {
+        bucket(0, program, 0.0).takes(request)
     }
 }
 
-fn bucket(program: &Program, cost: f64) -> Bucket {
+fn bucket(number: usize, program: &record::Program, cost: f64) -> Bucket {
     let dims = program.sizes.keys();
     Bucket {
+        program: number,
         sizes: program.sizes.values().copied().collect(),
         padded: dims.map(|dim| program.padding.allows(dim)).collect(),
         cost,
@@ -473,7 +450,7 @@ fn bucket(program: &Program, cost: f64) -> Bucket {
 }
 
 /// Returns whether a dynamic program runs at these sizes, in the order of its dimensions.
-fn within(program: &Program, request: &[i64]) -> bool {
+fn within(program: &record::Program, request: &[i64]) -> bool {
     let Some(dynamic) = &program.dynamic else {
         return false;
     };

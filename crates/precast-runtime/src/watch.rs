@@ -1,4 +1,4 @@
-//! The state of a model: whether it answers, with what, what it counted, and how long its load took.
+//! The state of a model: its readiness, its programs, its counters, and the time of its load.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
@@ -12,7 +12,7 @@ use super::{
     Model, error::Quarantined, host::now, replica::Replica, stats::ModuleStats, variant::Variant,
 };
 
-/// How long it took from the beginning of a load until a model was of use.
+/// Times from the beginning of a model's load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timings {
     /// Until the model was handed out.
@@ -28,18 +28,18 @@ pub struct Timings {
 pub struct DeviceStats {
     /// The device, as `cpu` or `cuda:0`.
     pub device: String,
-    /// Calls under way: those that a thread is in now. On CUDA a call is over when its work is in the stream.
+    /// Calls under way. On CUDA a call is over when its work is in the stream.
     pub in_flight: usize,
     /// Calls since the model was loaded that a program of the device answered.
     pub answered: u64,
-    /// Calls since then that were refused by what runs them.
+    /// Calls since then that failed in a program.
     pub failed: u64,
-    /// Why it answers no more calls in this process, where it does not.
+    /// The reason that it answers no more calls in this process, where it does not.
     pub broken: Option<String>,
 }
 
 impl Model {
-    /// Returns how long it took to be of use.
+    /// Returns the times of its load.
     pub fn timings(&self) -> Timings {
         Timings {
             loaded: self.loaded,
@@ -66,22 +66,23 @@ impl Model {
 
     /// Returns the programs that eager answers because, when they were built, it was faster than their artifacts.
     pub fn faster_as_eager(&self) -> Vec<&Program> {
-        let ready = self.replicas.iter().flat_map(Replica::programs);
-        ready
-            .filter(|ready| ready.preferred)
-            .map(|ready| &*ready.plan.program)
+        let loaded = self.replicas.iter().flat_map(Replica::loaded);
+        loaded
+            .filter(|program| program.preferred)
+            .map(|program| &*program.plan.program)
             .collect()
     }
 
     /// Returns the reason of each program that was to run as a CUDA graph and does not.
     pub fn without_graph(&self) -> Vec<(&Program, &str)> {
-        let ready = self.replicas.iter().flat_map(Replica::programs);
-        ready
-            .filter_map(|ready| Some((&*ready.plan.program, ready.refused.as_deref()?)))
+        let loaded = self.replicas.iter().flat_map(Replica::loaded);
+        loaded
+            .filter_map(|program| Some((&*program.plan.program, program.refused.as_deref()?)))
             .collect()
     }
 
-    /// Returns what was asked for since the model was loaded and what answered it, for `precast stats` and the planner.
+    /// Returns the requests since the model was loaded and the programs that answered them, for `precast stats` and the
+    /// planner.
     pub fn counts(&self) -> Counts {
         let until = now();
         let counts = |calls| Counts {
@@ -101,7 +102,7 @@ impl Model {
         sum
     }
 
-    /// Returns what was counted since the model was loaded, by module and device. Counting goes on meanwhile.
+    /// Returns the counters since the model was loaded, by module and device.
     ///
     /// ```
     /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));

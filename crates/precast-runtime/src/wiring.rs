@@ -1,20 +1,20 @@
-//! Whether a program's record holds together: what its steps pass to each other, and when a value is read last.
+//! Checks of a program's record: the values that its steps pass to each other, and the last reader of each.
 
 use precast_store::record::{Layout, Program};
 
-use super::{context::PlanStep, layout::same_strides};
+use super::{layout::same_strides, plan::PlanStep};
 
-/// Returns, for each value, the step that reads it last; none for results and for what nobody reads.
+/// Returns the last reader of each value. Results and unused values have none.
 ///
 /// Fails on value numbers out of range, values read before they are written or written twice, and a step that reads
 /// one value twice as its last (it is shared then, not moved).
 pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String> {
     let outputs = program.steps.iter().map(|step| step.outputs.len());
-    let most = program.inputs.len() + outputs.sum::<usize>();
-    if program.values > most {
-        // Before there is memory for as many as it says.
+    let max = program.inputs.len() + outputs.sum::<usize>();
+    if program.values > max {
+        // Before memory is allocated for the values of the record.
         return Err(format!(
-            "it has {} values, and inputs and steps make {most}",
+            "it has {} values, and inputs and steps make {max}",
             program.values
         ));
     }
@@ -72,7 +72,7 @@ pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String>
     Ok(last)
 }
 
-/// Checks that what a step gets is what its artifact was compiled for.
+/// Checks that the inputs of a step have the layouts that its artifact was compiled for.
 pub(super) fn check_layouts(program: &Program, steps: &[PlanStep]) -> Result<(), String> {
     let mut layouts: Vec<Option<&Layout>> = vec![None; program.values];
     for (value, input) in program.inputs.iter().enumerate() {

@@ -1,4 +1,4 @@
-// The arguments of operators: what a description has, as the types of their schemas ask for it.
+// The arguments of operators: values of a description, converted to the types of their schemas.
 //
 // Shared by the calls of artifacts (operators.cpp) and by eager (eager.cpp).
 
@@ -91,7 +91,7 @@ inline bool integral(const TypePtr& type) {
   return type && (type->kind() == TypeKind::IntType || type->kind() == TypeKind::SymIntType);
 }
 
-// One value of a description that is fixed: which of its fields counts is said by its kind.
+// One value of a description that is fixed: its kind says which field counts.
 struct Fixed {
   int32_t kind;
   int64_t integer;
@@ -99,8 +99,8 @@ struct Fixed {
   const char* text;
 };
 
-// The value as an argument of this type, which is no list. The device that a description names is, where it is of the same
-// kind, the one that runs it.
+// Returns the value as an argument of this type, which is no list. A device of the same kind as `device` becomes
+// `device`.
 inline IValue fixed(const TypePtr& declared, const Fixed& given, c10::Device device) {
   if (given.kind == NONE) return {};
   const TypePtr type = plain(declared);

@@ -1,11 +1,11 @@
 // Eager: a captured graph as a list of operator calls, made one after the other through the dispatcher.
 //
-// calls.rs gives the calls once, with everything that is fixed in them; a run fills in what earlier calls made. Values are
-// numbered: the graph's inputs first, then what calls make. The last reader of a value takes it, so that its memory is
-// free when that call returns. A graph never changes once it is finished: many threads may run it.
+// calls.rs gives the calls once, with their fixed arguments; a run fills in the results of earlier calls. Values are
+// numbered: the graph's inputs first, then the results of calls. The last reader of a value takes it, so that its
+// memory is free when that call returns. A graph never changes once it is finished: many threads may run it.
 //
-// Beside operators there are numbers, which sizes are computed with as Python does (numbers.h), and `cond`, whose branches
-// are graphs of their own.
+// There are calls of operators, of functions on numbers for sizes (numbers.h), and of `cond`, whose branches are graphs
+// of their own.
 
 #include <ATen/ScalarOps.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -39,7 +39,7 @@ struct Read {
   IValue from(Values& values) const { return last ? std::move(values[number]) : values[number]; }
 };
 
-// An item of a list: a value, or what is fixed.
+// An item of a list: a value, or a fixed one.
 struct Item {
   std::optional<Read> read;
   IValue fixed;
@@ -78,7 +78,7 @@ IValue converted(const TypePtr& type, IValue value) {
 class Graph;
 
 struct Call {
-  // What it calls: an operator, a function on numbers, or one of two graphs.
+  // The callee: an operator, a function on numbers, or one of two graphs.
   std::optional<c10::OperatorHandle> handle;
   Number number = nullptr;
   std::unique_ptr<Graph> branches[2];
@@ -126,7 +126,7 @@ class Graph {
     call.results.assign(numbers, numbers + n);
   }
 
-  // Sets what it returns, and finds the last reader of each value. Nothing is added later.
+  // Sets the results, and finds the last reader of each value. Nothing is added later.
   void finish(const int64_t* numbers, size_t n) {
     for (size_t i = 0; i < n; i++) {
       known(numbers[i]);

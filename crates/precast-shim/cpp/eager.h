@@ -1,4 +1,4 @@
-// What calls.rs hands to eager.cpp.
+// The calls of calls.rs in eager.cpp.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Functions on numbers, as Python has them: what a captured graph computes sizes with.
+// Functions on numbers, as Python has them, with which a captured graph computes sizes.
 //
 // Integers that do not fit into 64 bits are an error, which Python would not have.
 

@@ -1,4 +1,4 @@
-// What an artifact calls for operators that have no C entry point of their own: custom ones, and a few of torch's.
+// The executor of operators without a C entry point: custom ones, and a few of torch's.
 //
 // libtorch's executor of these calls (OSSProxyExecutor) is not exported and reads a file. This one has the same rules:
 // a call's numbers and tensors come at run time, in the schema's order; everything else is fixed when it is made.
@@ -85,11 +85,11 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
     std::vector<IValue> stack = op.stack;
     int next_int = 0, next_tensor = 0;
     auto integer = [&] {
-      if (next_int >= n_ints) refuse(told(op) + " got too few numbers");
+      if (next_int >= n_ints) refuse(named(op) + " got too few numbers");
       return ints[next_int++];
     };
     auto tensor = [&]() -> at::Tensor& {
-      if (next_tensor >= n_tensors) refuse(told(op) + " got too few tensors");
+      if (next_tensor >= n_tensors) refuse(named(op) + " got too few tensors");
       return *reinterpret_cast<at::Tensor*>(handles[next_tensor++]);
     };
     for (const Filled& slot : op.slots) {
@@ -117,22 +117,23 @@ class Executor : public torch::aot_inductor::ProxyExecutor {
       }
     }
     op.handle.callBoxed(stack);
-    // What it returns goes into the handles that are left, in order; those that are missing or no tensors have none.
+    // Its results go into the other handles, in order. Missing results, and results that are no tensors, have no
+    // handle.
     for (const IValue& answer : stack) {
       if (answer.isTensor()) {
-        // One that was only changed in place may have no handle.
+        // A tensor that was only changed in place may have no handle.
         if (next_tensor < n_tensors) tensor() = answer.toTensor();
       } else if (answer.isTensorList()) {
         for (const at::Tensor& one : answer.toTensorVector()) tensor() = one;
       } else if (!answer.isNone() && !answer.isInt()) {
-        refuse(told(op) + " returned what an artifact can't take");
+        refuse(named(op) + " returned what an artifact can't take");
       }
     }
-    if (next_tensor != n_tensors) refuse(told(op) + " took " + std::to_string(next_tensor) + " tensors of " + std::to_string(n_tensors));
+    if (next_tensor != n_tensors) refuse(named(op) + " took " + std::to_string(next_tensor) + " tensors of " + std::to_string(n_tensors));
   }
 
  private:
-  static std::string told(const Operator& op) { return "operator `" + toString(op.handle.operator_name()) + "`"; }
+  static std::string named(const Operator& op) { return "operator `" + toString(op.handle.operator_name()) + "`"; }
 
   void argument(Operator& op, const TypePtr& declared, const PrecastArgument& given) {
     if (given.kind == NONE) return op.stack.emplace_back(), void();
@@ -228,7 +229,7 @@ int32_t precast_operators_add(void* self, const char* name, const char* overload
   });
 }
 
-// Makes the first call that was added, on borrowed tensors that it may not write to; `made` is a new handle of what it gives.
+// Makes the first call, on borrowed tensors that it may not write to. `made` is a new handle of the result.
 int32_t precast_operators_call(void* self, const int64_t* ints, size_t n_ints, void* const* tensors, size_t n, void** made) {
   return precast_guarded([&] {
     auto* executor = static_cast<Executor*>(static_cast<torch::aot_inductor::ProxyExecutor*>(self));

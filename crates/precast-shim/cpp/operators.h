@@ -1,4 +1,4 @@
-// What operators.rs hands to operators.cpp.
+// The calls of operators.rs in operators.cpp.
 
 #pragma once
 
@@ -6,10 +6,10 @@
 #include <cstdint>
 
 extern "C" {
-// One argument as the description has it. The schema decides what it becomes.
+// One argument of a description. The schema decides its type.
 struct PrecastArgument {
   const char* name;
-  // As in `Value` of operators.rs.
+  // As in `OperatorArgument` of operators.rs.
   int32_t kind;
   const int64_t* ints;
   size_t n_ints;

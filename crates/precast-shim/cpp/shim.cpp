@@ -1,4 +1,5 @@
-// What has no C ABI: exceptions caught around foreign calls, a tensor's metadata in one call, device guards, and operators.
+// Functions without a C ABI: exceptions caught around calls, a tensor's metadata in one call, device guards, and
+// operators.
 //
 // Every function is extern "C", returns 0 or an error whose text `precast_last_error` has, and throws nothing.
 
@@ -26,8 +27,8 @@ namespace {
 thread_local std::string last_error;
 thread_local std::string* sink = nullptr;
 thread_local std::string captured;
-// Takes what a call prints beside its error, such as a warning.
-void (*said)(const char*) = nullptr;
+// Takes the text that a call prints without an error, such as a warning.
+void (*report)(const char*) = nullptr;
 
 // An artifact's entry points turn an exception into a return code and print its text on std::cerr. This buffer, put
 // under std::cerr once and for good, gives the text to the call that is being made on the same thread and passes
@@ -67,10 +68,10 @@ struct Capture {
 
 void keep(const char* what, std::string printed) noexcept {
   try {
-    // What was printed before the error is none.
+    // Text before the error is a message.
     size_t begin = printed.rfind("Error: ", 0) == 0 ? 0 : printed.find("\nError: ");
     if (begin != 0 && begin != std::string::npos) {
-      if (said) said(printed.substr(0, begin).c_str());
+      if (report) report(printed.substr(0, begin).c_str());
       printed.erase(0, begin + 1);
     }
     last_error = what;
@@ -78,7 +79,7 @@ void keep(const char* what, std::string printed) noexcept {
       if (!last_error.empty()) last_error += "; ";
       last_error += printed;
     }
-    // "Error: " is what the artifact puts before the text.
+    // The artifact puts "Error: " before the text.
     const std::string prefix = "Error: ";
     if (last_error.compare(0, prefix.size(), prefix) == 0) last_error.erase(0, prefix.size());
     while (!last_error.empty() && (last_error.back() == '\n' || last_error.back() == ' ')) last_error.pop_back();
@@ -87,7 +88,7 @@ void keep(const char* what, std::string printed) noexcept {
   }
 }
 
-// Returns 0, the foreign error code, or -1 for an exception that crossed the C ABI.
+// Returns 0, the error code of the call, or -1 for an exception that crossed the C ABI.
 template <class F>
 int32_t guarded(F f) noexcept {
   Capture capture;
@@ -95,12 +96,12 @@ int32_t guarded(F f) noexcept {
     int32_t code = f();
     if (code != 0) {
       keep("", capture.text);
-    } else if (said && !capture.text.empty()) {
-      said(capture.text.c_str());
+    } else if (report && !capture.text.empty()) {
+      report(capture.text.c_str());
     }
     return code;
   } catch (const c10::Error& e) {
-    // Its `what` ends with a backtrace of addresses.
+    // The text of `what()` ends with a backtrace of addresses.
     keep(e.what_without_backtrace(), capture.text);
   } catch (const std::exception& e) {
     keep(e.what(), capture.text);
@@ -138,13 +139,13 @@ struct PrecastMeta {
 void precast_capture_messages(void (*to)(const char*)) {
   static std::once_flag once;
   std::call_once(once, [to] {
-    said = to;
+    report = to;
     std::cerr.rdbuf(new PerThread(std::cerr.rdbuf()));
   });
 }
 
-// Around a call of libtorch's C ABI, which prints the reason of a failure as an artifact does: what it prints belongs to the
-// call. Such calls are not nested.
+// Begins to capture the text of a call of libtorch's C ABI, which prints the reason of a failure as an artifact does.
+// Such calls are not nested.
 void* precast_capture_begin() {
   captured.clear();
   std::string* before = sink;
@@ -155,8 +156,8 @@ void precast_capture_end(void* before, int32_t code) {
   sink = static_cast<std::string*>(before);
   if (code != 0) {
     keep("", captured);
-  } else if (said && !captured.empty()) {
-    said(captured.c_str());
+  } else if (report && !captured.empty()) {
+    report(captured.c_str());
   }
 }
 
@@ -192,14 +193,14 @@ int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
   });
 }
 
-// A handle that only the caller's own thread can change: its sizes, strides, offset and storage stay what they are.
+// Returns a handle whose sizes, strides, offset and storage only the caller's own thread can change.
 //
 // A tensor that other handles share gets a TensorImpl of its own over the same storage. Everything that is derived from
 // sizes and strides is computed again, because another thread may write to the original while it is copied.
 void* precast_tensor_own(const void* handle) {
   const at::Tensor& t = tensor(handle);
   try {
-    // The checks refuse what is not plain, whatever its sizes are.
+    // The checks refuse other than plain tensors, with any sizes.
     if (t.use_count() <= 1 || t.layout() != c10::kStrided || !t.has_storage()) return new at::Tensor(t);
     auto* impl = t.unsafeGetTensorImpl();
     if (impl->has_symbolic_sizes_strides()) return new at::Tensor(t);

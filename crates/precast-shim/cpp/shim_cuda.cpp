@@ -36,7 +36,7 @@ int32_t guarded(F f) noexcept {
   } catch (const std::exception& e) {
     try {
       last_error = e.what();
-      // libtorch appends a C++ stack; the first line says what happened.
+      // libtorch appends a C++ stack; the first line has the message.
       last_error.erase(std::min(last_error.find('\n'), last_error.size()));
     } catch (...) {
     }
@@ -54,9 +54,9 @@ struct Graph {
   c10::cuda::MempoolId_t pool;
   Index device;
 
-  // Ends what a capture that can't begin or end has left. Torch leaves it all: the stream in capture, and both allocators in
-  // the pool, for as long as a filter says that is this graph's own. They would ask one that is gone, and no other
-  // capture could begin in the pool.
+  // Cleans up after a capture that can't begin or end. Torch leaves the stream in capture, and both allocators in the
+  // pool with a filter of this graph's: they would call a filter that is gone, and no other capture could begin in the
+  // pool.
   void abandon() {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
@@ -65,7 +65,7 @@ struct Graph {
       cudaStreamEndCapture(stream, &unfinished);
       if (unfinished) cudaGraphDestroy(unfinished);
     }
-    // What is not in the pool any more says so; then its use of the pool is the graph's, which gives it up itself.
+    // An allocator that is not in the pool any more throws. Then the graph itself gives up its use of the pool.
     try {
       allocator::endAllocateToPool(device, pool);
       allocator::releasePool(device, pool);
@@ -81,7 +81,7 @@ struct Graph {
   }
 };
 
-// What uploads to one device use: made once and kept.
+// Returns the buffers of uploads to one device, made once and kept.
 uploads::Staging& staging(int32_t device) {
   // Never freed: CUDA may be gone before statics are.
   static auto* all = new std::map<int32_t, uploads::Staging>;
@@ -98,7 +98,7 @@ extern "C" {
 
 EXPORT const char* precast_cuda_last_error() { return last_error.c_str(); }
 
-// Reports an error that stays: such a context answers nothing right any more. One that does not stay is forgotten.
+// Reports an error that stays: later answers of such a context are invalid. Other errors are forgotten.
 EXPORT int32_t precast_cuda_health(int32_t device) {
   return guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
@@ -116,7 +116,7 @@ EXPORT int32_t precast_cuda_synchronize(int32_t device) {
   });
 }
 
-// What torch's allocator holds and uses, and what the device has.
+// The memory of torch's allocator, held and in use, and of the device.
 EXPORT int32_t precast_cuda_memory(
     int32_t device, uint64_t* allocated, uint64_t* peak, uint64_t* reserved, uint64_t* free, uint64_t* total) {
   return guarded([&] {
@@ -136,7 +136,7 @@ EXPORT int32_t precast_cuda_reset_peak(int32_t device) {
   return guarded([&] { allocator::resetPeakStats(static_cast<Index>(device)); });
 }
 
-// Gives back what torch's allocator keeps and nothing uses, on every device: to the driver, which loads code from it.
+// Gives the unused memory of torch's allocator back to the driver, on every device.
 EXPORT int32_t precast_cuda_release_cached() {
   return guarded([] { allocator::emptyCache(); });
 }
@@ -147,7 +147,7 @@ EXPORT int32_t precast_cuda_release_cached() {
 EXPORT int32_t precast_cuda_stream_new(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getStreamFromPool(false, static_cast<Index>(device))); });
 }
-// One that is not of torch's pool, which makes all of its streams for the first that is taken.
+// A stream outside torch's pool, which would make all of its streams at once.
 EXPORT int32_t precast_cuda_stream_apart(int32_t device, void** made) {
   return guarded([&] {
     const auto index = static_cast<Index>(device);
@@ -160,9 +160,9 @@ EXPORT int32_t precast_cuda_stream_apart(int32_t device, void** made) {
 EXPORT int32_t precast_cuda_stream_current(int32_t device, void** made) {
   return guarded([&] { *made = new Stream(c10::cuda::getCurrentCUDAStream(static_cast<Index>(device))); });
 }
-// The raw stream torch works on now on this thread, with no allocation. Artifacts launch through the driver, which needs
-// the device's context on the thread: a thread that has not chosen a device has none, and torch's own guards don't choose
-// one that is the current device already. So it is chosen here, once a thread; the current device stays what it is.
+// The raw stream of torch that is current on this thread, with no allocation. Artifacts launch through the driver,
+// which needs the device's context on the thread: a new thread has none, and torch's own guards don't set the device
+// that is current already. So it is set here, once a thread; the current device does not change.
 EXPORT int32_t precast_cuda_stream_current_raw(int32_t device, void** raw) {
   thread_local bool bound = false;
   return guarded([&] {
@@ -185,7 +185,7 @@ EXPORT void* precast_cuda_stream_raw(void* stream) { return static_cast<Stream*>
 EXPORT int32_t precast_cuda_stream_sync(void* stream) {
   return guarded([&] { static_cast<Stream*>(stream)->synchronize(); });
 }
-// What `waiter` gets from now on waits for what `other` has until now.
+// Later work of `waiter` waits for the present work of `other`.
 EXPORT int32_t precast_cuda_wait(void* waiter, void* other, int32_t device) {
   return guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
@@ -198,7 +198,7 @@ EXPORT int32_t precast_cuda_wait(void* waiter, void* other, int32_t device) {
     C10_CUDA_CHECK(code);
   });
 }
-// Keeps a tensor's memory from being given to another until what `stream` has until its release is done.
+// Keeps a tensor's memory from being used again, after its release, until the work of `stream` up to then is done.
 EXPORT int32_t precast_cuda_stream_uses(void* stream, const void* tensor) {
   return guarded([&] {
     const auto& t = *static_cast<const at::Tensor*>(tensor);
@@ -219,7 +219,7 @@ EXPORT int32_t precast_cuda_pool_new(uint64_t* a, uint64_t* b) {
     *b = pool.second;
   });
 }
-// Begins to capture what this thread puts on its current stream, which must not be the default one.
+// Begins to capture this thread's launches on its current stream, which must not be the default one.
 EXPORT int32_t precast_cuda_graph_begin(uint64_t a, uint64_t b, int32_t device, void** made) {
   return guarded([&] {
     auto graph = std::make_unique<Graph>();
@@ -260,15 +260,16 @@ EXPORT void precast_cuda_graph_delete(void* graph) {
   }
 }
 
-// Copies pieces of an open file into a device block of `bytes`; done when it returns. `pieces` are sorted and do not overlap.
-// Up to `threads` read the file. `limit` is in bytes a second; 0 is none. Returns an error of reading the file as errno, negated.
+// Copies pieces of an open file into a device block of `bytes`; done when it returns. `pieces` are sorted and do not
+// overlap. Up to `threads` read the file. `limit` is in bytes a second; 0 is none. Returns an error of reading the file
+// as errno, negated.
 EXPORT int32_t precast_cuda_upload(
     int32_t device, uint8_t* block, uint64_t bytes, int file, const uploads::Piece* pieces, size_t n, size_t threads,
     uint64_t limit) {
   int unread = 0;
   const int32_t failed = guarded([&] {
     c10::cuda::CUDAGuard guard(static_cast<Index>(device));
-    // What torch put on its stream may still use memory the allocator has just given to `block`.
+    // Earlier work on torch's stream may still use memory that the allocator has just given to `block`.
     const cudaStream_t after = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream();
     const uploads::Outcome outcome =
         uploads::upload(staging(device), after, block, bytes, file, pieces, n, threads, limit);

@@ -1,8 +1,8 @@
 // Pieces of a file into a block of device memory, through a ring of pinned buffers.
 //
 // A few threads read the file into the buffers, one buffer each at a time. The calling thread sends full buffers to the
-// device in order, on one stream, and is the only thread that calls CUDA: its calls get slower when several threads make
-// them. The file is read, not mapped: page faults of a map make copying half as slow again
+// device in order, on one stream, and is the only thread that calls CUDA: its calls get slower when several threads
+// make them. The file is read, not mapped: page faults of a map make copying half as slow again
 // (benches/results/load-h200.json). The pinned memory is kept, because pinning it takes longer than filling it.
 //
 // Nothing here needs more than the CUDA runtime, so that the sanitizers can run it without a device.
@@ -31,13 +31,13 @@ struct Piece {
   uint64_t bytes;
 };
 
-// What ended an upload early: an error of CUDA's, or one of reading the file, as errno has it. None: all is there.
+// The end of an upload: an error of CUDA's, an error of reading the file as errno has it, or none.
 struct Outcome {
   cudaError_t cuda = cudaSuccess;
   int file = 0;
 };
 
-// What uploads to one device use, one at a time. It is never destroyed: the process may end in an upload.
+// The buffers of uploads to one device, one at a time. They are never destroyed: the process may end in an upload.
 struct Staging {
   static constexpr size_t kBuffers = 16;
 
@@ -75,7 +75,7 @@ class Upload {
     const cudaError_t sent = send(readers, threads);
     stop();
     for (auto& reader : readers) reader.join();
-    // Also after a failure: what was sent must have left the buffers.
+    // Also after a failure: the copies must have left the buffers.
     const cudaError_t arrived = cudaStreamSynchronize(with_.stream);
     return {sent == cudaSuccess ? arrived : sent, failed_};
   }
@@ -95,7 +95,8 @@ class Upload {
     for (uint64_t slice = 0; slice < slices_; slice++) {
       {
         std::unique_lock<std::mutex> lock(mutex_);
-        // Sent some MiB later, bytes have left the cache of the core that read them: from there they come at half the speed.
+        // Sent some MiB later, bytes have left the cache of the core that read them: from there they come at half the
+        // speed.
         const uint64_t later = std::min(slice + kLag + 1, slices_);
         changed_.wait(lock, [&] { return (full_[slice] && next_ >= later) || failed_; });
         if (failed_) return cudaSuccess;
@@ -184,7 +185,7 @@ class Upload {
   const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
   std::mutex mutex_;
   std::condition_variable changed_;
-  // All of what follows belongs to the mutex.
+  // The mutex guards the following fields.
   std::vector<bool> full_;
   uint64_t next_ = 0;                   // the next slice to read
   uint64_t end_ = Staging::kBuffers;    // slices before it have a buffer
@@ -192,9 +193,9 @@ class Upload {
   int failed_ = 0;  // why a thread could not read
 };
 
-// Copies `pieces` of a file, which are sorted and do not overlap, into a block on the current device; done when it returns.
-// What `after` has until now is done before the first byte arrives. `threads` may read, at least one does; with a `limit`
-// in bytes a second it takes that long.
+// Copies `pieces` of a file, which are sorted and do not overlap, into a block on the current device; done when it
+// returns. The present work of `after` is done before the first byte arrives. Up to `threads` threads read. `limit` is
+// in bytes a second.
 inline Outcome upload(
     Staging& with, cudaStream_t after, uint8_t* block, uint64_t bytes, int file, const Piece* pieces, size_t n,
     size_t threads, uint64_t limit) {

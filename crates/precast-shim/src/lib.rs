@@ -1,7 +1,7 @@
 //! The shim: the C++ between the runtime and one version of torch.
 //!
-//! It holds what has no C ABI: exceptions that are caught before they reach Rust, boxed calls of operators, CUDA graphs and
-//! streams. Only libtorch of the version that it was compiled with can run it. So it is no part of the program: the worker
+//! It has the functions without a C ABI: exceptions that are caught before they reach Rust, boxed calls of operators, CUDA
+//! graphs and streams. Only libtorch of the version that it was compiled with can run it. So it is no part of the program: the worker
 //! of a build compiles [`SOURCES`] with the torch that the artifacts are for, the store keeps the shared objects, and a
 //! release names them ([`precast_store::record::Shim`]). The runtime loads the one for its libtorch, if that was compiled
 //! from these sources.
@@ -11,7 +11,7 @@
 //! | `shim_cpu.cpp` | includes the three files below: one shared object |
 //! | `shim.cpp` | exceptions, messages, a tensor's metadata, calls of an artifact |
 //! | `operators.cpp` | operators that artifacts call by name (the proxy executor) |
-//! | `eager.cpp` | the list of calls that eager is |
+//! | `eager.cpp` | eager's list of calls |
 //! | `shim_cuda.cpp` | CUDA graphs, streams, memory, uploads: the second shared object |
 
 use std::sync::LazyLock;

@@ -12,7 +12,7 @@ use crate::{
     Device, Model,
     cli::served::BenchArgs,
     record::{Program, Sizes},
-    runtime::{RuntimeError, Tensor, cuda::synchronize},
+    runtime::{Tensor, cuda::synchronize},
 };
 
 /// What calls took, in seconds.
@@ -26,7 +26,7 @@ pub(super) struct Figures {
     /// Time between two answers when a thread does not wait for one before the next call; on the CPU there is nothing
     /// to wait for, and it is the mean.
     pub pipelined: f64,
-    /// Launching the graph on its static tensors alone, pipelined, where there is a graph.
+    /// The run of a session, pipelined, where there is a graph: its inputs are static and not copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<f64>,
     /// Answers a second, of all threads together.
@@ -175,8 +175,8 @@ fn together(
     Ok(())
 }
 
-/// Returns how long a launch of the graph alone takes, on the same inputs: blank ones, which it has otherwise, take a device
-/// less power, and may take it less time. None without a graph.
+/// Returns the time of a session's run, which launches the graph and copies its outputs, on the same inputs: blank ones take a
+/// device less power, and may take it less time. None without a graph.
 fn launches(
     model: &Model,
     module: &str,
@@ -185,28 +185,22 @@ fn launches(
     device: Device,
     limit: Duration,
 ) -> Result<Option<f64>> {
-    let Some(mut session) = model.session(module, sizes) else {
+    let opened = model.session(module, sizes).ok();
+    let Some(mut session) = opened.filter(|session| session.is_graph()) else {
         return Ok(None);
     };
-    let own = session.inputs();
-    let alike = own
-        .iter()
-        .map(Tensor::shape)
-        .eq(inputs.iter().map(Tensor::shape));
-    if !alike {
+    let mut own = session.inputs();
+    if !std::iter::zip(&own, inputs).all(|(own, input)| own.shape() == input.shape()) {
         return Ok(None); // a variant with other inputs
     }
-    for (mut to, from) in own.into_iter().zip(inputs) {
-        to.copy_from(from)?;
+    for (to, from) in own.iter_mut().zip(inputs) {
+        to.write(from)?;
     }
     wait(device)?;
     let (mut calls, begin) = (0, Instant::now());
     while begin.elapsed() < limit {
         for _ in 0..256 {
-            session.replay().map_err(|message| RuntimeError::Tensor {
-                module: module.into(),
-                message,
-            })?;
+            session.run()?;
         }
         calls += 256;
         wait(device)?;

@@ -1,4 +1,4 @@
-//! What an error means for the caller: whose fault it is, whether it passes, and what to do about it.
+//! The meaning of an error for the caller: its cause, whether it passes, and a remedy.
 
 use std::io;
 
@@ -10,14 +10,15 @@ use precast_store::{
 
 use super::{NoFit, RuntimeError, TorchError};
 
-/// Returns what to do about a torch that is another than the one it was built with.
+/// Returns the remedy for a torch that differs from that of the build.
 fn of_torch(mismatches: &[Mismatch]) -> String {
     let mut fields = mismatches.iter();
     let torch = fields.find(|mismatch| mismatch.field == "torch");
     let (built, here) = torch.map_or(("", ""), |torch| (&*torch.artifact, &*torch.host));
-    let gate = match Torch::is_older(built, here) {
-        true => "`precast verify --host` runs its gates under this torch; or ",
-        false => "it runs under this torch or a newer one: ",
+    let gate = if Torch::is_older(built, here) {
+        "`precast verify --host` runs its gates under this torch; or "
+    } else {
+        "it runs under this torch or a newer one: "
     };
     format!(
         "{gate}name the folder of the package `torch` that it was built with, `--libtorch DIR` or `LIBTORCH`, or build it again"
@@ -25,7 +26,7 @@ fn of_torch(mismatches: &[Mismatch]) -> String {
 }
 
 impl RuntimeError {
-    /// Returns what a call is answered that begins when the process is ending.
+    /// Returns the error of a call that begins while the process is ending.
     pub(crate) fn ending(device: Device) -> Self {
         let reason = "the process is ending".to_owned();
         Self::Unready { device, reason }
@@ -50,8 +51,8 @@ impl RuntimeError {
         matches!(reason, TorchError::Memory(_))
     }
 
-    /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read that failed.
-    /// The same may do later.
+    /// Returns whether the host was at fault, and may not be for long: no file handle, no thread, no memory, a read
+    /// that failed. The same may do later.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Unreadable { source, .. } | Self::Store { source, .. } => {
@@ -75,8 +76,8 @@ impl RuntimeError {
         }
     }
 
-    /// Returns whether an artifact is the cause, so that another bucket may do in its place. What is wrong with the
-    /// host, the weights or a record is wrong with all of them, and so is a lack of memory.
+    /// Returns whether an artifact is the cause, so that another bucket may answer in its place. A fault of the host,
+    /// the weights or a record concerns all buckets, and so does a lack of memory.
     pub fn is_artifacts(&self) -> bool {
         let its_own = matches!(
             self,
@@ -99,7 +100,7 @@ impl RuntimeError {
         its_own && !self.is_out_of_memory()
     }
 
-    /// Returns what the caller can do about it.
+    /// Returns a remedy for the caller.
     pub fn hint(&self) -> String {
         const REBUILD: &str =
             "build the program again; `precast verify` says whether its objects are whole";
@@ -263,7 +264,7 @@ impl RuntimeError {
     }
 }
 
-/// What the system lacks for a moment, or reads wrong once.
+/// Errors of the system that may pass: a short resource, a failed read.
 pub(super) const PASSING: [i32; 7] = [
     libc::EMFILE,
     libc::ENFILE,

@@ -43,13 +43,13 @@ impl TorchError {
     /// Returns the error for a message of the dynamic loader's, which ends with the words of the system.
     pub(crate) fn loader(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
-        let said = |number: &i32| {
+        let has = |number: &i32| {
             let words = io::Error::from_raw_os_error(*number).to_string();
             words
                 .split_once(" (os error")
                 .is_some_and(|(words, _)| text.ends_with(words))
         };
-        let short = PASSING.iter().any(said);
+        let short = PASSING.iter().any(has);
         Self::sorted(text, if short { Self::Busy } else { Self::Loader })
     }
 

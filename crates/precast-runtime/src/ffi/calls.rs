@@ -41,7 +41,7 @@ pub struct Given {
     pub items: Vec<Item>,
 }
 
-/// What becomes of one result of a call.
+/// The use of one result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kept {
     /// A value; none where nothing reads it.
@@ -131,8 +131,8 @@ impl Builder {
     ) -> Result<(), TorchError> {
         let (name, overload) = operator.split_once('.').unwrap_or((operator, ""));
         let (name, overload) = (CString::new(name)?, CString::new(overload)?);
-        let (flat, results) = (Flat::all(given)?, numbers(kept)?);
-        let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
+        let (flat, results) = (FlatGiven::all(given)?, numbers(kept)?);
+        let raw: Vec<RawGiven> = flat.iter().map(FlatGiven::raw).collect();
         // SAFETY: `self.0` is a graph of the shim; everything pointed to outlives the call, which copies it.
         checked(unsafe {
             precast_calls_add(
@@ -147,16 +147,16 @@ impl Builder {
         })
     }
 
-    /// Adds a choice between two graphs by the first argument; the others are the inputs of the one that runs.
+    /// Adds a choice between two graphs by the first argument. The other arguments are the inputs of the chosen graph.
     pub fn add_cond(
         &mut self,
         [yes, no]: [Calls; 2],
         given: &[Given],
         kept: &[Kept],
     ) -> Result<(), TorchError> {
-        let (flat, results) = (Flat::all(given)?, numbers(kept)?);
-        let raw: Vec<RawGiven> = flat.iter().map(Flat::raw).collect();
-        // SAFETY: as for `add`; the shim takes both graphs, whatever comes of it.
+        let (flat, results) = (FlatGiven::all(given)?, numbers(kept)?);
+        let raw: Vec<RawGiven> = flat.iter().map(FlatGiven::raw).collect();
+        // SAFETY: as for `add`; the shim takes both graphs, also when it fails.
         checked(unsafe {
             precast_calls_add_cond(
                 self.0.as_ptr(),
@@ -187,15 +187,15 @@ impl Drop for Builder {
 
 impl Calls {
     /// Makes the calls and returns `outputs` tensors. The inputs are the caller's still.
-    pub fn run(
+    pub fn invoke(
         &mut self,
         inputs: &[&Handle],
         outputs: usize,
     ) -> Result<SmallVec<[Handle; 8]>, TorchError> {
         let raw: SmallVec<[RawTensor; 32]> = inputs.iter().map(|input| input.raw()).collect();
         let mut made: SmallVec<[RawTensor; 8]> = SmallVec::from_elem(ptr::null_mut(), outputs);
-        // SAFETY: a graph of the shim. It borrows the inputs, and writes a new handle to every output, or to the first of
-        // them before it fails.
+        // SAFETY: a graph of the shim. It borrows the inputs, and writes a new handle to every output, or to the first
+        // of them before it fails.
         let result = checked(unsafe {
             precast_calls_run(
                 self.0.0.as_ptr(),
@@ -220,15 +220,15 @@ impl Calls {
 }
 
 /// An argument's parts, held while the shim reads them.
-struct Flat {
+struct FlatGiven {
     name: CString,
     is_list: bool,
     items: Vec<RawItem>,
-    // What `items` points to.
+    // `items` points to these.
     _texts: Vec<CString>,
 }
 
-impl Flat {
+impl FlatGiven {
     fn all(given: &[Given]) -> Result<Vec<Self>, TorchError> {
         given.iter().map(Self::new).collect()
     }

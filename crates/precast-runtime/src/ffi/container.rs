@@ -20,11 +20,11 @@ use crate::TorchError;
 /// A constant the container must be given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Constant {
-    /// What a record and a binding call it.
+    /// The name in records and bindings.
     pub fqn: String,
     pub dtype: Option<Dtype>,
     pub bytes: usize,
-    /// What the container calls it.
+    /// The name in the container.
     name: CString,
 }
 
@@ -33,7 +33,7 @@ pub struct Constant {
 pub enum RunError {
     /// The artifact failed or threw; the text is its own.
     Failed(TorchError),
-    /// A check in its kernels failed, as of an index that was computed: this is what was checked.
+    /// A check in its kernels failed, as of a computed index; the text of the check.
     Check(String),
 }
 
@@ -44,9 +44,9 @@ pub struct Container {
     constants: Vec<Constant>,
     inputs: usize,
     outputs: usize,
-    /// What it calls operators through that have no C entry point.
+    /// Operators without a C entry point.
     operators: Option<Arc<Operators>>,
-    /// What is bound. The container has the handles' addresses, so they are dropped after it (see `drop`).
+    /// The bound tensors. The container has the handles' addresses, so they are dropped after it (see `drop`).
     bound: Vec<Arc<Weight>>,
 }
 
@@ -101,9 +101,9 @@ impl Container {
         &self.constants
     }
 
-    /// Binds one tensor to each of [`Self::constants`], in that order, in place of what was bound before.
+    /// Binds one tensor to each of [`Self::constants`], in that order, in place of earlier ones.
     ///
-    /// The caller has checked dtype and shape. Takes `&mut self`: nobody runs it meanwhile.
+    /// The caller has checked dtype and shape. `&mut self` keeps runs out meanwhile.
     pub fn bind(&mut self, tensors: Vec<Arc<Weight>>) -> Result<(), TorchError> {
         if tensors.len() != self.constants.len() {
             let (expected, got) = (self.constants.len(), tensors.len());
@@ -144,9 +144,9 @@ impl Container {
 
     /// Runs it once on `stream`, and appends its outputs.
     ///
-    /// An output the artifact left null is an error, and so is a check in its kernels that failed; handles written before
-    /// a failure are freed.
-    pub fn run(
+    /// An output the artifact left null is an error, and so is a check in its kernels that failed; handles written
+    /// before a failure are freed.
+    pub fn invoke(
         &mut self,
         mut inputs: Stolen,
         stream: RawStream,
@@ -160,7 +160,7 @@ impl Container {
         let mut raw: SmallVec<[*mut c_void; 8]> =
             SmallVec::from_elem(ptr::null_mut(), self.outputs);
         // SAFETY: the counts are the container's own; handles are live and owned by the list; `&mut self` keeps every
-        // other caller out, which is what the single-threaded entry point asks for.
+        // other caller out, as the single-threaded entry point requires.
         let code = unsafe {
             shim::precast_run(
                 self.library.abi.run,
@@ -175,7 +175,7 @@ impl Container {
                     .map_or(ptr::null_mut(), |operators| operators.raw()),
             )
         };
-        // Taken after every run, also one that failed: a check that is left would be the next run's.
+        // Taken after every run, also after a failure: otherwise the next run would report the check.
         let check = self.failed_check();
         let result = checked(code).map_err(RunError::Failed);
         let result = result.and(check.map_or(Ok(()), |text| Err(RunError::Check(text))));
@@ -201,7 +201,8 @@ impl Container {
     /// Returns the text of a check in its kernels that failed in a run on this thread since it was last asked.
     fn failed_check(&self) -> Option<String> {
         let take = self.library.abi.failed_check?;
-        // SAFETY: the symbol has this type; it returns null or a string literal of the artifact, which is never unloaded.
+        // SAFETY: the symbol has this type; it returns null or a string literal of the artifact, which is never
+        // unloaded.
         let text = unsafe { take() };
         if text.is_null() {
             return None;
@@ -211,7 +212,7 @@ impl Container {
         Some(text.to_string_lossy().into_owned())
     }
 
-    fn count(&self, f: shim::Count) -> Result<usize, TorchError> {
+    fn count(&self, f: shim::CountOf) -> Result<usize, TorchError> {
         let mut n = 0;
         // SAFETY: a live container and a valid out pointer.
         checked(unsafe { shim::precast_count(f, self.raw.as_ptr(), &mut n) })?;
@@ -222,11 +223,11 @@ impl Container {
         let mut text = ptr::null();
         // SAFETY: `i` is below the container's own count; the out pointer is valid.
         checked(unsafe { shim::precast_name(f, self.raw.as_ptr(), i, &mut text) })?;
-        match text.is_null() {
-            true => Err(format!("constant {i} has no name").into()),
-            // SAFETY: the container owns a NUL-terminated string that lives as long as it does; it is copied.
-            false => Ok(unsafe { CStr::from_ptr(text) }.to_owned()),
+        if text.is_null() {
+            return Err(format!("constant {i} has no name").into());
         }
+        // SAFETY: the container owns a NUL-terminated string that lives as long as it does; it is copied.
+        Ok(unsafe { CStr::from_ptr(text) }.to_owned())
     }
 
     fn read_constants(&self) -> Result<Vec<Constant>, TorchError> {

@@ -1,10 +1,10 @@
 //! The contexts of CUDA devices, which are made while libtorch's CUDA half is loaded.
 //!
-//! A process needs both before its first call on a device. Each takes about 100 ms, and neither needs the other, but both
-//! need the dynamic loader, which has one lock. libtorch holds it while its initialisers run. The driver takes it only at
-//! the beginning of `cuInit`, and of making a context. So [`preload`] returns when the driver is initialised and has had
-//! time to begin the context, and the caller then loads libtorch's CUDA half beside the rest. To begin earlier, while libtorch
-//! itself is opened, brought nothing: 1.153 s and 1.154 s to an answer, medians of 21 starts each in turns
+//! A process needs both before its first call on a device. Each takes about 100 ms, and neither needs the other, but
+//! both need the dynamic loader, which has one lock. libtorch holds it while its initialisers run. The driver takes it
+//! only at the beginning of `cuInit`, and of making a context. So [`preload`] returns when the driver is initialised
+//! and has had time to begin the context, and the caller loads libtorch's CUDA half at the same time as the rest. An
+//! earlier beginning, while libtorch itself is opened, gains nothing: 1.153 s and 1.154 s to an answer
 //! (`benches/results/gpu-tests-h100.json`).
 
 use std::{

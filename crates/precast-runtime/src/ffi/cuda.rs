@@ -1,8 +1,8 @@
 //! CUDA, found while running: one binary serves machines with and without it.
 //!
-//! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would never learn that CUDA exists. It
-//! is loaded here, from the folder of `libtorch_cpu`, with its symbols global, before a device is asked for: artifacts and
-//! the CUDA half of the shim take their symbols from it.
+//! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would never learn that CUDA exists.
+//! It is loaded here, from the folder of `libtorch_cpu`, with its symbols global, before a device is asked for:
+//! artifacts and the CUDA half of the shim take their symbols from it.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -30,7 +30,8 @@ pub struct Cuda {
 /// The CUDA half of the shim, once a load has opened it.
 static SHIM: OnceLock<Functions> = OnceLock::new();
 
-/// Opens the CUDA half of a shim, if none is open: `file` gives the object. Fails as [`shim::open`](super::open_shim) does.
+/// Opens the CUDA half of a shim, if none is open: `file` gives the object. Fails as [`shim::open`](super::open_shim)
+/// does.
 pub fn open_shim(
     object: &Digest,
     file: impl FnOnce() -> Result<File, RuntimeError>,
@@ -153,7 +154,7 @@ impl Cuda {
         self.devices
     }
 
-    /// Makes the device's context, if the process has none there yet. The caller's current device stays what it is.
+    /// Makes the device's context, if the process has none there yet. The caller's current device does not change.
     pub fn context(&self, device: usize) -> Result<(), TorchError> {
         let _span = tracing::info_span!("context", device).entered();
         self.driver
@@ -168,7 +169,7 @@ impl Cuda {
             .map_err(|error| TorchError::cuda(error.to_string()))
     }
 
-    /// Returns the error an earlier operation left on the device, if it is one that stays.
+    /// Fails with the error of an earlier operation, if it stays on the device.
     pub fn health(&self, device: usize) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it only asks.
@@ -208,24 +209,24 @@ impl Cuda {
         Ok(memory)
     }
 
-    /// Starts looking for the most that tensors use.
+    /// Sets the maximum in use by tensors back to the present use.
     pub fn reset_peak(&self, device: usize) -> Result<(), TorchError> {
         let functions = self.functions()?;
         // SAFETY: the shim's own function; it touches counters of torch's allocator, under its lock.
         functions.check(unsafe { (functions.reset_peak)(ordinal(device)?) })
     }
 
-    /// Gives the memory that torch's allocator keeps and nothing uses back to the devices, all of them.
+    /// Gives the unused memory of torch's allocator back to all devices.
     pub fn release_cached(&self) -> Result<(), TorchError> {
         let functions = self.functions()?;
-        // SAFETY: the shim's own function; the allocator frees, under its lock, only what no tensor has.
+        // SAFETY: the shim's own function; the allocator frees unused memory only, under its lock.
         functions.check(unsafe { (functions.release_cached)() })
     }
 
     /// Returns the raw stream torch works on now on this thread; null is the default stream.
     pub fn current_stream(&self, device: usize) -> Result<RawStream, TorchError> {
         let Some(functions) = SHIM.get() else {
-            // Without the shim nothing in the process changes torch's stream but the caller through foreign code.
+            // Without the shim only foreign code of the caller changes torch's stream.
             return Ok(RawStream(std::ptr::null_mut()));
         };
         let mut stream = std::ptr::null_mut();
@@ -236,7 +237,7 @@ impl Cuda {
         Ok(RawStream(stream))
     }
 
-    /// Makes what `waiter` gets from now on wait for what `other` has until now.
+    /// Makes later work of `waiter` wait for the present work of `other`.
     ///
     /// Both are raw streams of `device` that live still: torch's own do for as long as the process.
     pub(crate) fn wait(
@@ -263,7 +264,7 @@ impl Cuda {
 pub struct RawStream(pub(super) *mut c_void);
 
 impl RawStream {
-    /// What the CPU gets, and CUDA's default stream.
+    /// The stream for the CPU, and CUDA's default stream.
     pub const NONE: Self = Self(std::ptr::null_mut());
 }
 
@@ -274,13 +275,13 @@ unsafe impl Send for RawStream {}
 /// Bytes of a device's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// What tensors use.
+    /// In use by tensors.
     pub allocated: u64,
-    /// The most that tensors used.
+    /// The maximum in use by tensors.
     pub peak: u64,
-    /// What torch's allocator has from the device.
+    /// Held by torch's allocator.
     pub reserved: u64,
-    /// What no process uses, as the driver says.
+    /// Unused by any process, according to the driver.
     pub free: u64,
     /// All memory of the device.
     pub total: u64,
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn the_shim_asks_the_loader_for_nothing_special() {
         let compiled = precast_shim::testing::compiled();
-        // None where CUDA's headers are missing.
+        // Without CUDA's headers there is no half for CUDA.
         for file in [&compiled.file].into_iter().chain(&compiled.cuda) {
             let bytes = std::fs::read(file).unwrap();
             let elf = precast_store::elf::Elf::parse(&*bytes).unwrap();

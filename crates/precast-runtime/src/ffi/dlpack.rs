@@ -1,9 +1,9 @@
-//! DLPack: its structures, what owns one, and the tensors of libtorch's on both sides, without a copy.
+//! DLPack: its structures, their owner, and libtorch's tensors on both sides, without a copy.
 //!
-//! The structures are those of `dlpack.h`: [`DLManagedTensorVersioned`] since version 1.0, [`DLManagedTensor`] before it. A
-//! [`Capsule`] owns one of them and calls its deleter once.
+//! The structures are those of `dlpack.h`: [`DLManagedTensorVersioned`] since version 1.0, [`DLManagedTensor`] before
+//! it. A [`Capsule`] owns one of them and calls its deleter once.
 //!
-//! | direction | what keeps the memory |
+//! | direction | owner of the memory |
 //! |---|---|
 //! | in | the tensor's storage has the capsule; the last handle of the memory calls the deleter |
 //! | out | the capsule has a [`Handle`]; the deleter drops it |
@@ -55,7 +55,7 @@ pub struct DLDataType {
     pub code: u8,
     /// Bits of one number.
     pub bits: u8,
-    /// Numbers in one element; 1 for what is no vector type.
+    /// Numbers in one element; 1 unless it is a vector type.
     pub lanes: u16,
 }
 
@@ -79,7 +79,7 @@ pub struct DLTensor {
     pub byte_offset: u64,
 }
 
-/// A tensor and what owns it, as before DLPack 1.0: a capsule with the name `dltensor`.
+/// A tensor and its owner, before DLPack 1.0: a capsule with the name `dltensor`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensor {
@@ -97,11 +97,11 @@ pub struct DLManagedTensor {
 pub struct DLPackVersion {
     /// Another one has another structure behind the deleter.
     pub major: u32,
-    /// A later one adds to what numbers mean.
+    /// A later one defines more numbers.
     pub minor: u32,
 }
 
-/// A tensor and what owns it: a capsule with the name `dltensor_versioned`.
+/// A tensor and its owner: a capsule with the name `dltensor_versioned`.
 #[repr(C)]
 #[derive(Debug)]
 pub struct DLManagedTensorVersioned {
@@ -175,8 +175,8 @@ impl sealed::Managed for DLManagedTensorVersioned {
     }
 
     unsafe fn tensor(raw: *const Self) -> Result<DLTensor, TorchError> {
-        // SAFETY: as the caller vouches. The version has its place in every version; what is behind the deleter is read only
-        // where the version is known.
+        // SAFETY: as the caller vouches. The version has the same place in every version; the fields after the deleter
+        // are read only where the version is known.
         unsafe {
             let DLPackVersion { major, minor } = (*raw).version;
             if major != 1 {
@@ -199,13 +199,13 @@ impl sealed::Managed for DLManagedTensorVersioned {
 
 /// A tensor in the form that libraries hand to each other. It owns it: when it is dropped, the deleter is called.
 ///
-/// `Capsule` alone is of DLPack 1.x; a `Capsule<DLManagedTensor>` is for libraries that know only what was before.
+/// `Capsule` alone is of DLPack 1.x; a `Capsule<DLManagedTensor>` is for libraries that only know earlier versions.
 #[derive(Debug)]
 pub struct Capsule<M: Managed = DLManagedTensorVersioned>(NonNull<M>);
 
 impl<M: Managed> Capsule<M> {
-    /// Takes over what a producer made: in Python the pointer of a capsule that the caller renames to `used_dltensor` or
-    /// `used_dltensor_versioned`.
+    /// Takes over a producer's structure: in Python the pointer of a capsule that the caller renames to `used_dltensor`
+    /// or `used_dltensor_versioned`.
     ///
     /// # Safety
     /// - `raw` is a structure that a producer made, and nobody else calls its deleter or reads it from now on. Any thread
@@ -219,12 +219,12 @@ impl<M: Managed> Capsule<M> {
         Self(raw)
     }
 
-    /// Gives it away; whoever has the pointer calls the deleter, once.
+    /// Gives it away. The owner of the pointer calls the deleter once.
     pub fn into_raw(self) -> NonNull<M> {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// Makes one that has a tensor.
+    /// Makes a capsule of a tensor.
     pub(crate) fn of(tensor: Handle) -> Result<Self, TorchError> {
         let meta = tensor.meta();
         if !meta.dense() {
@@ -267,8 +267,8 @@ impl<M: Managed> Capsule<M> {
         Ok(Self(NonNull::from(Box::leak(exported)).cast()))
     }
 
-    /// Makes a tensor over the memory, which keeps the capsule. Fails where the numbers are no tensor's; then the deleter
-    /// has been called.
+    /// Makes a tensor over the memory, which keeps the capsule. Fails where the numbers are no tensor's; then the
+    /// deleter has been called.
     pub(crate) fn into_handle(self) -> Result<Handle, TorchError> {
         let lent = self.read()?;
         // libtorch looks up where the memory is, and a CPU has no index there.
@@ -286,8 +286,8 @@ impl<M: Managed> Capsule<M> {
         )]
         let owner = Arc::new(self);
         let given = Arc::into_raw(owner.clone());
-        // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the memory is there as long as the capsule, as
-        // `from_raw` says, and `release` drops what is given here.
+        // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the memory lives as long as the capsule, as
+        // `from_raw` requires, and `release` drops `given`.
         let made = unsafe {
             Handle::made(|out| {
                 torch::torch_from_blob(
@@ -310,13 +310,13 @@ impl<M: Managed> Capsule<M> {
         };
         if made.is_err() && Arc::strong_count(&owner) > 1 {
             // It failed before it took the deleter.
-            // SAFETY: nobody else has what was given.
+            // SAFETY: `given` has no other owner.
             drop(unsafe { Arc::from_raw(given) });
         }
         made
     }
 
-    /// Returns what it says, checked.
+    /// Returns the checked tensor.
     fn read(&self) -> Result<Lent, TorchError> {
         // SAFETY: it is such a structure, as `from_raw` says.
         let tensor = unsafe { M::tensor(self.0.as_ptr()) }?;
@@ -336,9 +336,10 @@ impl<M: Managed> Capsule<M> {
             0 => SmallVec::new(),
             _ => SmallVec::from_slice(numbers(tensor.shape)),
         };
-        let stride = match ndim == 0 || tensor.strides.is_null() {
-            true => contiguous(&shape),
-            false => SmallVec::from_slice(numbers(tensor.strides)),
+        let stride = if ndim == 0 || tensor.strides.is_null() {
+            contiguous(&shape)
+        } else {
+            SmallVec::from_slice(numbers(tensor.strides))
         };
         for (name, numbers) in [("shape", &shape), ("strides", &stride)] {
             if numbers.iter().any(|&number| number < 0) {
@@ -399,7 +400,7 @@ struct Lent {
 
 /// Drops the capsule of a tensor whose memory nobody has any more.
 unsafe extern "C" fn release<M: Managed>(_data: *mut c_void, owner: *mut c_void) {
-    // SAFETY: what `into_handle` gave; libtorch calls this once.
+    // SAFETY: the pointer of `into_handle`; libtorch calls this once.
     drop(unsafe { Arc::from_raw(owner.cast::<Capsule<M>>()) });
 }
 
@@ -411,7 +412,7 @@ fn start(tensor: &DLTensor, bytes: i64) -> Option<usize> {
     isize::try_from(end).is_ok().then_some(start)
 }
 
-/// A structure that is handed out, and what it points to.
+/// A structure for a consumer, and the memory that it points to.
 #[repr(C)]
 struct Exported<M> {
     managed: M,
@@ -422,7 +423,7 @@ struct Exported<M> {
 
 impl<M> Exported<M> {
     unsafe extern "C" fn free(managed: *mut M) {
-        // SAFETY: the deleter of what `Capsule::of` made, where the structure comes first; it is called once.
+        // SAFETY: the deleter of a structure of `Capsule::of`, its first field; it is called once.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 }
@@ -482,13 +483,12 @@ fn device_of(found: DLDevice) -> Result<Device, TorchError> {
             let count = cuda()
                 .map_err(|error| error.at(&format!("it is on `cuda:{ordinal}`")))?
                 .devices();
-            match ordinal < count {
-                true => Ok(Device::Cuda(ordinal)),
-                false => Err(format!(
-                    "it is on `cuda:{ordinal}`, and the process has {count} CUDA devices"
-                )
-                .into()),
+            if ordinal >= count {
+                let reason =
+                    format!("it is on `cuda:{ordinal}`, and the process has {count} CUDA devices");
+                return Err(reason.into());
             }
+            Ok(Device::Cuda(ordinal))
         }
         _ => Err(format!(
             "it is on device {device_id} of type {device_type}, which is neither the CPU nor CUDA"

@@ -1,4 +1,4 @@
-//! CUDA graphs: what a stream was given once, launched again as a whole.
+//! CUDA graphs: recorded work of a stream, launched as a whole.
 
 use std::{ffi::c_void, ptr::NonNull};
 
@@ -7,12 +7,12 @@ use crate::TorchError;
 
 /// Names the memory that graphs captured into it share.
 ///
-/// What one graph frees while it is captured, the next one uses. So no two graphs of a pool may run at the same time,
-/// and what one left in its outputs is gone when another runs.
+/// A graph uses the memory that earlier graphs freed during their capture. So no two graphs of a pool may run at the
+/// same time, and a replay may overwrite the outputs of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool(u64, u64);
+pub struct GraphPool(u64, u64);
 
-impl Pool {
+impl GraphPool {
     pub fn new() -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut pool = Self(0, 0);
@@ -33,11 +33,11 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Captures what `work` puts on the thread's current stream, which must not be the default one.
+    /// Captures the launches of `work` on the thread's current stream, which must not be the default one.
     ///
     /// When `work` or the capture fails, the capture is ended and the reason returned; the stream can be used again.
     pub fn capture<T>(
-        pool: Pool,
+        pool: GraphPool,
         device: usize,
         work: impl FnOnce() -> Result<T, TorchError>,
     ) -> Result<(Self, T), TorchError> {

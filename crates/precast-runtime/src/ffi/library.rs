@@ -1,7 +1,7 @@
 //! An artifact's shared object: verified, loaded once per digest and process, never unloaded.
 //!
-//! The bytes go into a sealed memory file, are hashed there, and that same file is what `dlopen` maps: between the
-//! check and the load nothing can change them, and no path on disk is trusted.
+//! The bytes go into a sealed memory file, are hashed there, and `dlopen` maps the same file: nothing can change them
+//! between the check and the load, and no path on disk is trusted.
 
 use std::{
     collections::HashMap,
@@ -16,7 +16,7 @@ use precast_store::{Digest, Mapped, elf::Elf};
 
 use super::{
     libtorch,
-    shim::{self, Bind, Count, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
+    shim::{self, Bind, CountOf, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
 };
 use crate::{RuntimeError, TorchError};
 
@@ -25,9 +25,9 @@ pub(super) struct Abi {
     pub create: Create,
     pub delete: Delete,
     pub run: Run,
-    pub num_inputs: Count,
-    pub num_outputs: Count,
-    pub num_constants: Count,
+    pub num_inputs: CountOf,
+    pub num_outputs: CountOf,
+    pub num_constants: CountOf,
     pub constant_name: Name,
     pub constant_fqn: Name,
     pub constant_folded: Flag,
@@ -44,16 +44,16 @@ pub struct Library {
     object: Digest,
 }
 
-/// Every library this process has loaded, and every one that it could not. Nothing is ever removed.
+/// The libraries that this process loaded or was refused. Nothing is ever removed.
 ///
-/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that hangs
-/// holds up only who wants the same object, as far as this code goes (the system's loader has one lock for all).
-static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<Known>>>>> = Mutex::new(None);
+/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that
+/// hangs delays callers of the same object only, as far as this code goes (the system's loader has one lock for all).
+static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<FirstLoad>>>>> = Mutex::new(None);
 
-/// None until it was tried.
-type Known = Option<Result<Arc<Library>, Refused>>;
+/// None before the first load.
+type FirstLoad = Option<Result<Arc<Library>, Refused>>;
 
-/// Why verified bytes are no artifact: that will not change, and trying again would map them again.
+/// The reason that verified bytes are no artifact. It does not change, and another try would map the bytes again.
 enum Refused {
     NotLoadable(TorchError),
     MissingSymbol(String),
@@ -61,7 +61,7 @@ enum Refused {
 }
 
 /// Returns the entry of an object.
-fn entry(object: &Digest) -> Arc<Mutex<Known>> {
+fn entry(object: &Digest) -> Arc<Mutex<FirstLoad>> {
     let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
     loaded
         .get_or_insert_default()
@@ -76,12 +76,12 @@ impl Library {
         entry(object).try_lock().is_ok_and(|known| known.is_some())
     }
 
-    /// Loads the object with this digest, or returns it when the process has it already; one that was refused stays refused.
+    /// Loads the object with this digest, or returns the one that the process has. A refused object stays refused.
     ///
-    /// `file` is asked for only when it has not; `built_with` is the torch in its record, for a message. Fails when the bytes
-    /// are not the digest's, when they import a function that libtorch lacks, when `dlopen` refuses them, or when a function
-    /// of the ABI is missing; nothing of a refused object has run then, except that `dlopen` runs the initialisers of one
-    /// that loads and lacks a function.
+    /// `file` is asked for only when it has not; `built_with` is the torch in its record, for a message. Fails when the
+    /// bytes are not the digest's, when they import a function that libtorch lacks, when `dlopen` refuses them, or when
+    /// a function of the ABI is missing; nothing of a refused object has run then, except that `dlopen` runs the
+    /// initialisers of one that loads and lacks a function.
     pub fn load(
         object: &Digest,
         built_with: &str,
@@ -156,8 +156,8 @@ impl Library {
     }
 }
 
-/// Loads a file, once it is known to be sealed and to hold the digest's bytes. What is loaded stays for the life of the
-/// process. `scope` is `RTLD_LOCAL` or `RTLD_GLOBAL`.
+/// Loads a file, once it is known to be sealed and to hold the digest's bytes. The library is never unloaded. `scope`
+/// is `RTLD_LOCAL` or `RTLD_GLOBAL`.
 pub(super) fn open_verified(
     object: &Digest,
     file: File,
@@ -169,7 +169,7 @@ pub(super) fn open_verified(
 
 /// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes, all of them.
 fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
-    // Sealed first: what is hashed here can't change before, during or after `dlopen`.
+    // Sealed first: the hashed bytes can't change before, during or after `dlopen`.
     let mapped = Mapped::sealed(file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
         source,
@@ -188,10 +188,9 @@ fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
     Ok(mapped)
 }
 
-/// Returns the functions that an object imports from libtorch and that nothing in the process has.
+/// Returns the functions that an object imports from libtorch and that the process lacks.
 ///
-/// The ELF is asked and not the record, so that it holds for records of earlier versions too. What can't be read here, the loader
-/// refuses.
+/// The ELF file has them. The loader refuses a file that can't be read here.
 fn lacking(bytes: &[u8]) -> Vec<String> {
     let mut names = Elf::parse(bytes)
         .and_then(|elf| elf.imports())
@@ -213,7 +212,7 @@ fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loade
         object: *object,
         reason: TorchError::loader(reason(&source)),
     };
-    // SAFETY: the bytes are those a record names by digest; running their initialisers is what loading means.
+    // SAFETY: the bytes are those a record names by digest; a load runs their initialisers.
     let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     if loaded
         .as_ref()
@@ -291,7 +290,7 @@ fn load_umbrella() -> bool {
     }
 }
 
-/// Returns what the dynamic loader said, without the path of the memory file.
+/// Returns the message of the dynamic loader, without the path of the memory file.
 fn reason(error: &libloading::Error) -> String {
     let text = match std::error::Error::source(error) {
         Some(source) => source.to_string(),

@@ -1,12 +1,11 @@
 //! The libtorch of this process: found, opened, checked, and its functions resolved, once.
 //!
-//! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the folder that the caller
-//! named ([`open`]); a second one is never opened. Its version must be one that was tried
-//! ([`TRIED`](precast_store::target::TRIED)): what `version.py` of the torch package around it says before anything of it
-//! runs, and what libtorch itself says once it is open.
+//! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the caller's folder
+//! ([`open`]); a second one is never opened. Its version must be one of [`TRIED`](precast_store::target::TRIED): first
+//! that of `version.py` in the torch package, before anything of it runs, then that of the open libtorch.
 //!
-//! [`functions!`] declares the functions of one library as a table that is filled when the library is opened, [`imports!`] also as
-//! Rust functions that call through it.
+//! [`functions!`] declares the functions of one library as a table that is filled when the library is opened,
+//! [`imports!`] also as Rust functions that call through it.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
@@ -85,7 +84,7 @@ pub fn get() -> Result<&'static Libtorch, TorchError> {
     }
 }
 
-/// Returns the libtorch that is open. Only tensors and what the shim makes ask, and there are none before it is.
+/// Returns the libtorch that is open. Its callers have a tensor or an object of the shim, which need it.
 pub(super) fn opened() -> &'static Libtorch {
     match get() {
         Ok(open) => open,
@@ -94,8 +93,8 @@ pub(super) fn opened() -> &'static Libtorch {
     }
 }
 
-/// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also one
-/// that is newer than what was tried.
+/// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also a
+/// newer version than the tried ones.
 pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, TorchError> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -115,7 +114,7 @@ fn default_folder() -> Option<PathBuf> {
     None
 }
 
-/// Returns the folder with the library in what a caller named.
+/// Returns the folder with the library for the folder of a caller.
 fn inside(folder: &Path) -> Option<PathBuf> {
     let places = [folder.join("lib"), folder.to_owned()];
     places.into_iter().find(|place| place.join(CPU).exists())
@@ -181,7 +180,7 @@ impl Libtorch {
     }
 }
 
-/// Returns the libtorch that the process has, with its symbols made visible to what is loaded later. Fails where there are two.
+/// Returns the libtorch that the process has, its symbols visible to later loads. Fails where there are two.
 fn already() -> Result<Option<Loaded>, TorchError> {
     let mut found = loaded(|name| name == CPU);
     if let [one, other, ..] = &found[..] {
@@ -218,7 +217,7 @@ pub(super) fn loaded(is: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         0
     }
     let mut found: Vec<PathBuf> = Vec::new();
-    // SAFETY: `each` takes what it is given here, and only during the call.
+    // SAFETY: `each` takes this vector, and only during the call.
     unsafe { libc::dl_iterate_phdr(Some(each), (&raw mut found).cast()) };
     found.retain(|path| path.file_name().and_then(OsStr::to_str).is_some_and(&is));
     found.sort();

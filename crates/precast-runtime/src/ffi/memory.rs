@@ -14,7 +14,7 @@ use super::{
 };
 use crate::TorchError;
 
-/// What every pattern of bits is a value of.
+/// A type of which every pattern of bits is a value.
 ///
 /// # Safety
 /// The type has no padding, and any bytes of its size are a value of it.
@@ -47,8 +47,8 @@ pub fn contiguous(shape: &[i64]) -> SmallVec<[i64; 8]> {
     strides
 }
 
-/// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or strides
-/// are no tensor's.
+/// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or
+/// strides are no tensor's.
 pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, TorchError> {
     let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}").into();
     if shape.len() != stride.len() || shape.iter().chain(stride).any(|&n| n < 0) {
@@ -65,7 +65,7 @@ pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, TorchError> {
 }
 
 impl Handle {
-    /// Makes a tensor whose elements are whatever was in its memory.
+    /// Makes a tensor with undefined elements.
     pub fn empty(
         shape: &[i64],
         stride: &[i64],
@@ -146,8 +146,8 @@ impl Handle {
         }
         let made = Self::empty(shape, &stride, dtype, Device::Cpu)?;
         if !data.is_empty() {
-            // SAFETY: the slice has the tensor's bytes (checked above), is borrowed, and `source` is dropped before this
-            // returns; nobody reads or writes through it but the copy.
+            // SAFETY: the slice has the tensor's bytes (checked above), is borrowed, and `source` is dropped before
+            // this returns; nobody reads or writes through it but the copy.
             let source =
                 unsafe { Self::over(data.as_ptr().cast(), shape, &stride, dtype, Device::Cpu) }?;
             made.copy_from(&source)?;
@@ -172,7 +172,8 @@ impl Handle {
         data.try_reserve_exact(length)
             .map_err(|error| TorchError::Memory(error.to_string().into()))?;
         if length > 0 {
-            // SAFETY: the vector has room for the tensor's bytes, `to` is dropped before it moves, and only the copy writes.
+            // SAFETY: the vector has room for the tensor's bytes, `to` is dropped before it moves, and only the copy
+            // writes.
             let to = unsafe {
                 Self::over(
                     data.as_mut_ptr().cast(),
@@ -209,8 +210,8 @@ impl Handle {
             return Err(reason.into());
         }
         let rank = shape.len() as i64;
-        // SAFETY: a live tensor, which keeps its storage in what is made; both arrays have `rank` numbers; the part lies in
-        // the storage (checked above); each writes a new tensor.
+        // SAFETY: a live tensor; the new one shares its storage; both arrays have `rank` numbers; the part lies in the
+        // storage (checked above); each call writes a new tensor.
         unsafe {
             Self::made(|out| {
                 if meta.dtype() == Some(dtype) {

@@ -4,24 +4,25 @@
 //! |---|---|---|
 //! | [`Library`] | a `dlopen`ed artifact, one per object digest and process | never: thread-local destructors, OpenMP workers and CUDA teardown may still run its code |
 //! | [`Container`] | one `AOTInductorModelContainer` with one model instance, and an `Arc` of every tensor bound to it | on drop |
-//! | [`Operators`] | what an artifact calls operators without a C entry point through | on drop; containers hold an `Arc` of it |
+//! | [`Operators`] | the operators of an artifact that have no C entry point | on drop; containers hold an `Arc` of it |
 //! | [`Calls`] | eager's list of operator calls, resolved | on drop |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
 //! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
 //! | [`Capsule`] | one structure of DLPack's, another library's or our own | on drop, by its deleter |
 //!
 //! **Threads.** An artifact's own pool of model instances deadlocks when a fresh container's first runs race, and when
-//! a run fails while others wait. So it is not used: every container has one instance, [`Container::run`] takes
-//! `&mut self`, and it calls the single-threaded entry point. The compiler then proves what an admission count would
-//! promise. To run N callers at once there are N containers; they share code and weights by pointer.
+//! a run fails while others wait. So it is not used: every container has one instance, [`Container::invoke`] takes
+//! `&mut self`, and it calls the single-threaded entry point, so that the compiler keeps a second caller out. To run N
+//! callers at once there are N containers; they share code and weights by pointer.
 //!
 //! **Ownership in a run.** The callee steals input handles and nulls the entries it took, in success and failure.
-//! [`Stolen`] passes new handles of the same tensors and frees what was left. Outputs belong to the caller, also
-//! those written before a failure.
+//! [`Stolen`] passes new handles of the same tensors and frees the rest. Outputs belong to the caller, also those that
+//! were written before a failure.
 //!
-//! **Errors.** Every refusal is a [`TorchError`](crate::TorchError), sorted by its words where it comes in. An artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it
-//! through `extern "C"`. The shim catches it, and takes the text off `std::cerr` for the calling thread only.
-//! What a call prints beside an error, such as a warning of libtorch, is a `tracing` event.
+//! **Errors.** Every refusal is a [`TorchError`](crate::TorchError), sorted by its words where it enters. An artifact
+//! prints an exception's text on `std::cerr` and returns a code; some entry points let it through `extern "C"`. The
+//! shim catches it, and takes the text off `std::cerr` for the calling thread only. Other text of a call, such as a
+//! warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]
 
 mod calls;
@@ -55,11 +56,11 @@ pub use dlpack::{
     Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
     DLTensor, Managed, stream_number,
 };
-pub use graph::{Graph, Pool};
+pub use graph::{Graph, GraphPool};
 pub use library::Library;
 pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
-pub use operators::{Call, Loading, Operators, Value, registered};
+pub use operators::{Call, Libraries, OperatorArgument, Operators, registered};
 pub use process::{exit, give_back};
 pub use shim::{is_open as shim_is_open, open as open_shim};
 pub use stream::{Scope, Stream};

@@ -1,4 +1,4 @@
-//! Operators that have no C entry point: libraries that register them, and what an artifact calls them through.
+//! Operators without a C entry point: the libraries that register them, and the executor that artifacts call.
 
 use std::{
     collections::HashSet,
@@ -18,19 +18,19 @@ use super::{
 };
 use crate::{RuntimeError, TorchError};
 
-/// One operator call of an artifact: what is fixed, and what comes with the call.
+/// One operator call of an artifact: fixed arguments, and those of the call.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Call {
     /// As `namespace::name`.
     pub name: String,
     /// `""` for most.
     pub overload: String,
-    pub arguments: Vec<(String, Value)>,
+    pub arguments: Vec<(String, OperatorArgument)>,
 }
 
 /// One argument. Tensors and integers come with the call; their number is fixed.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum OperatorArgument {
     None,
     Tensor,
     Tensors(usize),
@@ -87,17 +87,18 @@ impl Operators {
         Ok(made)
     }
 
-    /// Returns what an artifact's run takes.
+    /// Returns the pointer for an artifact's run.
     pub(super) fn raw(&self) -> *mut c_void {
         self.0.as_ptr()
     }
 
-    /// Makes the first call and returns its one result. `ints` and `tensors` are what comes with it, in the order of the
+    /// Makes the first call and returns its one result. `ints` and `tensors` are its arguments, in the order of the
     /// operator's schema.
     pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, TorchError> {
         let raw: Vec<_> = tensors.iter().map(Handle::raw).collect();
         let mut made = ptr::null_mut();
-        // SAFETY: an executor of the shim; arrays and handles outlive the call, which borrows them; a valid out pointer.
+        // SAFETY: an executor of the shim; arrays and handles outlive the call, which borrows them; a valid out
+        // pointer.
         checked(unsafe {
             shim::precast_operators_call(
                 self.raw(),
@@ -150,62 +151,62 @@ struct Flat {
 }
 
 impl Flat {
-    fn new(name: &str, value: &Value) -> Result<Self, TorchError> {
+    fn new(name: &str, value: &OperatorArgument) -> Result<Self, TorchError> {
         let bits = |bits: &[bool]| bits.iter().map(|&bit| i64::from(bit)).collect();
         let (mut ints, mut floats, mut words) = (Vec::new(), Vec::new(), "");
         let kind = match value {
-            Value::None => 0,
-            Value::Tensor => 1,
-            Value::Tensors(n) => {
+            OperatorArgument::None => 0,
+            OperatorArgument::Tensor => 1,
+            OperatorArgument::Tensors(n) => {
                 ints.push(i64::try_from(*n)?);
                 2
             }
-            Value::OptionalTensors(given) => {
+            OperatorArgument::OptionalTensors(given) => {
                 ints = bits(given);
                 3
             }
-            Value::Int => {
+            OperatorArgument::Int => {
                 ints.push(0);
                 4
             }
             // Their values come with the call; the shim takes their number.
-            Value::Ints(n) => {
+            OperatorArgument::Ints(n) => {
                 ints = vec![0; *n];
                 5
             }
-            Value::Float(value) => {
+            OperatorArgument::Float(value) => {
                 floats.push(*value);
                 6
             }
-            Value::Floats(values) => {
+            OperatorArgument::Floats(values) => {
                 floats.clone_from(values);
                 7
             }
-            Value::Bool(value) => {
+            OperatorArgument::Bool(value) => {
                 ints.push(i64::from(*value));
                 8
             }
-            Value::Bools(values) => {
+            OperatorArgument::Bools(values) => {
                 ints = bits(values);
                 9
             }
-            Value::String(value) => {
+            OperatorArgument::String(value) => {
                 words = value;
                 10
             }
-            Value::ScalarType(number) => {
+            OperatorArgument::ScalarType(number) => {
                 ints.push(*number);
                 11
             }
-            Value::Layout(number) => {
+            OperatorArgument::Layout(number) => {
                 ints.push(*number);
                 12
             }
-            Value::MemoryFormat(number) => {
+            OperatorArgument::MemoryFormat(number) => {
                 ints.push(*number);
                 13
             }
-            Value::Device(name) => {
+            OperatorArgument::Device(name) => {
                 words = name;
                 14
             }
@@ -236,9 +237,9 @@ impl Flat {
 static LOADED: Mutex<Option<HashSet<Digest>>> = Mutex::new(None);
 
 /// The right to load operator libraries: one caller at a time has it.
-pub struct Loading(MutexGuard<'static, Option<HashSet<Digest>>>);
+pub struct Libraries(MutexGuard<'static, Option<HashSet<Digest>>>);
 
-impl Loading {
+impl Libraries {
     /// Waits for the right.
     pub fn begin() -> Self {
         Self(LOADED.lock().unwrap_or_else(PoisonError::into_inner))
@@ -252,7 +253,7 @@ impl Loading {
     }
 
     /// Loads a library whose initialisers register operators, once per digest and process. Its symbols are visible to
-    /// what is loaded after it, as they are under `torch.ops.load_library`.
+    /// later loads, as under `torch.ops.load_library`.
     pub fn load(&mut self, object: &Digest, file: File) -> Result<(), RuntimeError> {
         if !self.has(object) {
             open_verified(object, file, RTLD_GLOBAL)?;
@@ -270,7 +271,7 @@ pub fn registered() -> Result<Vec<String>, TorchError> {
         names.push(name.to_string_lossy().into_owned());
     }
     let mut names: Vec<String> = Vec::new();
-    // SAFETY: `each` takes what it is given here, and only during the call.
+    // SAFETY: `each` takes this vector, and only during the call.
     checked(unsafe { shim::precast_operator_names(each, (&raw mut names).cast()) })?;
     Ok(names)
 }

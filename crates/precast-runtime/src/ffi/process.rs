@@ -1,8 +1,8 @@
-//! What concerns the whole process: the C library's heap, for measurements of memory, and the end.
+//! The whole process: the C library's heap, for measurements of memory, and the end.
 
 /// Gives pages of the heap that nothing uses back to the system, so that using them again can be seen.
 pub fn give_back() {
-    // SAFETY: takes no pointer and frees only what the allocator holds unused; any thread may call it (man 3 malloc_trim,
+    // SAFETY: takes no pointer and frees unused memory only; any thread may call it (man 3 malloc_trim,
     // MT-Safe).
     unsafe { libc::malloc_trim(0) };
 }

@@ -1,7 +1,7 @@
 //! The shim: opened once a process, its functions, and the ABI of an artifact, as C sees them.
 //!
-//! It is an object of the store, verified and loaded like an artifact. A load opens it, so what needs it follows a load. Before
-//! that there are plain tensors only, for which libtorch's C ABI is enough.
+//! It is an object of the store, verified and loaded like an artifact. A load opens it. Before a
+//! load there are plain tensors only, for which libtorch's C ABI is enough.
 
 use std::{
     ffi::{CStr, c_char, c_void},
@@ -37,7 +37,7 @@ pub type Run = unsafe extern "C" fn(
     *mut c_void,
     *mut c_void,
 ) -> i32;
-pub type Count = unsafe extern "C" fn(RawContainer, *mut usize) -> i32;
+pub type CountOf = unsafe extern "C" fn(RawContainer, *mut usize) -> i32;
 pub type Name = unsafe extern "C" fn(RawContainer, usize, *mut *const c_char) -> i32;
 pub type Flag = unsafe extern "C" fn(RawContainer, usize, *mut bool) -> i32;
 pub type DtypeOf = unsafe extern "C" fn(RawContainer, usize, *mut i32) -> i32;
@@ -52,7 +52,7 @@ pub struct Pair {
     pub tensor: RawTensor,
 }
 
-/// What the shim reads off a tensor. The pointers live as long as the tensor keeps its shape.
+/// The metadata of a tensor. The pointers live as long as the tensor keeps its shape.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct RawMeta {
@@ -92,7 +92,7 @@ imports! { table;
         made: *mut RawTensor,
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
-    pub fn precast_capture_messages(said: extern "C" fn(*const c_char));
+    pub fn precast_capture_messages(report: extern "C" fn(*const c_char));
     pub fn precast_capture_begin() -> *mut c_void;
     pub fn precast_capture_end(before: *mut c_void, code: i32);
     pub fn precast_last_error() -> *const c_char;
@@ -125,7 +125,7 @@ imports! { table;
         stream: *mut c_void,
         proxy: *mut c_void,
     ) -> i32;
-    pub fn precast_count(f: Count, container: RawContainer, out: *mut usize) -> i32;
+    pub fn precast_count(f: CountOf, container: RawContainer, out: *mut usize) -> i32;
     pub fn precast_name(f: Name, container: RawContainer, i: usize, out: *mut *const c_char)
     -> i32;
     pub fn precast_flag(f: Flag, container: RawContainer, i: usize, out: *mut bool) -> i32;
@@ -149,7 +149,8 @@ pub fn is_open() -> bool {
 
 /// Opens a shim that was compiled for the libtorch of this process, if none is open: `file` gives the object.
 ///
-/// Fails where the object's bytes are not its digest's, where it does not load, or where it was compiled with another torch.
+/// Fails where the object's bytes are not its digest's, where it does not load, or where it was compiled with another
+/// torch.
 pub fn open(
     object: &Digest,
     file: impl FnOnce() -> Result<File, RuntimeError>,
@@ -210,7 +211,7 @@ fn opened() -> Option<&'static Open> {
     OPEN.get()
 }
 
-/// Returns the shim that is open. What is called through it was made by a load, which has opened it.
+/// Returns the shim that is open. Its callers have objects of a load, which has opened it.
 fn the_open() -> &'static Open {
     match opened() {
         Some(open) => open,
@@ -233,11 +234,11 @@ pub fn capture_messages() {
         return;
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: it sets a buffer under std::cerr, once and for good; `said` is there as long.
-    ONCE.call_once(|| unsafe { precast_capture_messages(said) });
+    // SAFETY: it sets a buffer under std::cerr, once and for good; `report` lives as long.
+    ONCE.call_once(|| unsafe { precast_capture_messages(report) });
 }
 
-extern "C" fn said(text: *const c_char) {
+extern "C" fn report(text: *const c_char) {
     // SAFETY: the shim passes a NUL-terminated string that lives until this returns.
     let text = unsafe { CStr::from_ptr(text) }.to_string_lossy();
     // A subscriber may panic, which must not cross C++.

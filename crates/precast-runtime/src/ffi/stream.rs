@@ -44,8 +44,8 @@ impl Stream {
         Self::made(functions, code, handle, device)
     }
 
-    /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams for
-    /// the first that is taken.
+    /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams
+    /// for the first that is taken.
     pub(crate) fn apart(device: usize) -> Result<Self, TorchError> {
         let spare = {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,12 +116,13 @@ impl Stream {
         })
     }
 
-    /// Makes what this stream gets from now on wait for what `other` has until now.
+    /// Makes later work of this stream wait for the present work of `other`.
     pub fn wait_for(&self, other: &Stream) -> Result<(), TorchError> {
         cuda()?.wait(self.raw(), other.raw(), self.device)
     }
 
-    /// Keeps a tensor's memory from being used again until this stream is done with what it has when the tensor goes.
+    /// Keeps a tensor's memory from being used again, after its last handle is dropped, until this stream has done its
+    /// work up to then.
     ///
     /// Needed for a tensor that was made on another stream and may be dropped while this one still reads it.
     pub fn uses<'a>(&self, tensor: impl Into<TensorRef<'a>>) -> Result<(), TorchError> {
@@ -162,7 +163,7 @@ impl Drop for Stream {
 pub struct Scope<'a> {
     guard: NonNull<c_void>,
     functions: &'static Functions,
-    // Not `Send`: it sets back what this thread had.
+    // Not `Send`: it restores the stream of this thread.
     stream: PhantomData<(&'a Stream, *mut ())>,
 }
 

@@ -1,4 +1,4 @@
-//! Tensor handles as types: who owns one, who may steal it, and what it says about itself.
+//! Tensor handles as types: owned, lent, or given to be stolen; and their metadata.
 
 use std::{ffi::c_void, marker::PhantomData, ptr::NonNull};
 
@@ -36,7 +36,7 @@ impl Handle {
         self.borrow().share()
     }
 
-    /// Returns what the tensor says about itself.
+    /// Returns its metadata.
     pub fn meta(&self) -> Meta<'_> {
         self.borrow().meta()
     }
@@ -92,19 +92,21 @@ impl<'a> TensorRef<'a> {
 
     /// Returns a handle of a caller's tensor whose sizes, strides and storage no other thread can change.
     ///
-    /// Several handles can be of one `TensorImpl`: a `resize_` through one of them changes all, also while a call checks it. So a
-    /// tensor that has other handles gets an alias of its own over the same memory, and the call checks and uses only that. A
-    /// tensor without others is borrowed for the call, so nobody can change it, and it costs no alias.
+    /// Several handles can be of one `TensorImpl`: a `resize_` through one of them changes all, also while a call
+    /// checks it. So a tensor that has other handles gets an alias of its own over the same memory, and the call checks
+    /// and uses only that. A tensor without others is borrowed for the call, so nobody can change it, and it costs no
+    /// alias.
     ///
-    /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger, and
-    /// nothing can prevent that. While the alias is made, the sizes of the tensor must stay where they are: torch moves them
-    /// when there are more than five. See "Inputs that change" in the documentation of [`Model::run`](crate::Model::run).
+    /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger,
+    /// and nothing can prevent that. While the alias is made, the sizes of the tensor must stay where they are: torch
+    /// moves them when there are more than five. See "Inputs that change" in the documentation of
+    /// [`Model::run`](crate::Model::run).
     pub(crate) fn own(self) -> Handle {
         // SAFETY: a live `at::Tensor*`.
         made_of(unsafe { precast_tensor_own(self.raw()) })
     }
 
-    /// Returns what the tensor says about itself.
+    /// Returns its metadata.
     pub(crate) fn meta(self) -> Meta<'a> {
         let mut meta = RawMeta {
             sizes: std::ptr::null(),
@@ -118,12 +120,13 @@ impl<'a> TensorRef<'a> {
             device_type: -1,
             flags: 0,
         };
-        // SAFETY: a live `at::Tensor*`, and `meta` is a valid out pointer. On failure the flags stay as they were, and an
-        // undefined or not dense tensor has rank 0.
+        // SAFETY: a live `at::Tensor*`, and `meta` is a valid out pointer. On failure the flags stay as they were, and
+        // an undefined or not dense tensor has rank 0.
         unsafe {
-            match shim::is_open() {
-                true => drop(precast_tensor_meta(self.raw(), &mut meta)),
-                false => drop(plain_meta(self.raw(), &mut meta)),
+            if shim::is_open() {
+                precast_tensor_meta(self.raw(), &mut meta);
+            } else {
+                let _ = plain_meta(self.raw(), &mut meta);
             }
         }
         Meta {
@@ -133,8 +136,8 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-/// As the shim does it, by libtorch's C ABI: for tensors that are looked at before a shim is open. That a tensor is nested,
-/// quantised or lazily negated is not seen; the call that it is given to sees it.
+/// As the shim does it, by libtorch's C ABI: for tensors that are looked at before a shim is open. That a tensor is
+/// nested, quantised or lazily negated is not seen; the call that it is given to sees it.
 ///
 /// # Safety
 /// `tensor` is a live `at::Tensor*`.
@@ -185,14 +188,14 @@ unsafe fn plain_meta(tensor: RawTensor, meta: &mut RawMeta) -> Result<(), i32> {
 }
 
 fn made_of(raw: RawTensor) -> Handle {
-    // `new at::Tensor` fails only when the process has no memory left; Rust's own allocator aborts there too.
+    // `new at::Tensor` fails only without memory, where Rust's own allocator aborts too.
     let Some(raw) = NonNull::new(raw) else {
         std::alloc::handle_alloc_error(std::alloc::Layout::new::<usize>());
     };
     Handle(raw)
 }
 
-/// What a tensor says about itself, read in one foreign call and without an allocation.
+/// A tensor's metadata, read in one foreign call and without an allocation.
 pub struct Meta<'a> {
     raw: RawMeta,
     tensor: PhantomData<&'a Handle>,
@@ -218,7 +221,7 @@ impl<'a> Meta<'a> {
         dtype_of(self.raw.dtype)
     }
 
-    /// Returns the dtype's name, also of one that no artifact takes.
+    /// Returns the dtype's name, also for dtypes that no artifact takes.
     pub fn dtype_name(&self) -> String {
         match self.dtype() {
             Some(dtype) => dtype.to_string(),
@@ -229,7 +232,7 @@ impl<'a> Meta<'a> {
         }
     }
 
-    /// Returns the device; none for what is neither CPU nor CUDA.
+    /// Returns the device; none unless it is the CPU or CUDA.
     pub fn device(&self) -> Option<Device> {
         match self.raw.device_type {
             0 => Some(Device::Cpu),
@@ -249,12 +252,12 @@ impl<'a> Meta<'a> {
     }
 
     fn slice(&self, start: *const i64) -> &'a [i64] {
-        match start.is_null() || self.raw.rank == 0 {
-            true => &[],
-            // SAFETY: the shim gives `rank` sizes and strides that the tensor owns, and the tensor is borrowed for 'a.
-            // Nothing in the runtime resizes a caller's tensor.
-            false => unsafe { std::slice::from_raw_parts(start, self.raw.rank as usize) },
+        if start.is_null() || self.raw.rank == 0 {
+            return &[];
         }
+        // SAFETY: the shim gives `rank` sizes and strides that the tensor owns, and the tensor is borrowed for 'a.
+        // Nothing in the runtime resizes a caller's tensor.
+        unsafe { std::slice::from_raw_parts(start, self.raw.rank as usize) }
     }
 
     /// Returns the address of element 0.
@@ -309,7 +312,7 @@ pub(super) fn number_of(dtype: Dtype) -> i32 {
 /// Tensor handles of one call.
 pub type Handles = SmallVec<[Handle; 8]>;
 
-/// Handles to give to a run: the callee steals them, and what it left is freed on drop.
+/// Handles to give to a run: the callee steals them, and the rest is freed on drop.
 #[derive(Default)]
 pub struct Stolen(SmallVec<[RawTensor; 16]>);
 
@@ -333,7 +336,7 @@ impl Drop for Stolen {
     fn drop(&mut self) {
         for &raw in &self.0 {
             if !raw.is_null() {
-                // SAFETY: the list owns what it was given; a callee nulls what it stole, so this is owned still.
+                // SAFETY: the list owns its handles; a callee nulls those that it stole, so this one is still owned.
                 unsafe { aoti_torch_delete_tensor_object(raw) };
             }
         }

@@ -119,8 +119,8 @@ pub fn call(f: impl FnOnce() -> i32) -> Result<(), TorchError> {
     }
 }
 
-/// Returns the reason in what libtorch printed, as `[E1123 20:21:32.000 f.cpp:1] Exception in aoti_torch: reason`. The lines
-/// after the first are the frames of its C++ stack.
+/// Returns the reason in a message of libtorch, as `[E1123 20:21:32.000 f.cpp:1] Exception in aoti_torch: reason`. The
+/// lines after the first are the frames of its C++ stack.
 fn reason(printed: &str) -> &str {
     const BEFORE: &str = "Exception in aoti_torch: ";
     let from = printed.find(BEFORE).map_or(0, |at| at + BEFORE.len());

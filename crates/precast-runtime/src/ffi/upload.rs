@@ -22,8 +22,8 @@ impl<E: Into<TorchError>> From<E> for UploadError {
     }
 }
 
-/// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the file: the
-/// map's pages stay untouched.
+/// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the
+/// file: the map's pages stay untouched.
 ///
 /// `parts` are offsets in the block and ranges of the file, ascending in the block and apart. A `limit` in bytes a second
 /// leaves calls that run their share of the bus. No other code writes to the block.
@@ -59,8 +59,8 @@ pub fn upload(
     let functions = cuda()?.functions()?;
     let address = meta.address() as *mut u8;
     let limit = limit.unwrap_or(0);
-    // SAFETY: the block is a contiguous tensor that nobody else writes to, the pieces lie in the block (checked above), the
-    // file is open as long as its map, and the call waits for its copies.
+    // SAFETY: the block is a contiguous tensor that nobody else writes to, the pieces lie in the block (checked above),
+    // the file is open as long as its map, and the call waits for its copies.
     let code = unsafe {
         (functions.upload)(
             ordinal(device)?,

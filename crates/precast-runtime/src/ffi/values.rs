@@ -10,8 +10,8 @@ use super::{
 };
 use crate::TorchError;
 
-/// Writes the lowest and highest value of an integer tensor to `notes[at]` and `notes[at + 1]`, on its device, and returns
-/// the tensor with its values clamped. One without elements is noted as `low`.
+/// Writes the lowest and highest value of an integer tensor to `notes[at]` and `notes[at + 1]`, on its device, and
+/// returns the tensor with its values clamped. One without elements is noted as `low`.
 pub fn note_range(
     tensor: &Handle,
     notes: &Handle,
@@ -49,18 +49,18 @@ pub struct Outside {
 }
 
 /// The size and the stride of an axis, in elements.
-type Axis = (usize, usize);
+type Stepped = (usize, usize);
 
 /// Returns the first element that is below `bounds[0]` or not below `bounds[1]`, in the order of the axes.
 ///
-/// Looks at tensors in host memory with an integer dtype, whose metadata was checked: their storage covers every element
-/// ([`Meta::room`]). Of other tensors nothing is known, and None is returned.
+/// Looks at tensors in host memory with an integer dtype, whose metadata was checked: their storage covers every
+/// element ([`Meta::room`]). Of other tensors nothing is known, and None is returned.
 pub fn outside(meta: &Meta<'_>, bounds: [i64; 2]) -> Option<Outside> {
     if meta.device() != Some(Device::Cpu) {
         return None;
     }
     let address = meta.address();
-    let axes: SmallVec<[Axis; 8]> = std::iter::zip(meta.sizes(), meta.strides())
+    let axes: SmallVec<[Stepped; 8]> = std::iter::zip(meta.sizes(), meta.strides())
         .map(|(&size, &stride)| {
             let (size, stride) = (usize::try_from(size).ok()?, usize::try_from(stride).ok()?);
             // All elements of an expanded axis are the first one, however many it says it has.
@@ -81,11 +81,15 @@ pub fn outside(meta: &Meta<'_>, bounds: [i64; 2]) -> Option<Outside> {
 }
 
 /// `axes` are those of a checked tensor of `T` at `address`, none of them of size 0.
-fn find<T: Copy + Into<i64>>(address: usize, axes: &[Axis], bounds: [i64; 2]) -> Option<Outside> {
+fn find<T: Copy + Into<i64>>(
+    address: usize,
+    axes: &[Stepped],
+    bounds: [i64; 2],
+) -> Option<Outside> {
     // The axis that moves fastest in memory comes last; neighbours that lie densely become one.
-    let mut order: SmallVec<[Axis; 8]> = axes.iter().copied().filter(|&(n, _)| n > 1).collect();
+    let mut order: SmallVec<[Stepped; 8]> = axes.iter().copied().filter(|&(n, _)| n > 1).collect();
     order.sort_by_key(|axis| std::cmp::Reverse(axis.1));
-    let mut merged: SmallVec<[Axis; 8]> = SmallVec::new();
+    let mut merged: SmallVec<[Stepped; 8]> = SmallVec::new();
     for (size, stride) in order {
         match merged.last_mut() {
             Some(last) if last.1 == size * stride => *last = (last.0 * size, stride),
@@ -101,10 +105,10 @@ fn find<T: Copy + Into<i64>>(address: usize, axes: &[Axis], bounds: [i64; 2]) ->
 }
 
 /// Returns whether any element is outside. The last axis is the fastest one.
-fn any<T: Copy + Into<i64>>(address: usize, axes: &[Axis], bounds: [i64; 2]) -> bool {
+fn any<T: Copy + Into<i64>>(address: usize, axes: &[Stepped], bounds: [i64; 2]) -> bool {
     match axes {
         [] => any::<T>(address, &[(1, 1)], bounds),
-        // SAFETY: `outside` is given tensors whose storage covers what sizes and strides say, and which are aligned to
+        // SAFETY: `outside` is given tensors whose storage covers their sizes and strides, and which are aligned to
         // an element or copied before (`aligned` below); nobody may write to an input while a call reads it.
         &[(size, 1)] if aligned::<T>(address) => among(
             unsafe { std::slice::from_raw_parts(address as *const T, size) },
@@ -132,7 +136,7 @@ fn among<T: Copy + Into<i64>>(values: &[T], bounds: [i64; 2]) -> bool {
 /// Returns the first value outside in the order of the axes, and notes where it is.
 fn first<T: Copy + Into<i64>>(
     address: usize,
-    axes: &[Axis],
+    axes: &[Stepped],
     bounds: [i64; 2],
     position: &mut [i64],
 ) -> Option<i64> {
@@ -163,7 +167,7 @@ fn aligned<T>(address: usize) -> bool {
     address.is_multiple_of(align_of::<T>())
 }
 
-/// One comparison: what is below the lower bound wraps to a number above every distance.
+/// One comparison: a value below the lower bound wraps to a number above every distance.
 #[inline(always)]
 fn is_outside(value: i64, [low, past]: [i64; 2]) -> bool {
     value.wrapping_sub(low).cast_unsigned() >= past.wrapping_sub(low).cast_unsigned()
@@ -217,7 +221,7 @@ mod tests {
     #[test]
     fn any_strides() {
         let ids = counted(&[4, 6, 8]);
-        // Row by row the last element, and whatever lies in the gaps is nobody's.
+        // Row by row the last element; the gaps belong to no tensor.
         for (shape, stride, offset) in [
             ([8, 4, 6], [1, 48, 8], 0),
             ([4, 3, 8], [48, 16, 1], 8),

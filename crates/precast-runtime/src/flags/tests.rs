@@ -1,4 +1,4 @@
-//! What is clamped and noted, on the CPU: the same calls of libtorch are made on a device.
+//! Clamped values and their notes, on the CPU, with the same calls of libtorch as on a device.
 
 use precast_store::{
     record::{Check, Layout},
@@ -198,7 +198,7 @@ fn a_replay_is_noted_apart_from_the_next_one() {
         .outcomes(&mut outcome(false), Some(&mut made))
         .unwrap();
     let first = made.of_call(&inputs(&ids(-7), 1)).unwrap();
-    // What the next replay would write.
+    // The notes of a later replay.
     let next = clamp(&watch, &mut inputs(&ids(0), 1));
     made.notes.copy_from(&next.notes).unwrap();
     watch.outcomes(&mut outcome(true), Some(&mut made)).unwrap();

@@ -11,8 +11,8 @@ use super::Runtime;
 use crate::{RuntimeError, error::in_store, identity, shims};
 
 impl Runtime {
-    /// Finds a release, and keeps gc from what it needs. Where gc removes the release between the two, the one that is the
-    /// newest then takes its place; one that was named is missing then.
+    /// Finds a release and takes a lease on it. Where gc removes the release between the two, the newest one takes its
+    /// place; a named release is missing then.
     pub(super) fn release<'a>(
         &self,
         model: &'a str,
@@ -46,7 +46,7 @@ impl Runtime {
         }
     }
 
-    /// Returns whether a release is for this host, by its first program: all of a release are built for one.
+    /// Returns whether a release is for this host, by its first program: all programs of a release have one target.
     fn may_run(&self, release: &Release) -> bool {
         let first = release.programs.first();
         let program = first.and_then(|id| self.source.program(id).ok());
@@ -62,8 +62,8 @@ impl Runtime {
         release.programs.iter().map(read).collect()
     }
 
-    /// Opens the shim, and returns the host for each device, as targets are compared with it. Fails where a program is for
-    /// another host: before anything is loaded.
+    /// Opens the shim, and returns the host for each device, as targets are compared with it. Fails where a program is
+    /// for another host: before anything is loaded.
     pub(super) fn fit(
         &self,
         programs: &[Arc<Program>],
@@ -96,14 +96,14 @@ impl Runtime {
 
 fn check_target(program: &Program, device: Device, host: &Target) -> Result<(), RuntimeError> {
     let mismatches = program.target.mismatches(host);
-    match mismatches.is_empty() {
-        true => Ok(()),
-        false => Err(RuntimeError::WrongTarget {
-            program: program.id,
-            module: program.module.clone(),
-            bucket: bucket_name(&program.sizes),
-            device,
-            mismatches,
-        }),
+    if mismatches.is_empty() {
+        return Ok(());
     }
+    Err(RuntimeError::WrongTarget {
+        program: program.id,
+        module: program.module.clone(),
+        bucket: bucket_name(&program.sizes),
+        device,
+        mismatches,
+    })
 }

@@ -7,7 +7,7 @@ use precast_store::testing;
 
 use super::*;
 
-/// Returns what a process remembers of first loads with this file.
+/// Returns the verdicts that a process has of this file.
 fn trials(file: &Path) -> Trials {
     Trials::new(Trial::here().remember(file), &testing::target())
 }

@@ -150,7 +150,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         E::Busy {
             module: module.clone(),
             bucket: "batch=8".into(),
-            contexts: 4,
+            slots: 4,
         },
         E::NoThreads {
             wanted: 8,

@@ -10,7 +10,7 @@ use super::*;
 type Old = DLManagedTensor;
 type New = DLManagedTensorVersioned;
 
-/// A producer: what it made, and how often its deleter was called.
+/// A producer and the number of calls of its deleter.
 struct Producer {
     _data: Vec<u64>,
     shape: Vec<i64>,
@@ -70,7 +70,7 @@ impl Producer {
             dl_tensor: self.tensor,
         }));
         raw.manager_ctx = Box::into_raw(Box::new(self)).cast();
-        // SAFETY: it has `ndim` numbers and the memory, but for what a test sets to something that is refused.
+        // SAFETY: it has `ndim` numbers and the memory, except for the field that a test breaks.
         (unsafe { Capsule::from_raw(NonNull::from(raw)) }, deleted)
     }
 
@@ -84,7 +84,7 @@ impl Producer {
 }
 
 unsafe extern "C" fn delete(raw: *mut New) {
-    // SAFETY: what `Producer::capsule` made.
+    // SAFETY: a structure of `Producer::capsule`.
     let (raw, producer) = unsafe {
         let raw = Box::from_raw(raw);
         let producer = Box::from_raw(raw.manager_ctx.cast::<Producer>());
@@ -162,7 +162,7 @@ fn every_dtype_and_layout_goes_out_and_in_again_over_one_memory() {
     }
 }
 
-/// libtorch's own `toDLPack` and what is made here say the same, and what libtorch made is taken.
+/// Compares capsules with those of libtorch's own `toDLPack`, and takes libtorch's.
 #[test]
 fn a_capsule_is_as_libtorch_makes_it() {
     // `at::toDLPack(const at::Tensor&)` and `at::toDLPackVersioned`.
@@ -196,7 +196,7 @@ fn compared<M: Managed>(function: &std::ffi::CStr) {
     }
 }
 
-/// libtorch's own `fromDLPack` takes what is made here. How it returns a tensor is the ABI of C++ on this architecture.
+/// Gives capsules to libtorch's own `fromDLPack`, which returns a tensor by the C++ ABI of this architecture.
 #[cfg(target_arch = "x86_64")]
 #[test]
 fn libtorch_takes_what_goes_out_and_calls_the_deleter() {
@@ -218,8 +218,8 @@ fn taken<M: Managed>(function: &std::ffi::CStr) {
     let this = libloading::os::unix::Library::this();
     // An `std::function` without a target: then it calls the structure's deleter.
     let mut none = [0; 4];
-    // SAFETY: libtorch's symbols are global. This one writes a tensor, which is one pointer, into memory as `new` gives it,
-    // and takes over the structure.
+    // SAFETY: libtorch's symbols are global. This one writes a tensor, which is one pointer, into memory as `new` gives
+    // it, and takes over the structure.
     let theirs = unsafe {
         let import = this.get::<Import<M>>(function.to_bytes_with_nul()).unwrap();
         let place = libc::malloc(size_of::<usize>());

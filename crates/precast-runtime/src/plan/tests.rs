@@ -1,17 +1,17 @@
-//! ExecutionContexts of a program whose three steps are one artifact bound in two ways.
+//! A program whose three steps are one artifact bound in two ways.
 
 use precast_store::record::Dtype;
 
 use super::*;
-use crate::{loader::Held, program::Ready, source::Source};
+use crate::{loaded::Loaded, loader::Held, source::Source};
 use fake::{Fake, Memory};
 
 #[path = "../../../../tests/fake/records.rs"]
 #[allow(dead_code)]
 mod fake;
 
-/// Returns a program that computes `((x * 2 + 1) * 10 + 5) * 2 + 1`, a source that has it, and a second weight set with which
-/// it computes `((x * 3 + 1) * 10 + 5) * 3 + 1`.
+/// Returns a program that computes `((x * 2 + 1) * 10 + 5) * 2 + 1`, a source that has it, and a second weight set with
+/// which it computes `((x * 3 + 1) * 10 + 5) * 3 + 1`.
 fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
     let mut memory = Memory::default();
     let fake = Fake::sized(2, 2).constants(2);
@@ -40,10 +40,10 @@ fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
     (memory.source(), program, sets)
 }
 
-fn answer(plan: &Plan, context: &mut ExecutionContext, x: f32) -> Vec<f32> {
+fn answer(plan: &Plan, containers: &mut Containers, x: f32) -> Vec<f32> {
     let x = Handle::of(&[x; 4], &[2, 2], Dtype::Float32).unwrap();
     let inputs = [x].into_iter().collect();
-    let results = plan.execute(context, inputs, RawStream::NONE).unwrap();
+    let results = plan.execute(containers, inputs, RawStream::NONE).unwrap();
     results[0].read().unwrap()
 }
 
@@ -64,11 +64,13 @@ fn steps_that_share_a_container_have_their_own_weights() {
         host: Arc::new(fake::target()),
         trials: None,
     };
-    let ready = Ready::load(&source, Arc::new(program), with).unwrap();
-    let plan = &ready.plan;
+    let loaded = Loaded::load(&source, Arc::new(program), with).unwrap();
+    let plan = &loaded.plan;
     for (weights, scale) in weights.into_iter().zip([2.0, 3.0]) {
-        let mut plain = plan.context(weights.clone()).unwrap();
-        let mut shared = plan.shared_context(weights).unwrap();
+        let mut plain = plan.containers().unwrap();
+        let mut shared = plan.shared_containers().unwrap();
+        plan.bind(&mut plain, &weights).unwrap();
+        plan.bind(&mut shared, &weights).unwrap();
         assert_eq!((plain.containers.len(), shared.containers.len()), (3, 1));
         for x in [1.0, -4.0, 1.0] {
             let wanted = vec![((x * scale + 1.0) * 10.0 + 5.0) * scale + 1.0; 4];
@@ -79,7 +81,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
 }
 
 #[test]
-fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
+fn shared_containers_name_the_constant_that_they_can_not_bind() {
     let (source, mut program, sets) = three_steps();
     program.steps[1]
         .binding
@@ -96,18 +98,18 @@ fn a_shared_lane_names_the_constant_that_it_can_not_bind() {
         host: Arc::new(fake::target()),
         trials: None,
     };
-    let ready = Ready::load(&source, Arc::new(program), with).unwrap();
-    let error = ready.plan.shared_context(weights).err().unwrap();
+    let loaded = Loaded::load(&source, Arc::new(program), with).unwrap();
+    let error = loaded.accepts(&weights).unwrap_err();
     assert!(
         matches!(&error, RuntimeError::Unbound { constant, reason, .. } if constant == "scale" && reason.to_string().contains("b.gone")),
         "{error}"
     );
-    // What would take an execution context at a call is refused when it is loaded.
-    assert_eq!(ready.prepare().unwrap_err().to_string(), error.to_string());
+    // The load fails, not a later call.
+    assert_eq!(loaded.prepare().unwrap_err().to_string(), error.to_string());
 }
 
 #[test]
-fn of_weights_that_nobody_uses_nothing_is_kept() {
+fn unused_weights_are_freed() {
     let mut memory = Memory::default();
     let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
     let (source, held) = (memory.source(), Held::default());
@@ -124,7 +126,7 @@ fn of_weights_that_nobody_uses_nothing_is_kept() {
 }
 
 #[test]
-fn a_record_takes_no_memory_for_values_that_nothing_makes() {
+fn a_record_takes_no_memory_for_values_without_a_step() {
     let (source, program, _) = three_steps();
     for values in [5, 1 << 50, usize::MAX] {
         let mut program = program.clone();
@@ -138,11 +140,13 @@ fn a_record_takes_no_memory_for_values_that_nothing_makes() {
             host: Arc::new(fake::target()),
             trials: None,
         };
-        let error = Ready::load(&source, Arc::new(program), with).err().unwrap();
+        let error = Loaded::load(&source, Arc::new(program), with)
+            .err()
+            .unwrap();
         let RuntimeError::Malformed { reason, .. } = &error else {
             panic!("{error}");
         };
-        let told = format!("it has {values} values, and inputs and steps make 4");
-        assert_eq!(*reason, told);
+        let expected = format!("it has {values} values, and inputs and steps make 4");
+        assert_eq!(*reason, expected);
     }
 }

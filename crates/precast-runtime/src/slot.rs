@@ -1,0 +1,51 @@
+//! One caller's hold of a program: containers, eager's calls or a captured graph, and buffers of the bucket's sizes.
+//!
+//! A call takes a slot for its time, and a [`Session`](super::session::Session) holds one. No other caller has it
+//! meanwhile, so no container ever has two callers and one caller's failure never meets another's. Slots are made on
+//! first use, up to a limit, and kept. A slot with an earlier weight set is bound to the new one before its next caller
+//! has it, so a caller sees one weight set, whole.
+
+use std::sync::Arc;
+
+use super::{
+    eager::EagerCalls,
+    ffi::Handles,
+    graphs::Captured,
+    pad::Buffers,
+    plan::{Containers, Plan},
+    weights::Weights,
+};
+
+/// One caller's hold of a program.
+pub(super) struct Slot {
+    // Before the weights and the buffers, which it points to.
+    pub runner: Runner,
+    pub buffers: Buffers,
+    pub weights: Arc<Weights>,
+    /// The number of swaps before it was bound.
+    pub swaps: u64,
+}
+
+/// The part of a slot that runs.
+pub(super) enum Runner {
+    Containers(Containers),
+    Eager(EagerCalls),
+    Graph(Box<Captured>),
+}
+
+impl Slot {
+    /// Returns the buffers as inputs. Those that were not made are left out.
+    pub fn static_inputs(&self) -> Handles {
+        let buffers = self.buffers.inputs.iter().flatten();
+        buffers.map(|buffer| buffer.tensor.share()).collect()
+    }
+
+    /// Returns whether a storage belongs to the slot or the model, so that it can't be given to a caller.
+    pub fn owns(&self, plan: &Plan, storage: usize) -> bool {
+        let prepared = match &self.runner {
+            Runner::Containers(containers) => containers.prepared(storage),
+            Runner::Eager(_) | Runner::Graph(_) => false,
+        };
+        prepared || plan.owns(&self.weights, storage)
+    }
+}

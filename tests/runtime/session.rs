@@ -1,0 +1,124 @@
+//! Sessions: slots that are held from run to run.
+
+use precast::{
+    Device, Model, Runtime,
+    record::Sizes,
+    runtime::{RuntimeError, Tensor, cuda::Session},
+};
+
+use crate::{
+    fake::{self, Fake, Memory},
+    flat, full, x,
+};
+
+fn model(instances: usize) -> Model {
+    let memory = Memory::with(&[Fake::sized(2, 2)]);
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    runtime.instances(instances).load("fake").unwrap()
+}
+
+fn sizes(batch: i64, seq: i64) -> Sizes {
+    Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)])
+}
+
+fn run(session: &mut Session<'_>, input: &Tensor) -> Vec<f32> {
+    session.inputs()[0].write(input).unwrap();
+    session.run().unwrap();
+    read(session)
+}
+
+fn read(session: &Session<'_>) -> Vec<f32> {
+    session.outputs()[0].to_vec().unwrap()
+}
+
+#[test]
+fn two_sessions_and_calls_have_slots_of_their_own() {
+    let model = model(2);
+    let open = || model.session("f", &sizes(2, 2)).unwrap();
+    let mut both = [open(), open()];
+    let addresses = |session: &mut Session<'_>| {
+        let inputs: Vec<usize> = session.inputs().iter().map(|own| own.address()).collect();
+        let outputs = session.outputs();
+        inputs
+            .into_iter()
+            .chain(outputs.iter().map(|own| own.address()))
+            .collect::<Vec<_>>()
+    };
+    let before = both.each_mut().map(addresses);
+    assert!(before[0].iter().all(|address| !before[1].contains(address)));
+    for round in 0..4 {
+        let value = round as f32;
+        for (session, factor) in both.iter_mut().zip([1.0, 10.0]) {
+            session.inputs()[0]
+                .write(&full([2, 2], value * factor))
+                .unwrap();
+            session.run().unwrap();
+        }
+        let called = model.run("f", &[full([2, 2], -1.0_f32)]).unwrap();
+        assert_eq!(flat(&called[0]), [-2.0; 4]);
+        assert_eq!(read(&both[0]), [value * 2.0; 4]);
+        assert_eq!(read(&both[1]), [value * 20.0; 4]);
+    }
+    assert_eq!(both.each_mut().map(addresses), before);
+}
+
+#[test]
+fn sessions_are_bounded_and_keep_no_call_waiting() {
+    let model = model(2);
+    let open = || model.session("f", &sizes(2, 2));
+    let mut held = [open().unwrap(), open().unwrap()];
+    let refused = open().err().unwrap();
+    assert!(
+        matches!(refused, RuntimeError::Busy { slots: 2, .. }),
+        "{refused}"
+    );
+    assert_eq!(
+        flat(&model.try_run("f", &[x(2, 2)]).unwrap()[0]),
+        [0.0, 2.0, 4.0, 6.0]
+    );
+    let address = held[0].inputs()[0].address();
+    assert_eq!(run(&mut held[0], &x(2, 2)), [0.0, 2.0, 4.0, 6.0]);
+    let [first, _second] = held;
+    drop(first);
+    let mut again = open().unwrap();
+    // The slot of the first one, blank.
+    assert_eq!(again.inputs()[0].address(), address);
+    again.run().unwrap();
+    assert_eq!(read(&again), [0.0; 4]);
+}
+
+#[test]
+fn a_session_keeps_its_weights_over_a_swap() {
+    let mut memory = Memory::with(&[Fake::sized(2, 2)]);
+    let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
+    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let model = runtime.load("fake").unwrap();
+    let mut session = model.session("f", &sizes(2, 2)).unwrap();
+    model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
+    assert_eq!(run(&mut session, &x(2, 2)), [0.0, 2.0, 4.0, 6.0]);
+    drop(session);
+    let mut session = model.session("f", &sizes(2, 2)).unwrap();
+    assert_eq!(run(&mut session, &x(2, 2)), [0.0, 5.0, 10.0, 15.0]);
+}
+
+#[test]
+fn a_static_tensor_takes_its_own_sizes_and_dtype_only() {
+    let model = model(1);
+    let error = model.session("f", &sizes(2, 3)).err().unwrap();
+    assert!(matches!(error, RuntimeError::NoBucket { .. }), "{error}");
+    let error = model.session("g", &sizes(2, 2)).err().unwrap();
+    assert!(matches!(error, RuntimeError::NoModule { .. }), "{error}");
+    let mut session = model.session("f", &sizes(2, 2)).unwrap();
+    assert!(!session.is_graph());
+    run(&mut session, &x(2, 2));
+    let refuse = |session: &mut Session<'_>, given: &Tensor| {
+        session.inputs()[0].write(given).unwrap_err().to_string()
+    };
+    let error = refuse(&mut session, &x(1, 2));
+    assert_eq!(error, "it is float32 [1, 2], not float32 [2, 2]");
+    let error = refuse(&mut session, &full([2, 2], 1_i64));
+    assert_eq!(error, "it is int64 [2, 2], not float32 [2, 2]");
+    session.run().unwrap();
+    session.check().unwrap();
+    assert_eq!(read(&session), [0.0, 2.0, 4.0, 6.0]);
+}
