@@ -66,10 +66,12 @@ def section(result: Row, stem: str, figures: str) -> str:
     """Returns the table with its pictures, which are named after `stem`; `figures` is where all figures are."""
     by = main_kind(result["device"])
     calls = "pipelined calls" if by == "pipelined" else "single calls"
+    command = "make bench" if result["device"] == "cpu" else "benches/gpu.sh OUT"
     about = (
         f"Medians of {calls}: Precast's time, and what the others take as multiples of it, in **bold** where they are "
         f"ahead by more than {1 - AHEAD:.0%}; the floor is what the machine's measured rates of multiplying and "
-        f"copying allow. All figures, with their spread: `{figures}`."
+        f"copying allow. `{command}` measures them; all figures, with their spread and the command of each run: "
+        f"`{figures}`."
     )
     pieces = [
         f"{under(result)}.",
@@ -79,7 +81,6 @@ def section(result: Row, stem: str, figures: str) -> str:
         picture(stem, "start", "From the start of a process to its first answer") if result.get("start") else "",
         "\n".join(sentences(result)),
         "\n".join(losses(result)),
-        made_by(result),
     ]
     return "\n\n".join(piece for piece in pieces if piece)
 
@@ -108,11 +109,6 @@ def table(result: Row) -> str:
         cells.append(f"{floor['times_floor']:.1f}" if floor and max(floor["seconds"].values()) > 20e-6 else "-")
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines)
-
-
-def made_by(result: Row) -> str:
-    commands = result["command"] if isinstance(result["command"], list) else [result["command"]]
-    return "Made by " + ", ".join(f"`{command}`" for command in commands) + "."
 
 
 def callers(count: int) -> str:
@@ -205,8 +201,6 @@ def sentences(result: Row) -> list[str]:
             f"{times(row['times_cheapest']['one bucket'])} the time; choosing by size instead of measured cost "
             f"{times(row['times_cheapest']['smallest'])}."
         )
-    for row in result.get("upload", []):
-        lines.append(f"- Weights to the device: {row['upload_gb_s']:.1f} GB/s, {row['share']:.0%} of one pinned copy.")
     if "overhead" in result:
         added = ", ".join(f"{nanos} ns with {group}" for group, nanos in result["overhead"]["added_ns"].items())
         lines.append(f"- `Model::run` over the artifact's own C call: {added}.")

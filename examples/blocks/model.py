@@ -1,4 +1,4 @@
-"""A stack of equal decoder blocks with random weights: what regions are for, and what the figures are measured on.
+"""A stack of equal decoder blocks with random weights, for regions and for the benchmarks.
 
 Every block has the same graph, so with `regions = ["blocks.*"]` one artifact per bucket serves all of them.
 """

@@ -1,4 +1,4 @@
-"""What people do without Precast: for each bucket a fresh process that exports the model and compiles it whole.
+"""The build without Precast: a new process for each bucket exports the model and compiles it whole.
 
     python plain.py ENTRY BATCH SEQ OUT.pt2 [--device cuda] [--dtype bfloat16] [--width 1024]
 

@@ -1,4 +1,4 @@
-"""A small vision-language model with random weights: what compile control is for.
+"""A small vision-language model with random weights, for the settings of modules and submodules.
 
 An image becomes 16 patches, a vision encoder reads them, a projector brings them to the width of the language model,
 and the language model continues `image, tokens` or, without an image, `tokens`. It answers nothing sensible; its parts
@@ -55,11 +55,11 @@ class Vision(nn.Module):
         self.norm = nn.LayerNorm(width)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """`[batch, 3, 32, 32]` pixels to `[batch, 16, width]`: what the language model reads."""
+        """`[batch, 3, 32, 32]` pixels to `[batch, 16, width]`, the input of the language model."""
         return self.norm(self.blocks(self.patches(pixels)))
 
     def encode_image(self, pixels: Tensor) -> Tensor:
-        """The same pixels to one vector of length 1 for each image: what a search index keeps."""
+        """The same pixels to one vector of length 1 for each image, for a search index."""
         return F.normalize(self(pixels).mean(dim=1), dim=-1)
 
 
@@ -86,7 +86,7 @@ class Language(nn.Module):
         self.head.weight = self.embed.weight
 
     def forward(self, embedded: Tensor) -> Tensor:
-        """`[batch, length, width]` to `[batch, length, 500]` logits of what comes next."""
+        """`[batch, length, width]` to `[batch, length, 500]` logits of the next token."""
         return self.head(self.norm(self.blocks(embedded)))
 
     @torch.compiler.disable

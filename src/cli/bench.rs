@@ -1,38 +1,41 @@
-//! `precast bench`: what a call of each bucket takes, beside what eager takes in the same run.
+//! `precast bench`: the time of a call of each bucket, on request beside eager's in the same run.
 //!
-//! A row is one request: a bucket's own sizes, or those of `--at`. It says what answered, which need not be the bucket's
-//! artifact: a request may be padded into another bucket, and eager answers where it was faster when the program was
-//! built, unless `--compiled` forbids it. With `--against eager` the exported graph, which runs without Python,
-//! takes turns with it on the same inputs, so that what else the machine does meets both alike.
+//! A row is one request: a bucket's own sizes, or those of `--at`. It names the program that answered, which need not
+//! be the bucket's artifact: a request may be padded into another bucket, and eager answers where it was faster when
+//! the program was built, unless `--compiled` forbids it. With `--against eager` the exported graph, which runs without
+//! Python, is measured in turns with the model, on the same inputs: the machine's other load affects both alike.
 
 mod measure;
 
-use std::{collections::BTreeSet, sync::atomic::Ordering, time::Instant};
+use std::{
+    collections::BTreeSet,
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use self::measure::{Figures, measure, wait};
+use self::measure::{Figures, Load};
 use super::{
     Context,
     exit::Usage,
     internal,
-    printer::note,
     progress::seconds,
-    served::{Against, BenchArgs, GraphChoice, model, place},
+    served::{Against, BenchArgs},
     table::{self, Column},
 };
 use crate::{
     Digest, Model, Runtime, Store,
     gate::samples,
     record::{Program, Sizes, bucket_name, split_model},
-    runtime::{Rung, Served, Tensor, cuda::Graphs},
+    runtime::{Outputs, Rung, Served, Tensor, cuda::synchronize},
 };
 
 /// `precast bench MODULE --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct BenchDocument<'a> {
     model: &'a str,
     module: &'a str,
     /// As `cpu` or `cuda:0`.
@@ -41,7 +44,7 @@ pub(super) struct Document<'a> {
     load_seconds: f64,
     /// From the start of loading to the first answer.
     first_answer_seconds: Option<f64>,
-    buckets: &'a [Row],
+    buckets: &'a [BenchRow],
     /// Null on the CPU.
     device_memory: Option<Memory>,
 }
@@ -59,24 +62,24 @@ struct Memory {
 /// One request's row. Times are in seconds.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Row {
-    /// The sizes of what answered; of what takes every size, those of its samples.
+struct BenchRow {
+    /// The sizes of the program that answered; for a program of every size, those of its samples.
     bucket: Sizes,
     request: Sizes,
     #[cfg_attr(test, schemars(extend("enum" = ["exact", "padded", "dynamic", "eager"])))]
     rung: &'static str,
-    /// What ran it: `artifact`, `graph` or `eager`.
+    /// The kind of code that ran the request.
     #[cfg_attr(test, schemars(extend("enum" = ["artifact", "graph", "eager"])))]
     runner: &'static str,
     program: Digest,
-    /// Of the elements that were computed, the part nobody asked for.
+    /// The share of padding among the computed elements.
     padding: f64,
     #[serde(flatten)]
     figures: Figures,
-    /// What eager took in the same run, where it was asked for and runs.
+    /// The figures of eager in the same run, with `--against eager`.
     #[serde(skip_serializing_if = "Option::is_none")]
     eager: Option<Rival>,
-    /// How many times as long eager took, by the medians.
+    /// The median of eager over that of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
 }
@@ -84,139 +87,147 @@ struct Row {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Rival {
-    /// Its own: a graph that was exported at one size is padded into as an artifact is.
+    /// A graph that was exported at one size is padded into, as an artifact is.
     padding: f64,
     #[serde(flatten)]
     figures: Figures,
 }
 
 pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
-    if !(args.seconds > 0.0 && args.seconds <= 3600.0) {
-        return Err(Usage {
-            message: format!("`--seconds {}` is not between 0 and 3600", args.seconds),
-            hint: "say how many seconds each bucket is measured, as `--seconds 2`".to_owned(),
-        }
-        .into());
-    }
-    let store = context.open_with(args.weights.unpacked())?;
-    let name = model(&store, args.model.as_deref())?;
-    let device = place(&store, &name, args.device)?;
-    let graphs = match args.graphs {
-        GraphChoice::AsBuilt => Graphs::AsBuilt,
-        GraphChoice::Always => Graphs::Always,
-        GraphChoice::Never => Graphs::Never,
-    };
-    let say = |text: String| {
-        if !context.quiet {
-            note(text);
-        }
-    };
-    args.libtorch.open()?;
-    say(format!("loading `{name}`"));
+    let limit = limit(args.seconds)?;
+    let (store, name, device) = args.place.open(context)?;
+    args.place.libtorch.open()?;
+    note!("loading `{name}`");
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
-        .graphs(graphs)
+        .graphs(args.graphs.into())
         .trial(internal::trial(&store, context)?)
         .eager_fallback(!args.compiled);
     let model = runtime.load(&name)?;
-    let loaded = started.elapsed().as_secs_f64();
+    let load_seconds = started.elapsed().as_secs_f64();
     let programs = model.programs(&args.module);
     if programs.is_empty() {
-        // Says which modules there are.
+        // The error names the modules that there are.
         model.run::<Tensor>(&args.module, &[])?;
     }
     for (program, reason) in model.without_graph() {
-        note(format_args!(
-            "no graph for {} {}: {reason}",
-            program.module,
-            bucket_name(&program.sizes)
-        ));
+        let bucket = bucket_name(&program.sizes);
+        note!("no graph for {} {bucket}: {reason}", program.module);
     }
     let eager = match args.against {
         Some(Against::Eager) => eager(&store, &runtime, &name, &programs)?,
         None => None,
     };
-    let mut first = None;
-    let mut rows = Vec::new();
     let requests = requests(&programs, &args.at)?;
     let (all, parts) = (requests.len(), if eager.is_some() { 4.0 } else { 2.0 });
+    let mut first_answer_seconds = None;
+    let mut rows = Vec::new();
     for (place, (program, sizes)) in requests.into_iter().enumerate() {
         if context.cancel.load(Ordering::Relaxed) {
             break;
         }
-        say(format!(
-            "measuring {}, {} of {all}, about {}",
-            bucket_name(&sizes),
-            place + 1,
-            seconds(args.seconds * parts)
-        ));
+        let (bucket, place) = (bucket_name(&sizes), place + 1);
+        let took = seconds(args.seconds * parts);
+        note!("measuring {bucket}, {place} of {all}, about {took}");
         let inputs = samples(program, &sizes, device)?;
         let answer = model.run(&args.module, &inputs)?;
-        wait(device)?;
-        let served = answer.served().clone();
-        drop(answer);
-        first.get_or_insert_with(|| started.elapsed().as_secs_f64());
-        let answers = eager.as_ref().map(|eager| eager.run(&args.module, &inputs));
-        let rival = match answers {
-            Some(Ok(answer)) => eager
-                .as_ref()
-                .map(|eager| (eager, padding(answer.served()))),
-            Some(Err(error)) => {
-                let asked = bucket_name(&sizes);
-                note(format_args!("no eager figures for {asked}: {error}"));
-                None
-            }
-            None => None,
-        };
-        let replay = (sizes == program.sizes).then(|| program.sizes.clone());
-        let rivals = rival.iter().map(|(eager, _)| *eager);
-        let contenders: Vec<&Model> = [&model].into_iter().chain(rivals).collect();
-        let mut figures = measure(&contenders, program, &inputs, replay.as_ref(), device, args)?;
-        let eager = rival.and_then(|(_, padding)| {
-            let figures = figures.pop()?;
-            Some(Rival { padding, figures })
-        });
-        let own = figures.pop().context("nothing was measured")?;
-        rows.push(row(&served, own, eager));
-    }
-    if !args.compiled {
-        let preferred = rows.iter().filter(|row| row.rung == "eager").count();
-        if preferred > 0 && programs.iter().any(|program| !program.steps.is_empty()) {
-            note(format_args!(
-                "eager answers {preferred} of {} requests; `--compiled` leaves it out where there is an artifact",
-                rows.len()
-            ));
-        }
-    }
-    if context.out.json() {
-        let memory = crate::runtime::cuda::device_memory(device).ok();
-        context.out.document(&Document {
-            model: &name,
-            module: &args.module,
-            device: device.to_string(),
+        synchronize(device)?;
+        first_answer_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
+        let load = Load {
+            program,
+            inputs: &inputs,
+            device,
+            limit,
             threads: args.threads,
-            load_seconds: loaded,
-            first_answer_seconds: first,
-            buckets: &rows,
-            device_memory: memory.map(|m| Memory {
-                allocated: m.allocated,
-                reserved: m.reserved,
-                free: m.free,
-                total: m.total,
-            }),
-        })?;
+        };
+        let replay = sizes == program.sizes;
+        rows.push(row(&load, &model, answer, eager.as_ref(), replay)?);
+    }
+    if !args.compiled && programs.iter().any(|program| !program.steps.is_empty()) {
+        note_eager(&rows);
+    }
+    if !context.out.json() {
+        print(args.against.is_some(), context, &rows)?;
         return Ok(0);
     }
-    print(args, context, &rows)?;
+    let memory = crate::runtime::cuda::device_memory(device).ok();
+    context.out.document(&BenchDocument {
+        model: &name,
+        module: &args.module,
+        device: device.to_string(),
+        threads: args.threads,
+        load_seconds,
+        first_answer_seconds,
+        buckets: &rows,
+        device_memory: memory.map(|m| Memory {
+            allocated: m.allocated,
+            reserved: m.reserved,
+            free: m.free,
+            total: m.total,
+        }),
+    })?;
     Ok(0)
 }
 
-fn row(served: &Served, figures: Figures, eager: Option<Rival>) -> Row {
-    let ratio = eager
-        .as_ref()
-        .map(|eager| eager.figures.median / figures.median);
-    Row {
+/// Returns the time of `--seconds`.
+fn limit(seconds: f64) -> Result<Duration, Usage> {
+    if seconds > 0.0 && seconds <= 3600.0 {
+        return Ok(Duration::from_secs_f64(seconds));
+    }
+    let hint = "say how many seconds each bucket is measured, as `--seconds 2`";
+    Err(Usage::new(
+        format!("`--seconds {seconds}` is not between 0 and 3600"),
+        hint,
+    ))
+}
+
+/// Prints a note where eager answers requests of a module that has artifacts.
+fn note_eager(rows: &[BenchRow]) {
+    let (eager, all) = (
+        rows.iter().filter(|row| row.rung == "eager").count(),
+        rows.len(),
+    );
+    if eager > 0 {
+        let hint = "`--compiled` leaves it out where there is an artifact";
+        note!("eager answers {eager} of {all} requests; {hint}");
+    }
+}
+
+/// Measures one request. `answer` is the model's; with `replay` the graph's launch alone is measured too.
+fn row(
+    load: &Load<'_>,
+    model: &Model,
+    answer: Outputs,
+    eager: Option<&Model>,
+    replay: bool,
+) -> Result<BenchRow> {
+    let served = answer.served().clone();
+    drop(answer);
+    let mut models = vec![model];
+    let mut eager_padding = 0.0;
+    if let Some(eager) = eager {
+        match eager.run(&load.program.module, load.inputs) {
+            Ok(answer) => {
+                eager_padding = padding(answer.served());
+                models.push(eager);
+            }
+            Err(error) => note!(
+                "no eager figures for {}: {error}",
+                bucket_name(&served.request())
+            ),
+        }
+    }
+    let mut figures = load.measure(&models)?.into_iter();
+    let mut own = figures.next().context("nothing was measured")?;
+    if replay {
+        own.replay = load.launches(model)?;
+    }
+    let eager = figures.next().map(|figures| Rival {
+        padding: eager_padding,
+        figures,
+    });
+    Ok(BenchRow {
         rung: served.rung().name(),
         runner: match served.rung() {
             _ if served.graph() => "graph",
@@ -224,95 +235,87 @@ fn row(served: &Served, figures: Figures, eager: Option<Rival>) -> Row {
             _ => "artifact",
         },
         program: served.program().id,
-        padding: padding(served),
+        padding: padding(&served),
         bucket: served.program().sizes.clone(),
         request: served.request(),
-        figures,
+        ratio: eager
+            .as_ref()
+            .map(|eager| eager.figures.median / own.median),
+        figures: own,
         eager,
-        ratio,
-    }
+    })
 }
 
-/// Returns the part of the elements that were computed which nobody asked for.
+/// Returns the share of padding among the computed elements.
 fn padding(served: &Served) -> f64 {
     let product = |sizes: &Sizes| sizes.values().map(|&size| size as f64).product::<f64>();
     let wasted = |bucket| 1.0 - product(&served.request()) / product(bucket);
     served.bucket().map_or(0.0, wasted)
 }
 
-/// Returns the module's programs as their exported graphs, which share the model's weights; none where none has one.
+/// Returns the module's exported graphs as a model that shares the weights; none where no program has a graph.
 fn eager(
     store: &Store,
     runtime: &Runtime,
     model: &str,
     programs: &[&Program],
 ) -> Result<Option<Model>> {
-    let exported: Vec<Program> = programs
-        .iter()
-        .filter(|program| program.eager.is_some())
-        .map(|&program| Program {
-            steps: Vec::new(),
-            ..program.clone()
-        })
-        .collect();
+    let exported = programs.iter().filter(|program| program.eager.is_some());
+    let exported = exported.map(|&program| Program {
+        steps: Vec::new(),
+        ..program.clone()
+    });
+    let exported: Vec<Program> = exported.collect();
     if exported.is_empty() {
-        note("no eager figures: no program of the module has an exported graph");
+        note!("no eager figures: no program of the module has an exported graph");
         return Ok(None);
     }
     let (name, release) = split_model(model);
     let release = store.releases().get(name, release)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
-    let loaded = runtime.load_programs(
+    let (weights, aliases) = (release.weights, release.aliases);
+    Ok(Some(runtime.load_programs(
         name,
         exported,
         &release.shims,
-        release.weights,
-        release.aliases,
-    )?;
-    Ok(Some(loaded))
+        weights,
+        aliases,
+    )?))
 }
 
-/// Returns what is asked for: the sizes of `--at`, or each bucket's once, and a program that takes such inputs.
+/// Returns the sizes of `--at`, or each bucket's once, each with a program that takes such inputs.
 fn requests<'a>(programs: &[&'a Program], at: &[Sizes]) -> Result<Vec<(&'a Program, Sizes)>> {
-    let names = |program: &Program| -> Vec<String> {
-        let inputs = program.inputs.iter();
-        inputs.map(|input| input.name.clone()).collect()
-    };
-    let mut seen = BTreeSet::new();
-    let mut requests = Vec::new();
     if at.is_empty() {
-        for &program in programs {
-            let request = (names(program), program.sizes.clone());
-            if seen.insert(request) {
-                requests.push((program, program.sizes.clone()));
-            }
-        }
-        return Ok(requests);
-    }
-    for sizes in at {
-        let mut named = programs
+        let names = |program: &Program| -> Vec<String> {
+            let inputs = program.inputs.iter();
+            inputs.map(|input| input.name.clone()).collect()
+        };
+        let mut seen = BTreeSet::new();
+        let buckets = programs
             .iter()
-            .filter(|program| program.sizes.keys().eq(sizes.keys()));
-        // Its own bucket's, where it is one's.
+            .filter(|program| seen.insert((names(program), &program.sizes)));
+        return Ok(buckets
+            .map(|program| (*program, program.sizes.clone()))
+            .collect());
+    }
+    let request = |sizes: &Sizes| {
+        let mut named = (programs.iter()).filter(|program| program.sizes.keys().eq(sizes.keys()));
+        // The program of this bucket, if there is one.
         let own = named.clone().find(|program| program.sizes == *sizes);
         let Some(&program) = own.or_else(|| named.next()) else {
             let known: BTreeSet<String> = programs.iter().map(|p| bucket_name(&p.sizes)).collect();
             let known: Vec<String> = known.into_iter().collect();
-            return Err(Usage {
-                message: format!(
-                    "`--at {}` does not name the module's dimensions",
-                    bucket_name(sizes)
-                ),
-                hint: format!("say a size for each, as one of {}", known.join("; ")),
-            }
-            .into());
+            let at = bucket_name(sizes);
+            let message = format!("`--at {at}` does not name the module's dimensions");
+            let hint = format!("say a size for each, as one of {}", known.join("; "));
+            return Err(Usage::new(message, hint).into());
         };
-        requests.push((program, sizes.clone()));
-    }
-    Ok(requests)
+        Ok((program, sizes.clone()))
+    };
+    at.iter().map(request).collect()
 }
 
-fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
+fn print(against: bool, context: &Context, rows: &[BenchRow]) -> Result<()> {
     let mut columns = vec![
         Column::left("request", 0),
         Column::left("bucket", 3),
@@ -325,7 +328,7 @@ fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
         Column::right("replay", 6),
         Column::right("calls/s", 1),
     ];
-    if args.against.is_some() {
+    if against {
         columns.extend([
             Column::right("eager", 0),
             Column::right("eager p99", 4),
@@ -334,7 +337,7 @@ fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
         ]);
     }
     let or = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
-    let cells = |row: &Row| {
+    let cells = |row: &BenchRow| {
         let mut cells = vec![
             bucket_name(&row.request),
             bucket_name(&row.bucket),
@@ -347,7 +350,7 @@ fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
             or(row.figures.replay.map(micros)),
             format!("{:.0}", row.figures.throughput),
         ];
-        if args.against.is_some() {
+        if against {
             let eager = row.eager.as_ref().map(|eager| &eager.figures);
             cells.extend([
                 or(eager.map(|eager| micros(eager.median))),
@@ -358,11 +361,8 @@ fn print(args: &BenchArgs, context: &Context, rows: &[Row]) -> Result<()> {
         }
         cells
     };
-    table::print(
-        &context.out,
-        &columns,
-        rows.iter().map(|row| Ok(cells(row))),
-    )?;
+    let rows = rows.iter().map(cells).map(Ok);
+    table::print(&context.out, &columns, rows)?;
     Ok(())
 }
 

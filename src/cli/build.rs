@@ -1,4 +1,4 @@
-//! `precast build`: makes whatever is missing.
+//! `precast build`: makes the programs that the store lacks.
 
 mod summary;
 
@@ -14,9 +14,7 @@ use anyhow::Result;
 #[cfg(test)]
 pub(super) use self::summary::Last;
 pub(super) use self::summary::{EAGER, PADDING};
-use super::{
-    Context, exit::Usage, internal, printer::note, progress, python::PythonArgs, text, trace,
-};
+use super::{Context, exit::Usage, internal, progress, python::PythonArgs, text, trace};
 use crate::{
     build::{self, BuildError, Launcher, scratch},
     plan::Request,
@@ -24,7 +22,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct BuildArgs {
     #[command(flatten)]
     pub(super) spec: SpecArgs,
     #[command(flatten)]
@@ -32,25 +30,25 @@ pub(super) struct Args {
     /// How many workers compile at once [default: by cores and memory]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
-    /// What each worker may take of memory, as `6GiB` [default: what the machine has, for all of them together]
+    /// The most memory of one worker, as `6GiB` [default: the machine's memory, for all workers]
     #[arg(long, value_name = "SIZE", value_parser = super::gc::bytes)]
     memory: Option<u64>,
-    /// How long one capture, compile or check may take [default: from 15 minutes for a check to 2 hours for a compile]
+    /// The most time of one capture, compile or check [default: from 15 minutes for a check to 2 hours for a compile]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
     /// Fail instead of compiling
     #[arg(long)]
     locked: bool,
-    /// Say what would be done, and do nothing
+    /// Print the plan, and build nothing
     #[arg(long)]
     dry_run: bool,
-    /// Write what every worker did when as a Chrome trace, for chrome://tracing or Perfetto
+    /// Write the work of every worker as a Chrome trace, for chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Publish the result under this name, complete or not at all
     #[arg(long, value_name = "NAME")]
     release: Option<String>,
-    /// Publish a release even if nothing answers this module; may be repeated
+    /// Publish a release even if this module has no program; may be repeated
     #[arg(long, value_name = "MODULE")]
     without: Vec<String>,
     /// Publish a release even if it lacks programs or eager that the newest one has
@@ -58,7 +56,7 @@ pub(super) struct Args {
     allow_lost: bool,
 }
 
-/// Which spec: its place on the command line, or `-f`.
+/// The path of the spec: an argument, or `-f`.
 #[derive(clap::Args)]
 pub(super) struct SpecFile {
     /// The spec
@@ -79,7 +77,7 @@ impl SpecFile {
     }
 }
 
-/// Which spec, and how much of it.
+/// The spec, and the programs of it.
 #[derive(clap::Args)]
 pub(super) struct SpecArgs {
     #[command(flatten)]
@@ -91,7 +89,8 @@ pub(super) struct SpecArgs {
     /// are TOML, quotes around a word can be left out. May be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub(super) set: Vec<String>,
-    /// Try several option sets for every program, and keep the fastest one that passes; takes several times as long
+    /// Try several option sets for every program, and keep the fastest that passes its gate; takes several times as
+    /// long
     #[arg(long)]
     pub(super) tune: bool,
 }
@@ -106,7 +105,7 @@ impl SpecArgs {
     }
 }
 
-/// Returns what this program is started with to check a candidate: with the torch that compiles it.
+/// Returns the arguments of the process that checks candidates, under the torch that compiles them.
 pub(super) fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     let mut args = vec![OsString::from(internal::GATE)];
     if !launcher.replaces_worker {
@@ -118,7 +117,7 @@ pub(super) fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     args
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     if args.dry_run {
         return super::plan::show(&args.spec, &args.python, context);
     }
@@ -152,12 +151,12 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let progress = progress::reporter(context);
     let traced = trace::Traced::new(progress.as_ref());
     let result = build::build(&options, &traced);
-    progress.finish();
     if let Some(path) = &args.trace {
         traced.write(path)?;
     }
+    drop(progress);
     let summary = result?;
-    summary::tell(&summary, context)?;
+    summary::print(&summary, context)?;
     if !summary.unanswered.is_empty() {
         let modules = summary.unanswered.clone();
         return Err(BuildError::Unanswered { modules }.into());
@@ -167,14 +166,11 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         return Err(BuildError::Lost { programs }.into());
     }
     let (failed, raised) = summary.failed();
-    match raised {
-        0 => Ok(0),
-        _ => Err(BuildError::Failed {
-            failed,
-            total: summary.programs.len(),
-        }
-        .into()),
+    if raised > 0 {
+        let total = summary.programs.len();
+        return Err(BuildError::Failed { failed, total }.into());
     }
+    Ok(0)
 }
 
 /// Refuses names of modules that the spec does not have.
@@ -186,23 +182,22 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
         titles.contains(name) || spec.modules.iter().any(|module| module.name == **name)
     };
     match names.iter().find(|name| !known(name)) {
-        Some(name) => Err(Usage {
-            message: format!("the spec has no module `{name}`"),
-            hint: format!("it has {}", titles.join(", ")),
-        }),
+        Some(name) => {
+            let message = format!("the spec has no module `{name}`");
+            Err(Usage::new(message, format!("it has {}", titles.join(", "))))
+        }
         None => Ok(()),
     }
 }
 
 /// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.
-pub(super) fn note_swept(context: &Context, dry_run: bool) {
+pub(super) fn note_swept(dry_run: bool) {
     let swept = scratch::sweep(&std::env::temp_dir(), scratch::BUILD, dry_run);
-    if swept.is_empty() || context.quiet {
-        return;
+    if !swept.is_empty() {
+        let folders = text::count(swept.len(), "folder");
+        let done = if dry_run { "would remove" } else { "removed" };
+        note!("{done} {folders} of builds that were killed");
     }
-    let folders = text::count(swept.len() as u64, "folder");
-    let what = if dry_run { "would remove" } else { "removed" };
-    note(format_args!("{what} {folders} of builds that were killed"));
 }
 
 pub(super) fn default_jobs() -> usize {
@@ -210,7 +205,7 @@ pub(super) fn default_jobs() -> usize {
     jobs_for(cores, build::machine_memory())
 }
 
-/// One worker per core, as far as memory goes: a worker with torch and a model takes gigabytes.
+/// Returns one worker per core, or fewer where memory is short: a worker with torch and a model takes gigabytes.
 fn jobs_for(cores: usize, memory: Option<u64>) -> usize {
     const PER_WORKER: u64 = 3 << 30;
     let fit = memory.map_or(u64::MAX, |bytes| bytes / PER_WORKER);

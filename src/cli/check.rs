@@ -1,4 +1,4 @@
-//! `precast check`: what will break, why, and what to write instead, before anything is built.
+//! `precast check`: reports code that will break, with the reason and a fix, before a build.
 
 mod print;
 
@@ -17,7 +17,6 @@ use super::{
     Context,
     build::{SpecFile, default_jobs},
     exit::{self, Usage},
-    printer::note,
     python::PythonArgs,
     text::plain,
 };
@@ -32,24 +31,24 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct CheckArgs {
     #[command(flatten)]
     file: SpecFile,
     #[command(flatten)]
     python: PythonArgs,
-    /// Look at every submodule too, not only at the modules of the spec
+    /// Check every submodule too, not only the modules of the spec
     #[arg(long)]
     all: bool,
-    /// Say what torch.compile would compile again for, by guard and by line; takes several times as long
+    /// Report the guards for which torch.compile would compile again, with their lines; takes several times as long
     #[arg(long)]
     recompiles: bool,
-    /// Say what each bucket costs at least: FLOPs, bytes, and the time that this machine needs for them
+    /// Report the least cost of each bucket: FLOPs, bytes, and the time that this machine needs for them
     #[arg(long)]
     cost: bool,
-    /// Sizes that requests have, to say how much of the work is padding: a JSON list, or an object of lists by dimension
+    /// Sizes of requests, to report the share of padding: a JSON list, or an object of lists by dimension
     #[arg(long, value_name = "FILE")]
     sizes: Option<PathBuf>,
-    /// End with 1 if there is a finding of at least this severity
+    /// Exit with 1 if there is a finding of at least this severity
     #[arg(long, value_enum, default_value_t = FailOn::High, value_name = "SEVERITY")]
     fail_on: FailOn,
 }
@@ -71,7 +70,7 @@ impl From<FailOn> for Severity {
     }
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
     let spec = Spec::load(args.file.path())?;
     let padding = match &args.sizes {
         Some(file) => sizes::padding(&buckets(&spec), &sizes::RequestSizes::read(file)?)?,
@@ -86,22 +85,18 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         cost: args.cost,
         cancel: Arc::clone(&context.cancel),
     };
-    let say = |text: &str| {
-        if !context.quiet {
-            note(format_args!("{} {}", "note:".cyan().bold(), plain(text)));
-        }
-    };
+    let say = |text: &str| note!("{} {}", "note:".cyan().bold(), plain(text));
     let begin = |module: &str| {
         if context.verbose > 0 {
-            note(format_args!("{} {module}", "checking".cyan()));
+            note!("{} {module}", "checking".cyan());
         }
     };
     let modules = build::check(&options, &say, &begin)?;
     let torch = options.launcher.torch.as_deref();
     let store = store(context);
     let forecast = build::forecast(&spec, store.as_ref(), &modules, default_jobs(), torch)?;
+    let modules = modules.into_iter();
     let modules: Vec<_> = modules
-        .into_iter()
         .map(|module| ModuleChecks::new(module, &spec))
         .collect();
     let found = rows(&modules);
@@ -109,70 +104,70 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let counts =
         |row: &FindingRow<'_>| row.needed && row.allowed.is_none() && row.finding.severity >= least;
     let failed = found.iter().any(counts);
-    let unused: Vec<Allow> = (spec.allowed.iter())
-        .filter(|allow| !found.iter().any(|row| is_about(allow, row.finding)))
-        .cloned()
-        .collect();
+    let used = |allow: &&Allow| found.iter().any(|row| is_about(allow, row.finding));
+    let unused = spec.allowed.iter().filter(|allow| !used(allow)).cloned();
     let checks = Checks {
         model: spec.model.name.clone(),
         failed,
+        unused: unused.collect(),
         modules,
-        unused,
         build: forecast,
         padding,
     };
-    match context.out.json() {
-        true => context.out.document(&checks)?,
-        false => print::print(&checks, context)?,
+    if context.out.json() {
+        context.out.document(&checks)?;
+    } else {
+        print::print(&checks, context)?;
     }
-    for allow in &checks.unused {
+    for Allow {
+        finding, function, ..
+    } in &checks.unused
+    {
+        let function = function.iter().map(|function| format!(" in `{function}`"));
+        let function: String = function.collect();
+        let allow = "of [[check.allow]] allows";
         exit::warning(&format!(
-            "nothing is found that `{}`{} of [[check.allow]] allows",
-            allow.finding,
-            (allow.function.as_ref()).map_or(String::new(), |function| format!(" in `{function}`"))
+            "nothing is found that `{finding}`{function} {allow}"
         ));
     }
-    Ok(if failed { exit::FAILED } else { 0 })
+    Ok(exit::code(!failed))
 }
 
-/// Reads what earlier checks printed.
+/// Reads the JSON documents of earlier checks.
 pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Checks>> {
     let read = |path: &PathBuf| {
-        let text =
-            std::fs::read(path).with_context(|| format!("can't use `{}`", path.display()))?;
-        let checks = checks::parse(&text).ok_or_else(|| Usage {
-            message: format!(
-                "`{}` is not what this `precast check` prints",
-                path.display()
-            ),
-            hint: "make it with `precast check --format json`".to_owned(),
-        })?;
-        Ok(checks)
+        let shown = path.display();
+        let text = std::fs::read(path).with_context(|| format!("can't use `{shown}`"))?;
+        let hint = "make it with `precast check --format json`";
+        let other = || {
+            Usage::new(
+                format!("`{shown}` is not what this `precast check` prints"),
+                hint,
+            )
+        };
+        Ok(checks::parse(&text).ok_or_else(other)?)
     };
     files.iter().map(read).collect()
 }
 
-/// Returns the store, if there is one that can be read: what a check finds does not depend on it.
+/// Returns the store, if it can be read. The findings do not depend on it.
 fn store(context: &Context) -> Option<Store> {
-    match context.store.exists() {
-        true => crate::inspect::open(&context.store, context.options())
-            .ok()
-            .map(|(store, _)| store),
-        false => None,
-    }
+    let store = context
+        .store
+        .exists()
+        .then(|| crate::inspect::open(&context.store, context.options()));
+    Some(store?.ok()?.0)
 }
 
-/// Returns the sizes that the buckets of all modules have, by dimension and in order.
+/// Returns the sizes of all buckets by dimension, in ascending order.
 fn buckets(spec: &Spec) -> BTreeMap<String, Vec<u64>> {
     let mut found: BTreeMap<String, BTreeSet<u64>> = BTreeMap::new();
     for (dim, size) in spec.modules.iter().flat_map(|one| &one.buckets).flatten() {
-        found
-            .entry(dim.clone())
-            .or_default()
-            .insert(size.unsigned_abs());
+        let sizes = found.entry(dim.clone()).or_default();
+        sizes.insert(size.unsigned_abs());
     }
-    found
+    let sorted = found
         .into_iter()
-        .map(|(dim, sizes)| (dim, sizes.into_iter().collect()))
-        .collect()
+        .map(|(dim, sizes)| (dim, sizes.into_iter().collect()));
+    sorted.collect()
 }

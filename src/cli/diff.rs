@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{
     Context,
-    exit::{AGAIN, Missing, Usage},
+    exit::{Missing, Usage},
     name,
     text::count,
 };
@@ -19,7 +19,7 @@ use crate::{
         diff::{self, Keys, Programs, Sets},
         graph::{self, Graph},
     },
-    record::{Program, Release},
+    record::{Program, Release, split_model},
     store::{Found, Store},
 };
 
@@ -28,10 +28,10 @@ use crate::{
     after_help = "An ID stands for a program or an artifact, `MODEL@3` or `MODEL@NAME` for a release, `MODEL` \
     for the newest one, and a folder for a store."
 )]
-pub(super) struct Args {
+pub(super) struct DiffArgs {
     /// An ID, a program as "MODULE BUCKET", a release or a store
     a: String,
-    /// What to compare it with
+    /// The other one
     b: String,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub(super) enum Document<'a> {
+pub(super) enum DiffDocument<'a> {
     /// Of two programs or two artifacts.
     Keys {
         #[cfg_attr(test, schemars(extend("enum" = ["program", "artifact"])))]
@@ -61,13 +61,13 @@ pub(super) enum Document<'a> {
 }
 
 enum Side {
-    /// `program` or `artifact`, and its explained key.
+    /// `program` or `artifact`, its explained key, and the program.
     Key(&'static str, Value, Option<Box<Program>>),
     Release(Box<Release>, Programs),
     Store(Store),
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &DiffArgs, context: &Context) -> Result<u8> {
     let (a, b) = (side(&args.a, context)?, side(&args.b, context)?);
     match (&a, &b) {
         (Side::Key(a, old, one), Side::Key(b, new, two)) if a == b => {
@@ -90,8 +90,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         }
         _ => {
             let message = format!("can't compare {} with {}", what(&a), what(&b));
-            let hint = "compare two of a kind: programs, artifacts, releases or stores".to_owned();
-            return Err(Usage { message, hint }.into());
+            let hint = "compare two of a kind: programs, artifacts, releases or stores";
+            return Err(Usage::new(message, hint).into());
         }
     }
     Ok(0)
@@ -115,25 +115,13 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         return Ok(Side::Store(store));
     }
     let store = context.look()?;
-    let (model, which) = match text.split_once('@') {
-        Some((model, which)) => (model, Some(which)),
-        None => (text, None),
-    };
-    if which.is_some()
-        || store
-            .releases()
-            .models()?
-            .iter()
-            .any(|known| known == model)
-    {
+    let (model, which) = split_model(text);
+    if which.is_some() || store.models()?.iter().any(|known| known == model) {
         let release = name::release(&store, text)?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));
     }
-    let gone = || Missing {
-        message: format!("`{text}` went away while it was read"),
-        hint: AGAIN.to_owned(),
-    };
+    let gone = || Missing::removed(text);
     Ok(match name::find(&store, text)? {
         Found::Program(id) => {
             let program = store.records().program(&id)?.ok_or_else(gone)?;
@@ -145,18 +133,15 @@ fn side(text: &str, context: &Context) -> Result<Side> {
         }
         Found::Failure(_) | Found::Object(_) => {
             let message = format!("`{text}` is neither a program nor an artifact: it has no key");
-            return Err(Usage {
-                message,
-                hint: "`precast ls` lists programs, `precast ls --artifacts` artifacts".to_owned(),
-            }
-            .into());
+            let hint = "`precast ls` lists programs, `precast ls --artifacts` artifacts";
+            return Err(Usage::new(message, hint).into());
         }
     })
 }
 
 fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) -> Result<()> {
     if context.out.json() {
-        return context.out.document(&Document::Keys {
+        return context.out.document(&DiffDocument::Keys {
             of: kind,
             keys,
             graph,
@@ -174,7 +159,7 @@ fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) 
     if context.verbose > 0 || keys.reasons.is_empty() {
         context.out.line("")?;
         for field in &keys.fields {
-            context.out.line(format_args!("  {field}"))?;
+            writeln!(context.out, "  {field}")?;
         }
     }
     Ok(())
@@ -183,41 +168,38 @@ fn show_keys(kind: &str, keys: &Keys, graph: Option<&Graph>, context: &Context) 
 fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
-        return out.document(&Document::Sets {
+        return out.document(&DiffDocument::Sets {
             of: kind,
             sets,
             same_weights,
         });
     }
     for gone in &sets.removed {
-        out.line(format_args!(
+        writeln!(
+            out,
             "{} {} {}",
             "-".red(),
             gone.name,
             gone.id.short().dimmed()
-        ))?;
+        )?;
     }
     for new in &sets.added {
-        out.line(format_args!(
+        writeln!(
+            out,
             "{} {} {}",
             "+".green(),
             new.name,
             new.id.short().dimmed()
-        ))?;
+        )?;
     }
     for changed in &sets.changed {
         let ids = format!("{} -> {}", changed.old.short(), changed.new.short());
-        out.line(format_args!(
-            "{} {} {}",
-            "~".yellow(),
-            changed.name,
-            ids.dimmed()
-        ))?;
+        writeln!(out, "{} {} {}", "~".yellow(), changed.name, ids.dimmed())?;
         for reason in &changed.reasons {
-            out.line(format_args!("    {reason}"))?;
+            writeln!(out, "    {reason}")?;
         }
         if let Some(graph) = &changed.graph {
-            out.line(format_args!("    {graph}"))?;
+            writeln!(out, "    {graph}")?;
         }
     }
     match same_weights {
@@ -225,11 +207,12 @@ fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Cont
         Some(false) => out.line("the weights differ")?,
         None => {}
     }
-    out.line(format_args!(
+    writeln!(
+        out,
         "{} the same, {} changed, {} added, {} removed",
         count(sets.same, "program"),
         sets.changed.len(),
         sets.added.len(),
         sets.removed.len()
-    ))
+    )
 }

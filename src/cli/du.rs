@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::{
     Context,
-    printer::note,
     table::{self, Column},
     text::bytes,
 };
@@ -17,8 +16,8 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
-    /// What to add up by
+pub(super) struct DuArgs {
+    /// The rows of the sum
     #[arg(long, value_enum, default_value_t = By::Model)]
     by: By,
 }
@@ -35,14 +34,14 @@ enum By {
 /// `precast du --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct DuDocument {
     by: By,
     #[serde(flatten)]
     usage: DiskUsage,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
-    // Opened as gc does: what a live process holds is not reclaimable.
+pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
+    // Opened as gc does: objects that a live process holds are not reclaimable.
     let store = match context.open() {
         Ok(store) => store,
         Err(_) => context.look()?,
@@ -54,22 +53,20 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     };
     let usage = usage::usage(&store, by)?;
     if context.out.json() {
-        context.out.document(&Document { by: args.by, usage })?;
+        context.out.document(&DuDocument { by: args.by, usage })?;
         return Ok(0);
     }
     if usage.total.objects == 0 {
-        note("the store is empty");
+        note!("the store is empty");
         return Ok(0);
     }
+    let by = match args.by {
+        By::Model => "MODEL",
+        By::Module => "MODULE",
+        By::Release => "RELEASE",
+    };
     let columns = [
-        Column::left(
-            match args.by {
-                By::Model => "MODEL",
-                By::Module => "MODULE",
-                By::Release => "RELEASE",
-            },
-            0,
-        ),
+        Column::left(by, 0),
         Column::right("OBJECTS", 4),
         Column::right("LOGICAL", 3),
         Column::right("CONTENT", 2),
@@ -97,15 +94,14 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     let rows = groups.chain(rest).chain(copies).chain([total]).map(Ok);
     table::print(&context.out, &columns, rows)?;
     match usage.total.reclaimable {
-        _ if context.quiet => {}
-        0 => note(
+        0 => note!(
             "everything is held by a release: `precast gc --keep-releases 1 --unreleased --dry-run` \
-             lists what only older ones need",
+             lists what only older ones need"
         ),
-        some => note(format_args!(
-            "{} can go: `precast gc --unreleased --dry-run` lists it",
-            bytes(some)
-        )),
+        some => {
+            let some = bytes(some);
+            note!("{some} can go: `precast gc --unreleased --dry-run` lists it");
+        }
     }
     Ok(0)
 }

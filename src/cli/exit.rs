@@ -8,7 +8,7 @@
 //! | 3 | not in the store |
 //! | 4 | built for another target than this host; the torch of a build is untried or missing |
 //! | 70 | a bug |
-//! | 130 | interrupted; what was finished is kept |
+//! | 130 | interrupted; finished artifacts are kept |
 
 use std::{
     any::Any,
@@ -20,10 +20,7 @@ use anyhow::Error;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::{
-    printer::{self, note},
-    trusted,
-};
+use super::{printer, trusted};
 use crate::runtime::{RuntimeError, command::tensors::TensorFileError};
 use crate::{
     Digest,
@@ -45,8 +42,15 @@ pub(super) const INTERRUPTED: u8 = 130;
 
 const PLEASE_REPORT: &str = "this is a bug of precast: please report it";
 
-/// What to do when something was removed between two looks at it.
-pub(super) const AGAIN: &str = "a collection may be at work: run the command again";
+/// The hint for an object that was removed after it was found.
+pub(super) const AGAIN: &str = "`precast gc` may be running: run the command again";
+
+/// Prints a formatted line to stderr, under `--quiet` too.
+macro_rules! message {
+    ($($text:tt)*) => {
+        printer::message(format_args!($($text)*))
+    };
+}
 
 /// A mistake in how a command was called that clap can't see.
 #[derive(Debug, thiserror::Error)]
@@ -56,12 +60,31 @@ pub(super) struct Usage {
     pub(super) hint: String,
 }
 
-/// Something asked for by name that is not in the store.
+impl Usage {
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (message, hint) = (message.into(), hint.into());
+        Self { message, hint }
+    }
+}
+
+/// An object named on the command line that the store does not have.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(super) struct Missing {
     pub(super) message: String,
     pub(super) hint: String,
+}
+
+impl Missing {
+    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        let (message, hint) = (message.into(), hint.into());
+        Self { message, hint }
+    }
+
+    /// Returns the error for an object that was removed after it was found.
+    pub(super) fn removed(text: &str) -> Self {
+        Self::new(format!("`{text}` was removed while it was read"), AGAIN)
+    }
 }
 
 /// An error: the last line of stderr with `--format json`.
@@ -73,9 +96,9 @@ pub(super) struct Report {
     hint: String,
     /// The exit code.
     code: u8,
-    /// The line of the user's own code that it is about.
+    /// The line of the user's own code that caused it.
     location: Option<String>,
-    /// Why, the nearest cause first.
+    /// Its causes, the nearest first.
     causes: Vec<String>,
     /// The last lines that a worker printed.
     log: Vec<String>,
@@ -107,21 +130,27 @@ pub(super) struct Warning<'a> {
     hint: Option<&'a str>,
 }
 
-/// Runs `body` and returns its exit code: that of a bug where it panics.
+/// Returns the exit code of a check.
+pub(super) fn code(passed: bool) -> u8 {
+    if passed { 0 } else { FAILED }
+}
+
+/// Runs `body` and returns its exit code; [`BUG`] where it panics.
 pub(super) fn guarded(body: impl FnOnce() -> u8) -> u8 {
     let panic = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(body)) {
         Ok(code) => return code,
         Err(panic) => panic,
     };
     // The standard hook has printed the panic itself.
-    match printer::json() {
-        true => printer::say(&Report {
+    if printer::json() {
+        printer::say(&Report {
             error: panicked(&*panic).to_owned(),
             hint: PLEASE_REPORT.to_owned(),
             code: BUG,
             ..Report::default()
-        }),
-        false => tell_hint(PLEASE_REPORT),
+        })
+    } else {
+        tell_hint(PLEASE_REPORT)
     }
     BUG
 }
@@ -133,7 +162,7 @@ fn panicked(panic: &(dyn Any + Send)) -> &str {
     text.unwrap_or("a panic without a message")
 }
 
-/// Prints what clap has to say and returns its code: 0 for `--help`, 2 for a mistake.
+/// Prints the help or the error of clap, and returns its code: 0 for `--help`, 2 for a mistake.
 pub(super) fn usage(error: &clap::Error) -> u8 {
     if !error.use_stderr() {
         let _ = error.print();
@@ -170,13 +199,14 @@ pub(super) fn report(error: &Error) -> u8 {
     let spec = error.downcast_ref::<SpecError>().or(marked);
     if let (false, Some(errors)) = (printer::json(), spec) {
         // With source lines and carets below them.
-        printer::verbatim_note(errors.render());
+        printer::verbatim_message(errors.render());
         return USAGE;
     }
     let report = Report::of(error, spec);
-    match printer::json() {
-        true => printer::say(&report),
-        false => report.print(),
+    if printer::json() {
+        printer::say(&report)
+    } else {
+        report.print()
     }
     report.code
 }
@@ -191,7 +221,7 @@ impl Report {
         let mut causes = Vec::new();
         for cause in error.chain().skip(1) {
             let text = cause.to_string();
-            // A transparent error repeats what it wraps.
+            // A transparent error has the text of its cause.
             if !seen.contains(&text) {
                 seen.clone_from(&text);
                 causes.push(text);
@@ -215,22 +245,20 @@ impl Report {
     }
 
     fn print(&self) {
-        note(format_args!("{} {}", "error:".red().bold(), self.error));
+        message!("{} {}", "error:".red().bold(), self.error);
         if let Some(place) = &self.location {
-            note(format_args!("  {} {place}", "-->".cyan()));
+            message!("  {} {place}", "-->".cyan());
         }
         for text in &self.causes {
-            note(format_args!("  {} {text}", "caused by:".dimmed()));
+            message!("  {} {text}", "caused by:".dimmed());
         }
         for line in &self.log {
-            note(format_args!("  {} {line}", "log:".dimmed()));
+            message!("  {} {line}", "log:".dimmed());
         }
         tell_hint(&self.hint);
         if let Some(log) = &self.stack {
             let log = log.short();
-            note(format_args!(
-                "      `precast log {log}` prints the Python stack"
-            ));
+            message!("      `precast log {log}` prints the Python stack");
         }
     }
 }
@@ -247,17 +275,17 @@ impl Mistake {
     }
 }
 
-/// Prints what to do.
+/// Prints an instruction for the user.
 pub(super) fn tell_hint(hint: &str) {
-    note(format_args!("{} {hint}", "hint:".cyan().bold()));
+    message!("{} {hint}", "hint:".cyan().bold());
 }
 
-/// Prints what is wrong with a part that does not stop the rest.
+/// Prints an error that does not stop the command as a warning.
 pub(super) fn warn(error: &StoreError) {
     tell_warning(&error.to_string(), Some(error.hint()));
 }
 
-/// Prints one line that is no error.
+/// Prints a warning.
 pub(super) fn warning(text: &str) {
     tell_warning(text, None);
 }
@@ -267,30 +295,32 @@ pub(super) fn tell_warning(warning: &str, hint: Option<&str>) {
     if printer::json() {
         return printer::say(&Warning { warning, hint });
     }
-    note(format_args!("{} {warning}", "warning:".yellow().bold()));
+    message!("{} {warning}", "warning:".yellow().bold());
     if let Some(hint) = hint {
         tell_hint(hint);
     }
 }
 
-/// Returns the line of the user's own code that an error of the worker is about.
-fn place(cause: &(dyn std::error::Error + 'static)) -> Option<String> {
+type Cause = dyn std::error::Error + 'static;
+
+/// Returns the line of the user's own code that caused an error of the worker.
+fn place(cause: &Cause) -> Option<String> {
     match cause.downcast_ref::<BuildError>()? {
         BuildError::Worker(error) | BuildError::Model { error, .. } => error.location.clone(),
         _ => None,
     }
 }
 
-/// Returns where the store keeps the Python stack of an error that no program has the log of.
-fn kept_log(cause: &(dyn std::error::Error + 'static)) -> Option<Digest> {
+/// Returns the log with the Python stack of an error that belongs to no program.
+fn kept_log(cause: &Cause) -> Option<Digest> {
     match cause.downcast_ref::<BuildError>()? {
         BuildError::Model { log, .. } => Some(*log),
         _ => None,
     }
 }
 
-/// Returns the last output of a worker whose error ended the whole build: no program has the log.
-fn last_words<'a>(cause: &'a (dyn std::error::Error + 'static)) -> Option<Vec<&'a str>> {
+/// Returns the last output of a worker whose error ended the build.
+fn last_words(cause: &Cause) -> Option<Vec<&str>> {
     const LINES: usize = 12;
     let error = cause.downcast_ref::<BuildError>()?;
     let ended = matches!(
@@ -313,62 +343,44 @@ fn closed_pipe(error: &Error) -> bool {
     })
 }
 
-/// Returns the exit code of an error, and what to do about it: every error has something.
+/// Returns the exit code of an error, and a hint for the user. Every error has one.
 fn classify(error: &Error) -> (u8, String) {
-    for cause in error.chain() {
-        if let Some(usage) = cause.downcast_ref::<Usage>() {
-            return (USAGE, usage.hint.clone());
-        }
-        if let Some(missing) = cause.downcast_ref::<Missing>() {
-            return (MISSING, missing.hint.clone());
-        }
-        if let Some(error) = cause.downcast_ref::<BuildError>() {
-            return (build(error), error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<PlanError>() {
-            return (plan(error), error.hint());
-        }
-        if let Some(error) = cause.downcast_ref::<StoreError>() {
-            let hint = match error {
-                StoreError::Stranger { path, .. } => trusted::hint(path),
-                other => other.hint().to_owned(),
-            };
-            return (store(error), hint);
-        }
-        if let Some(error) = cause.downcast_ref::<ExternalError>() {
-            let code = match error {
-                ExternalError::Malformed { .. } | ExternalError::TooLarge { .. } => FAILED,
-                _ => USAGE,
-            };
-            return (code, error.hint().to_owned());
-        }
-        if let Some(error) = cause.downcast_ref::<LibraryError>() {
-            let code = match error {
-                LibraryError::Store(error) => store(error),
-                _ => USAGE,
-            };
-            return (code, error.hint().to_owned());
-        }
-        if let Some(error) = cause.downcast_ref::<CountsError>() {
-            return (USAGE, error.hint().to_owned());
-        }
-        if let Some(error) = cause.downcast_ref::<RuntimeError>() {
-            return (runtime(error), error.hint());
-        }
-        if let Some(hint) = (cause.downcast_ref::<SizesError>()).and_then(SizesError::hint) {
-            return (USAGE, hint);
-        }
-        if let Some(error) = cause.downcast_ref::<TensorFileError>() {
-            return (USAGE, error.hint().to_owned());
-        }
-        if let Some(error) = cause.downcast_ref::<io::Error>() {
-            return (USAGE, io_hint(error).to_owned());
-        }
-    }
-    (BUG, PLEASE_REPORT.to_owned())
+    let known = error.chain().find_map(code_and_hint);
+    known.unwrap_or_else(|| (BUG, PLEASE_REPORT.to_owned()))
 }
 
-/// Returns what to do about an error of the operating system outside of a store.
+fn code_and_hint(cause: &Cause) -> Option<(u8, String)> {
+    let answer = if let Some(it) = cause.downcast_ref::<Usage>() {
+        (USAGE, it.hint.clone())
+    } else if let Some(it) = cause.downcast_ref::<Missing>() {
+        (MISSING, it.hint.clone())
+    } else if let Some(it) = cause.downcast_ref::<BuildError>() {
+        (build(it), it.hint())
+    } else if let Some(it) = cause.downcast_ref::<PlanError>() {
+        (plan(it), it.hint())
+    } else if let Some(it) = cause.downcast_ref::<StoreError>() {
+        (store(it), store_hint(it))
+    } else if let Some(it) = cause.downcast_ref::<ExternalError>() {
+        (external(it), it.hint().to_owned())
+    } else if let Some(it) = cause.downcast_ref::<LibraryError>() {
+        (library(it), it.hint().to_owned())
+    } else if let Some(it) = cause.downcast_ref::<CountsError>() {
+        (USAGE, it.hint().to_owned())
+    } else if let Some(it) = cause.downcast_ref::<RuntimeError>() {
+        (runtime(it), it.hint())
+    } else if let Some(it) = cause.downcast_ref::<TensorFileError>() {
+        (USAGE, it.hint().to_owned())
+    } else if let Some(it) = cause.downcast_ref::<io::Error>() {
+        (USAGE, io_hint(it).to_owned())
+    } else {
+        // An error of sizes has no hint of its own where it wraps another error.
+        let sizes = cause.downcast_ref::<SizesError>()?;
+        (USAGE, sizes.hint()?)
+    };
+    Some(answer)
+}
+
+/// Returns the hint for an error of the operating system outside of a store.
 fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::NotFound => "check the path: it is looked up from the current folder",
@@ -379,6 +391,27 @@ fn io_hint(error: &io::Error) -> &'static str {
         ErrorKind::IsADirectory => "name a file",
         ErrorKind::NotADirectory => "name a folder",
         _ => "the operating system refused it; `precast help COMMAND` says what is expected",
+    }
+}
+
+fn store_hint(error: &StoreError) -> String {
+    match error {
+        StoreError::Stranger { path, .. } => trusted::hint(path),
+        other => other.hint().to_owned(),
+    }
+}
+
+fn external(error: &ExternalError) -> u8 {
+    match error {
+        ExternalError::Malformed { .. } | ExternalError::TooLarge { .. } => FAILED,
+        _ => USAGE,
+    }
+}
+
+fn library(error: &LibraryError) -> u8 {
+    match error {
+        LibraryError::Store(error) => store(error),
+        _ => USAGE,
     }
 }
 

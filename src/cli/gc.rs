@@ -6,27 +6,26 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{FAILED, Usage},
-    printer::note,
+    exit::{self, Usage},
     text::{bytes as human, count},
 };
 use crate::store::{Collected, GcPlan, Policy};
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct GcArgs {
     /// Delete programs and artifacts that were not used for this many days
     #[arg(long, value_name = "DAYS")]
     keep_days: Option<u32>,
-    /// Delete what was not used for longest until the store is at most this large, as 20GiB or 500MB
+    /// Delete the least recently used programs until the store is at most this large, as 20GiB or 500MB
     #[arg(long, value_name = "SIZE")]
     max_size: Option<String>,
-    /// Delete what is not in any release
+    /// Delete programs and artifacts that are in no release
     #[arg(long)]
     unreleased: bool,
-    /// How many releases of each model stay, with all that they need; those of equal content count once
+    /// The number of releases of each model to keep, with all that they need; releases of equal content count once
     #[arg(long, value_name = "N", default_value_t = 3)]
     keep_releases: usize,
-    /// Say what would be deleted, and delete nothing
+    /// Print the plan, and delete nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
 }
@@ -34,14 +33,14 @@ pub(super) struct Args {
 /// `precast gc --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct GcDocument<'a> {
     dry_run: bool,
     plan: &'a GcPlan,
-    /// Null when nothing was to be deleted.
+    /// Null for a dry run.
     done: Option<&'a Collected>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &GcArgs, context: &Context) -> Result<u8> {
     let policy = Policy {
         keep_days: args.keep_days,
         max_size: args.max_size.as_deref().map(bytes).transpose()?,
@@ -49,104 +48,82 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         keep_releases: args.keep_releases,
     };
     let store = context.open()?;
-    let (plan, done) = match args.dry_run {
-        true => (store.collector().plan(&policy)?, None),
-        false => {
-            let (plan, done) = store.collector().gc(&policy)?;
-            (plan, Some(done))
-        }
+    let (plan, done) = if args.dry_run {
+        (store.plan_gc(&policy)?, None)
+    } else {
+        let (plan, done) = store.gc(&policy)?;
+        (plan, Some(done))
     };
     if context.out.json() {
-        let dry_run = args.dry_run;
-        let (plan, done) = (&plan, done.as_ref());
-        let document = Document {
-            dry_run,
-            plan,
-            done,
-        };
-        context.out.document(&document)?;
+        context.out.document(&GcDocument {
+            dry_run: args.dry_run,
+            plan: &plan,
+            done: done.as_ref(),
+        })?;
     } else {
         print(&plan, done.as_ref(), context)?;
     }
-    super::build::note_swept(context, args.dry_run);
+    super::build::note_swept(args.dry_run);
     let over = plan.over_limit();
-    if over > 0 && !context.quiet {
-        note(format_args!(
-            "{} {} over the limit are held or released: {}",
-            "warning:".yellow().bold(),
-            human(over),
-            "`--keep-releases` says how many releases stay"
-        ));
+    if over > 0 {
+        let (warning, over) = ("warning:".yellow().bold().to_string(), human(over));
+        let hint = "`--keep-releases` says how many releases stay";
+        note!("{warning} {over} over the limit are held or released: {hint}");
     }
-    Ok(if over > 0 { FAILED } else { 0 })
+    Ok(exit::code(over == 0))
 }
 
 fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<()> {
+    let out = &context.out;
     let text = plan.to_string();
     let (list, _) = text.rsplit_once('\n').unwrap_or(("", ""));
     if !list.is_empty() && (done.is_none() || context.verbose > 0) {
-        context.out.line(list)?;
+        out.line(list)?;
     }
-    let freed = plan.before - plan.after;
-    let counts = |releases, programs, artifacts, objects| {
+    let counts = |[releases, programs, artifacts, objects]: [usize; 4]| {
         [
-            count(releases as u64, "release"),
-            count(programs as u64, "program"),
-            count(artifacts as u64, "artifact"),
-            count(objects as u64, "object"),
+            count(releases, "release"),
+            count(programs, "program"),
+            count(artifacts, "artifact"),
+            count(objects, "object"),
         ]
         .join(", ")
     };
-    match done {
-        None => {
-            if !plan.quarantine.is_empty() {
-                let files = count(plan.quarantine.len() as u64, "damaged file");
-                let bytes = human(plan.quarantine.iter().map(|one| one.bytes).sum());
-                let what = format_args!("would delete {files} of `quarantine/`: {bytes}");
-                context.out.line(what)?;
-            }
-            context.out.line(format_args!(
-                "would delete {}: {} of {}",
-                counts(
-                    plan.releases.len(),
-                    plan.programs.len(),
-                    plan.artifacts.len(),
-                    plan.objects.len()
-                ),
-                human(freed),
-                human(plan.before)
-            ))
+    let before = human(plan.before);
+    let Some(done) = done else {
+        if !plan.quarantine.is_empty() {
+            let files = count(plan.quarantine.len(), "damaged file");
+            let bytes = human(plan.quarantine.iter().map(|one| one.bytes).sum());
+            writeln!(out, "would delete {files} of `quarantine/`: {bytes}")?;
         }
-        Some(done) => {
-            context.out.line(format_args!(
-                "deleted {}: {} of {}",
-                counts(done.releases, done.programs, done.artifacts, done.objects),
-                human(done.bytes),
-                human(plan.before)
-            ))?;
-            if done.damaged > 0 {
-                let files = count(done.damaged as u64, "damaged file");
-                let bytes = human(done.damaged_bytes);
-                let what = format_args!("deleted {files} of `quarantine/`: {bytes}");
-                context.out.line(what)?;
-            }
-            if done.skipped > 0 {
-                context.out.line(format_args!(
-                    "{} were taken into use meanwhile and stay",
-                    done.skipped
-                ))?;
-            }
-            Ok(())
-        }
+        let rows = [
+            plan.releases.len(),
+            plan.programs.len(),
+            plan.artifacts.len(),
+            plan.objects.len(),
+        ];
+        let (all, freed) = (counts(rows), human(plan.before - plan.after));
+        return writeln!(out, "would delete {all}: {freed} of {before}");
+    };
+    let all = counts([done.releases, done.programs, done.artifacts, done.objects]);
+    writeln!(out, "deleted {all}: {} of {before}", human(done.bytes))?;
+    if done.damaged > 0 {
+        let (files, bytes) = (
+            count(done.damaged, "damaged file"),
+            human(done.damaged_bytes),
+        );
+        writeln!(out, "deleted {files} of `quarantine/`: {bytes}")?;
     }
+    if done.skipped > 0 {
+        writeln!(out, "{} came into use meanwhile and stay", done.skipped)?;
+    }
+    Ok(())
 }
 
 /// Reads a size such as `20GiB`, `1.5 GB`, `500M` or a plain number of bytes.
 pub(super) fn bytes(text: &str) -> Result<u64, Usage> {
-    let wrong = || Usage {
-        message: format!("`{text}` is not a size"),
-        hint: "write it as 20GiB, 500MB or a number of bytes".to_owned(),
-    };
+    let hint = "write it as 20GiB, 500MB or a number of bytes";
+    let wrong = || Usage::new(format!("`{text}` is not a size"), hint);
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());

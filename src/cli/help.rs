@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use clap::{CommandFactory, builder::StyledStr};
 use clap_complete::Shell;
 
-use super::{Cli, Context, text::count};
+use super::{Cli, text::count};
 
 /// Headings and the commands under them.
 const GROUPS: [(&str, &[&str]); 4] = [
@@ -29,7 +29,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ("Keeping house", &["release", "gc", "completions", "man"]),
 ];
 
-/// What is asked of a store, and what answers it.
+/// Common questions, each with its commands.
 const QUESTIONS: [(&str, &str); 9] = [
     ("Can this machine build and run?", "doctor"),
     ("Will my model compile?", "check"),
@@ -66,32 +66,21 @@ pub(super) fn command() -> clap::Command {
 fn template(command: &clap::Command) -> StyledStr {
     let styles = command.get_styles();
     let (head, literal) = (styles.get_header(), styles.get_literal());
-    let known: Vec<&clap::Command> = command
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-        .collect();
-    let width = known
+    let width = GROUPS
         .iter()
-        .map(|command| command.get_name().len())
-        .max()
-        .unwrap_or(0);
+        .flat_map(|(_, names)| *names)
+        .map(|name| name.len())
+        .max();
+    let width = width.unwrap_or(0);
     let mut text = String::from("{about}\n\n{usage-heading} {usage}\n");
     for (heading, names) in GROUPS {
-        let members: Vec<_> = names
-            .iter()
-            .filter_map(|name| known.iter().find(|c| c.get_name() == *name))
-            .collect();
-        if members.is_empty() {
-            continue;
-        }
-        text.push_str(&format!("\n{head}{heading}:{head:#}\n"));
-        for member in members {
-            let about = member
-                .get_about()
-                .map(StyledStr::to_string)
-                .unwrap_or_default();
-            let name = format!("{:<width$}", member.get_name());
-            text.push_str(&format!("  {literal}{name}{literal:#}  {about}\n"));
+        text += &format!("\n{head}{heading}:{head:#}\n");
+        for name in names.iter().copied() {
+            let about = command
+                .find_subcommand(name)
+                .and_then(clap::Command::get_about);
+            let about = about.map(StyledStr::to_string).unwrap_or_default();
+            text += &format!("  {literal}{name:<width$}{literal:#}  {about}\n");
         }
     }
     text.push_str(&format!(
@@ -116,7 +105,7 @@ pub(super) fn completions(args: &CompletionsArgs) -> Result<u8> {
 }
 
 /// Writes a page for the program and one for each command.
-pub(super) fn man(args: &ManArgs, context: &Context) -> Result<u8> {
+pub(super) fn man(args: &ManArgs) -> Result<u8> {
     let folder = &args.folder;
     fs::create_dir_all(folder).with_context(|| format!("can't make `{}`", folder.display()))?;
     let mut root = Cli::command();
@@ -138,13 +127,7 @@ pub(super) fn man(args: &ManArgs, context: &Context) -> Result<u8> {
         let path = folder.join(&name);
         fs::write(&path, page).with_context(|| format!("can't write `{}`", path.display()))?;
     }
-    if !context.quiet {
-        super::printer::note(format_args!(
-            "wrote {} to `{}`",
-            count(written, "page"),
-            folder.display()
-        ));
-    }
+    note!("wrote {} to `{}`", count(written, "page"), folder.display());
     Ok(0)
 }
 

@@ -14,7 +14,7 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::text::Draft;
-use super::{Context, exit::Usage, printer::note, python::PythonArgs, text::plain};
+use super::{Context, exit::Usage, python::PythonArgs, text::plain};
 use crate::{
     build::{
         self, DescribeOptions,
@@ -27,27 +27,27 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct InitArgs {
     /// The function that returns the model, as `model:load` for `load` in `model.py`
     #[arg(value_name = "MODULE:CALLABLE")]
     entry: String,
-    /// A function that returns what the model is called with: arguments, or a list of them. Parameters with a number as
-    /// their default are sizes, as in `def samples(batch=1, seq=32)`
+    /// A function that returns the model's arguments, or a list of them. Parameters with a number as their default are
+    /// sizes, as in `def samples(batch=1, seq=32)`
     #[arg(long, value_name = "MODULE:CALLABLE", conflicts_with = "input")]
     sample: Option<String>,
     /// An input, with names for the sizes that vary, as `ids=int64[batch,seq]`; once for each, in call order
     #[arg(long, value_name = "NAME=DTYPE[SIZES]", value_parser = input)]
     input: Vec<AskedInput>,
-    /// Sizes that requests have, to choose buckets by: a JSON list, or an object of lists by dimension
+    /// Sizes of requests, to choose buckets by: a JSON list, or an object of lists by dimension
     #[arg(long, value_name = "FILE")]
     sizes: Option<PathBuf>,
     /// The device to build for
-    #[arg(long, value_enum, default_value_t = Device::Cpu)]
-    device: Device,
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    device: DeviceArg,
     /// The file to write
     #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
     file: PathBuf,
-    /// Write over a spec that is there
+    /// Overwrite an existing spec
     #[arg(long)]
     force: bool,
     #[command(flatten)]
@@ -55,21 +55,21 @@ pub(super) struct Args {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Device {
+enum DeviceArg {
     Cpu,
     Cuda,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &InitArgs, context: &Context) -> Result<u8> {
     callable(&args.entry, "the entry")?;
     if let Some(sample) = &args.sample {
         callable(sample, "`--sample`")?;
     }
     if !args.force && args.file.exists() {
-        return Err(Usage {
-            message: format!("`{}` is there already", args.file.display()),
-            hint: "`--force` writes over it, `-f FILE` writes another one".to_owned(),
-        }
+        return Err(Usage::new(
+            format!("`{}` is there already", args.file.display()),
+            "`--force` writes over it, `-f FILE` writes another one",
+        )
         .into());
     }
     let wanted = match &args.sizes {
@@ -81,8 +81,8 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         _ => PathBuf::from("."),
     };
     let device = match args.device {
-        Device::Cpu => DeviceKind::Cpu,
-        Device::Cuda => DeviceKind::Cuda,
+        DeviceArg::Cpu => DeviceKind::Cpu,
+        DeviceArg::Cuda => DeviceKind::Cuda,
     };
     let (opened, described) = build::describe(&DescribeOptions {
         launcher: args.python.launcher(&root),
@@ -109,20 +109,18 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     write(&args.file, &text, args.force)
         .with_context(|| format!("can't write `{}`", args.file.display()))?;
     if context.out.json() {
-        context.out.document(&Document {
+        context.out.document(&InitDocument {
             file: &args.file.display().to_string(),
             text: &text,
             notes: opened.notes.iter().chain(&described.notes).collect(),
         })?;
-    } else if !context.quiet {
+    } else {
         for text in opened.notes.iter().chain(&described.notes) {
-            note(format_args!("{} {}", "note:".cyan().bold(), plain(text)));
+            note!("{} {}", "note:".cyan().bold(), plain(text));
         }
         let file = args.file.display();
-        note(format_args!(
-            "{} `{file}`: `precast check` says what will break, `precast build` builds it",
-            "wrote".green().bold()
-        ));
+        let next = "`precast check` says what will break, `precast build` builds it";
+        note!("{} `{file}`: {next}", "wrote".green().bold());
     }
     Ok(0)
 }
@@ -130,31 +128,32 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 /// `precast init --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct InitDocument<'a> {
     /// The spec that was written.
     file: &'a str,
-    /// What it says.
+    /// Its text.
     text: &'a str,
-    /// What the user should know of the model.
+    /// Remarks about the model for the user.
     notes: Vec<&'a String>,
 }
 
 fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
-    match force {
-        true => fs::write(path, text),
-        // A file that appeared meanwhile is kept.
-        false => File::create_new(path)?.write_all(text.as_bytes()),
+    if force {
+        return fs::write(path, text);
     }
+    // A file that appeared meanwhile is kept.
+    File::create_new(path)?.write_all(text.as_bytes())
 }
 
 fn callable(text: &str, what: &str) -> Result<(), Usage> {
     // The file's name passes for a module `py` in a package.
-    match spec::is_callable(text) && !text.contains(".py:") {
-        true => Ok(()),
-        false => Err(Usage {
-            message: format!("{what} must be `module:callable`, not `{text}`"),
-            hint: spec::callable_help(text),
-        }),
+    if spec::is_callable(text) && !text.contains(".py:") {
+        Ok(())
+    } else {
+        Err(Usage::new(
+            format!("{what} must be `module:callable`, not `{text}`"),
+            spec::callable_help(text),
+        ))
     }
 }
 

@@ -12,13 +12,13 @@ use super::{
 use crate::inspect::external::{self, Content, Package, Report, SharedObject, Tensors};
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct InspectArgs {
     /// A shared object, a .pt2 package or a safetensors file; it is parsed, never run
     #[arg(value_name = "FILE", required = true)]
     file: PathBuf,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &InspectArgs, context: &Context) -> Result<u8> {
     let report = external::inspect(&args.file)?;
     if context.out.json() {
         context.out.document(&report)?;
@@ -125,7 +125,7 @@ impl Lines {
     }
 
     fn package(&mut self, package: &Package, whole: bool) {
-        let members = count(package.members.len() as u64, "member");
+        let members = count(package.members.len(), "member");
         self.add(
             "holds",
             format_args!("{members}, {} unpacked", bytes(package.unpacked)),
@@ -171,7 +171,7 @@ impl Lines {
 
     fn tensors(&mut self, tensors: &Tensors, whole: bool) {
         const SOME: usize = 20;
-        self.add("holds", count(tensors.tensors.len() as u64, "tensor"));
+        self.add("holds", count(tensors.tensors.len(), "tensor"));
         for (dtype, elements) in &tensors.elements {
             self.add("elements", format_args!("{elements} of {dtype}"));
         }

@@ -1,10 +1,20 @@
-//! How `precast` starts itself for what may crash. Not part of the command line's promises.
+//! Hidden commands: `precast` starts itself for work that may crash. They are no part of the public interface.
 
-use std::{env, path::PathBuf};
+use std::{
+    env,
+    fs::File,
+    io::{self, Write as _},
+    os::fd::AsFd as _,
+    path::PathBuf,
+    sync::{Arc, Barrier},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, Result};
+use rustix::process::{self, Pid};
 
-use super::libtorch::LibtorchArgs;
+use super::{folders, libtorch::LibtorchArgs};
 
 pub(super) const GATE: &str = "__gate";
 
@@ -21,7 +31,7 @@ pub(super) struct TrialArgs {
     libtorch: LibtorchArgs,
 }
 
-/// How a candidate is checked.
+/// The arguments of a check of a candidate.
 #[derive(clap::Args)]
 pub(super) struct GateArgs {
     /// The Python whose torch compiled it.
@@ -39,52 +49,47 @@ pub(super) fn own_program() -> Result<PathBuf> {
 /// Answers the question on stdin; the verdict goes to stdout.
 pub(super) fn gate(args: &GateArgs) -> Result<u8> {
     args.libtorch.open_for(args.python.as_deref())?;
-    let question = serde_json::from_reader(std::io::stdin().lock())?;
-    serde_json::to_writer(std::io::stdout().lock(), &crate::gate::answer(&question))?;
+    let question = serde_json::from_reader(io::stdin().lock())?;
+    serde_json::to_writer(io::stdout().lock(), &crate::gate::answer(&question))?;
     Ok(0)
 }
 
 /// Loads the objects on stdin, which may crash or hang.
 pub(super) fn try_load(args: &TrialArgs) -> Result<u8> {
-    use std::{fs::File, io::Write as _, os::fd::AsFd as _, thread, time};
-    let limit = time::Duration::from_secs(args.seconds);
-    let parent = args.parent;
+    let (limit, parent) = (Duration::from_secs(args.seconds), args.parent);
     // The start of a thread takes the loader's lock, which a load that hangs keeps.
-    let runs = std::sync::Arc::new(std::sync::Barrier::new(2));
-    let running = runs.clone();
+    let started = Arc::new(Barrier::new(2));
+    let watching = started.clone();
     let watch = move || {
-        runs.wait();
-        let begun = time::Instant::now();
-        let alone = || rustix::process::Pid::as_raw(rustix::process::getppid()) != parent;
-        while begun.elapsed() < limit && !alone() {
-            thread::sleep(time::Duration::from_millis(50));
+        watching.wait();
+        let begun = Instant::now();
+        let orphan = || Pid::as_raw(process::getppid()) != parent;
+        while begun.elapsed() < limit && !orphan() {
+            thread::sleep(Duration::from_millis(50));
         }
-        // With what was forked.
-        let group = rustix::process::getpgrp();
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+        // Ends processes that the load forked, too.
+        let _ = process::kill_process_group(process::getpgrp(), process::Signal::KILL);
     };
-    let mut told = File::from(std::io::stdout().as_fd().try_clone_to_owned()?);
-    let answered = thread::Builder::new()
-        .spawn(watch)
-        .map_err(Into::into)
-        .and_then(|_| {
-            running.wait();
-            args.libtorch.open()
-        })
-        .and_then(|_| {
-            let input = File::from(std::io::stdin().as_fd().try_clone_to_owned()?);
-            Ok(crate::runtime::command::answer_trial(
-                input,
-                told.try_clone()?,
-            )?)
-        });
-    if let Err(error) = &answered {
-        told.write_all(format!("{error:#}").as_bytes())?;
+    let mut out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+    let load = || {
+        thread::Builder::new().spawn(watch)?;
+        started.wait();
+        args.libtorch.open()?;
+        let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+        Ok(crate::runtime::command::answer_trial(
+            input,
+            out.try_clone()?,
+        )?)
+    };
+    let loaded: Result<()> = load();
+    if let Err(error) = &loaded {
+        out.write_all(format!("{error:#}").as_bytes())?;
     }
-    answered.map(|()| 0)
+    loaded.map(|()| 0)
 }
 
-/// Returns how first loads are tried: by this program, remembered by the store, or by the user where that is read-only.
+/// Returns the trial of first loads by this program. Its results are kept in the store, or in the user's cache where
+/// the store is read-only.
 pub(super) fn trial(
     store: &crate::Store,
     context: &super::Context,
@@ -96,10 +101,7 @@ pub(super) fn trial(
     if rustix::fs::access(folder, rustix::fs::Access::WRITE_OK).is_ok() {
         return Ok(trial.remember(memory));
     }
-    let named = |name| env::var_os(name).filter(|value| !value.is_empty());
-    let cache = named("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache = cache.or_else(|| Some(PathBuf::from(named("HOME")?).join(".cache")));
-    let Some(folder) = cache.map(|cache| cache.join("precast")) else {
+    let Some(folder) = folders::cache() else {
         return Ok(trial);
     };
     // Where it can't be made, nothing is remembered.

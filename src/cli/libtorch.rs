@@ -1,10 +1,10 @@
-//! Which libtorch a command uses: the one that is named, else that of the Python in use.
+//! The libtorch of a command: the named one, else that of the Python in use.
 
 use std::path::PathBuf;
 
 use super::python;
 
-/// The libtorch to look at.
+/// The folder of a libtorch.
 #[derive(clap::Args)]
 pub(super) struct LibtorchFolder {
     /// The folder of the libtorch to run with, that of the package `torch` [default: torch of the Python in use:
@@ -26,7 +26,7 @@ impl LibtorchFolder {
 pub(super) struct LibtorchArgs {
     #[command(flatten)]
     pub(super) folder: LibtorchFolder,
-    /// Run also with a torch that is newer than what was tried
+    /// Accept a torch that is newer than the tried versions
     #[arg(long)]
     pub(super) untried_libtorch: bool,
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::{
     Context,
     exit::Missing,
-    name::{self, Named},
+    name::{self, NameArgs},
     text::plain,
 };
 use crate::{
@@ -18,60 +18,52 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct LogArgs {
     #[command(flatten)]
-    what: Named,
+    what: NameArgs,
 }
 
 /// `precast log ID --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct LogDocument {
     logs: Vec<Log>,
 }
 
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Log {
-    /// The step, the artifact or the failure that it is the log of.
+    /// The step, artifact or failure of the log.
     of: String,
     text: String,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &LogArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let what = args.what.text();
-    let logs = logs(&store, &what)?;
-    if logs.is_empty() {
-        let message = format!("nothing was logged for `{what}`");
-        let hint =
-            "a compiler that says nothing leaves no log; `precast show` has the rest".to_owned();
-        return Err(Missing { message, hint }.into());
+    let mut logs = Vec::new();
+    for (of, digest) in self::logs(&store, &what)? {
+        let text = String::from_utf8_lossy(&store.read(&digest)?).into_owned();
+        logs.push(Log { of, text });
     }
-    let mut read = Vec::new();
-    for (title, digest) in logs {
-        let text = store.objects().read(&digest)?;
-        read.push((title, String::from_utf8_lossy(&text).into_owned()));
+    if logs.is_empty() {
+        let hint = "a compiler that says nothing leaves no log; `precast show` has the rest";
+        return Err(Missing::new(format!("nothing was logged for `{what}`"), hint).into());
     }
     if context.out.json() {
-        let logs = read.into_iter().map(|(of, text)| Log { of, text });
-        let logs = logs.collect();
-        context.out.document(&Document { logs })?;
+        context.out.document(&LogDocument { logs })?;
         return Ok(0);
     }
-    let several = read.len() > 1;
-    for (title, text) in &read {
-        if several {
-            context
-                .out
-                .line(format_args!("{}", format!("==> {title} <==").bold()))?;
+    for Log { of, text } in &logs {
+        if logs.len() > 1 {
+            writeln!(context.out, "{}", format!("==> {of} <==").bold())?;
         }
         context.out.verbatim(plain(text.trim_end()))?;
     }
     Ok(0)
 }
 
-/// Returns the logs of what `what` stands for, each with what it is the log of.
+/// Returns the logs of the named object, each with its title.
 fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
     let found = name::find(store, what)?;
     let mut logs = Vec::new();
@@ -87,12 +79,8 @@ fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
         Found::Artifact(id) => logs.extend(artifact(store, &id, "")?),
         Found::Program(id) => {
             let mut seen = BTreeSet::new();
-            for step in store
-                .records()
-                .program(&id)?
-                .map(|program| program.steps)
-                .unwrap_or_default()
-            {
+            let steps = store.program(&id)?.map(|program| program.steps);
+            for step in steps.unwrap_or_default() {
                 if seen.insert(step.artifact) {
                     logs.extend(artifact(store, &step.artifact, &step.name)?);
                 }

@@ -1,29 +1,30 @@
 //! `precast ls`: the programs of a store.
 
+use std::cell::RefCell;
+
 use anyhow::Result;
 use owo_colors::OwoColorize;
+#[cfg(test)]
 use serde::Serialize;
 
 use super::{
     Context,
     exit::{self, Usage},
     name,
-    printer::note,
     table::{self, Column},
-    text::{ago, bytes, duration, now},
+    text::{age, bytes, duration, now},
 };
 use crate::{
-    Digest,
     inspect::list::{self, Pattern, Query, Row, State},
-    store::{Store, StoreError},
+    store::{ArtifactRow, ObjectRow, Store, StoreError},
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct LsArgs {
     /// Only modules that match, as `encode` or `vision.*`
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
-    /// Only programs of this model, or of the release that `MODEL@NUMBER` or `MODEL@NAME` says
+    /// Only programs of this model, or of the release `MODEL@NUMBER` or `MODEL@NAME`
     #[arg(long)]
     model: Option<String>,
     /// Only buckets that match, as `batch=8 *`
@@ -36,10 +37,10 @@ pub(super) struct Args {
     /// one), loose (in none) or failed
     #[arg(long, value_parser = state)]
     state: Option<State>,
-    /// Only what was built at least this long ago, as `30d` or `12h`
+    /// Only programs that were built at least this long ago, as `30d` or `12h`
     #[arg(long, value_name = "AGE", value_parser = duration)]
     older: Option<i64>,
-    /// Only what was built within this time
+    /// Only programs that were built within this time
     #[arg(long, value_name = "AGE", value_parser = duration)]
     newer: Option<i64>,
     /// Sort by a column, largest first with `-` at the end, as `size-` [default: model, module, bucket]
@@ -62,39 +63,39 @@ fn state(text: &str) -> Result<State, String> {
 }
 
 fn sort(text: &str) -> Result<(list::Column, bool), String> {
-    let (name, descending) = match text.strip_suffix('-') {
-        Some(name) => (name, true),
-        None => (text, false),
-    };
-    let found = list::Column::ALL
-        .into_iter()
-        .find(|(column, _)| *column == name);
+    let name = text.strip_suffix('-').unwrap_or(text);
+    let mut columns = list::Column::ALL.into_iter();
+    let found = columns.find(|(column, _)| *column == name);
+    let names = || list::Column::ALL.map(|(name, _)| name).join(", ");
     found
-        .map(|(_, column)| (column, descending))
-        .ok_or_else(|| {
-            let names: Vec<&str> = list::Column::ALL.iter().map(|(name, _)| *name).collect();
-            format!("expected one of {}", names.join(", "))
+        .map(|(_, column)| (column, name != text))
+        .ok_or_else(|| format!("expected one of {}", names()))
+}
+
+fn pattern(glob: &Option<String>) -> Result<Option<Pattern>, Usage> {
+    let parse = |glob: &String| {
+        Pattern::new(glob).map_err(|e| {
+            Usage::new(
+                format!("`{glob}` is not a pattern: {}", e.kind()),
+                "`*` matches anything; put quotes around it for the shell",
+            )
         })
-}
-
-fn pattern(glob: &Option<String>) -> Result<Option<Pattern>> {
-    let Some(glob) = glob else {
-        return Ok(None);
     };
-    let pattern = Pattern::new(glob).map_err(|e| Usage {
-        message: format!("`{glob}` is not a pattern: {}", e.kind()),
-        hint: "`*` matches anything; put quotes around it for the shell".to_owned(),
-    })?;
-    Ok(Some(pattern))
+    glob.as_ref().map(parse).transpose()
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &LsArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    match (args.artifacts, args.objects) {
-        (true, _) => artifacts(args, &store, context),
-        (_, true) => objects(&store, context),
-        _ => programs(args, &store, context),
+    let damage = Damage::default();
+    if args.artifacts {
+        artifacts(args, damage.sound(store.artifacts()), context)?;
+    } else if args.objects {
+        objects(damage.sound(store.objects()), context)?;
+    } else {
+        let rows = list::list(&store, &query(args, &store)?)?;
+        programs(args, damage.sound(rows), &store, context)?;
     }
+    Ok(damage.code(&store))
 }
 
 /// `precast ls --format json`
@@ -102,49 +103,16 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 #[derive(Serialize, schemars::JsonSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "rows are printed one by one")]
-pub(super) enum Document {
+pub(super) enum LsDocument {
     Programs { programs: Vec<Row> },
-    Artifacts { artifacts: Vec<ArtifactLine> },
-    Objects { objects: Vec<ObjectLine> },
+    Artifacts { artifacts: Vec<ArtifactRow> },
+    Objects { objects: Vec<ObjectRow> },
 }
 
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct ArtifactLine {
-    id: Digest,
-    target: String,
-    device: String,
-    /// How many programs call it.
-    programs: u64,
-    bytes: u64,
-    /// Seconds since 1970.
-    created: i64,
-    /// When it was used last, in seconds since 1970.
-    used: Option<i64>,
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct ObjectLine {
-    digest: Digest,
-    /// Content.
-    bytes: u64,
-    /// The same on disk, compressed.
-    stored: u64,
-    /// Seconds since 1970.
-    created: i64,
-}
-
-fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
+fn query(args: &LsArgs, store: &Store) -> Result<Query> {
+    let (model, programs) = name::model_and_programs(store, args.model.as_deref())?;
     let now = now();
-    let (model, programs) = match &args.model {
-        Some(model) => {
-            let (model, programs) = name::programs_of(store, model)?;
-            (Some(model), programs)
-        }
-        None => (None, None),
-    };
-    let query = Query {
+    Ok(Query {
         module: pattern(&args.glob)?,
         model,
         programs,
@@ -155,19 +123,20 @@ fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
         since: args.newer.map(|age| now - age),
         sort: args.sort.map(|(column, _)| column),
         descending: args.sort.is_some_and(|(_, descending)| descending),
-    };
-    let mut damage = Damage::default();
-    let rows = list::list(store, &query)?;
-    let rows = rows.filter_map(|row| damage.sound(row));
+    })
+}
+
+fn programs(
+    args: &LsArgs,
+    mut rows: impl Iterator<Item = Row>,
+    store: &Store,
+    context: &Context,
+) -> Result<()> {
     if context.out.json() {
-        context.out.list("programs", rows.map(Ok))?;
-        return Ok(damage.tell(store));
+        return context.out.list("programs", rows.map(Ok));
     }
     if args.ids {
-        for row in rows {
-            context.out.line(row.id)?;
-        }
-        return Ok(damage.tell(store));
+        return rows.try_for_each(|row| context.out.line(row.id));
     }
     const COLUMNS: [Column; 10] = [
         Column::left("ID", 0),
@@ -181,15 +150,26 @@ fn programs(args: &Args, store: &Store, context: &Context) -> Result<u8> {
         Column::right("AGE", 3),
         Column::right("USED", 5),
     ];
-    let cells = named(rows, store).map(|row| Ok(cells(row, now)));
-    let count = table::print(&context.out, &COLUMNS, cells)?;
-    if count == 0 && !context.quiet {
-        note("no programs");
-    }
-    Ok(damage.tell(store))
+    let cells = named(rows, store).map(|row| {
+        let failed = row.state == State::Failed;
+        let some = |text: String| if failed { String::new() } else { text };
+        vec![
+            row.id.short(),
+            row.model,
+            row.module,
+            row.bucket,
+            row.state.to_string(),
+            row.target,
+            some(row.steps.to_string()),
+            some(bytes(row.bytes)),
+            age(row.created),
+            age(row.used),
+        ]
+    });
+    table::print_some(&context.out, &COLUMNS, cells, "programs")
 }
 
-/// Adds the names of their inputs to variants of one module, which stand side by side unless they are sorted otherwise.
+/// Adds the names of their inputs to variants of one module that stand side by side.
 fn named(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item = Row> {
     let place = |row: &Row| {
         let text = [&row.model, &row.module, &row.bucket, &row.device];
@@ -210,23 +190,6 @@ fn named(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item =
     })
 }
 
-fn cells(row: Row, now: i64) -> Vec<String> {
-    let failed = row.state == State::Failed;
-    let some = |text: String| if failed { String::new() } else { text };
-    vec![
-        row.id.short(),
-        row.model,
-        row.module,
-        row.bucket,
-        row.state.to_string(),
-        row.target,
-        some(row.steps.to_string()),
-        some(bytes(row.bytes)),
-        ago(now, row.created),
-        row.used.map_or_else(String::new, |used| ago(now, used)),
-    ]
-}
-
 fn paint(state: &str) -> String {
     match state {
         "live" => state.green().to_string(),
@@ -235,28 +198,15 @@ fn paint(state: &str) -> String {
     }
 }
 
-fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
-    let mut damage = Damage::default();
-    let device = |device: &str| args.device.as_deref().is_none_or(|wanted| wanted == device);
-    let rows = store
-        .records()
-        .artifacts()
-        .filter_map(|row| damage.sound(row))
-        .filter(|row| device(&row.device));
+fn artifacts(
+    args: &LsArgs,
+    rows: impl Iterator<Item = ArtifactRow>,
+    context: &Context,
+) -> Result<()> {
+    let wanted = |row: &ArtifactRow| args.device.as_ref().is_none_or(|name| *name == row.device);
+    let rows = rows.filter(wanted);
     if context.out.json() {
-        let rows = rows.map(|row| {
-            Ok(ArtifactLine {
-                id: row.id,
-                target: row.target,
-                device: row.device,
-                programs: row.programs,
-                bytes: row.size,
-                created: row.created,
-                used: row.used,
-            })
-        });
-        context.out.list("artifacts", rows)?;
-        return Ok(damage.tell(store));
+        return context.out.list("artifacts", rows.map(Ok));
     }
     const COLUMNS: [Column; 6] = [
         Column::left("ID", 0),
@@ -266,39 +216,22 @@ fn artifacts(args: &Args, store: &Store, context: &Context) -> Result<u8> {
         Column::right("AGE", 2),
         Column::right("USED", 3),
     ];
-    let now = now();
     let cells = rows.map(|row| {
-        let used = row.used.map_or_else(String::new, |used| ago(now, used));
-        Ok(vec![
+        vec![
             row.id.short(),
             row.target,
             row.programs.to_string(),
             bytes(row.size),
-            ago(now, row.created),
-            used,
-        ])
+            age(row.created),
+            age(row.used),
+        ]
     });
-    let count = table::print(&context.out, &COLUMNS, cells)?;
-    if count == 0 && !context.quiet {
-        note("no artifacts");
-    }
-    Ok(damage.tell(store))
+    table::print_some(&context.out, &COLUMNS, cells, "artifacts")
 }
 
-fn objects(store: &Store, context: &Context) -> Result<u8> {
-    let mut damage = Damage::default();
-    let rows = store.objects().rows().filter_map(|row| damage.sound(row));
+fn objects(rows: impl Iterator<Item = ObjectRow>, context: &Context) -> Result<()> {
     if context.out.json() {
-        let rows = rows.map(|row| {
-            Ok(ObjectLine {
-                digest: row.digest,
-                bytes: row.size,
-                stored: row.stored,
-                created: row.created,
-            })
-        });
-        context.out.list("objects", rows)?;
-        return Ok(damage.tell(store));
+        return context.out.list("objects", rows.map(Ok));
     }
     const COLUMNS: [Column; 4] = [
         Column::left("ID", 0),
@@ -306,41 +239,34 @@ fn objects(store: &Store, context: &Context) -> Result<u8> {
         Column::right("ON DISK", 0),
         Column::right("AGE", 1),
     ];
-    let now = now();
     let cells = rows.map(|row| {
         let (size, stored) = (bytes(row.size), bytes(row.stored));
-        Ok(vec![
-            row.digest.short(),
-            size,
-            stored,
-            ago(now, row.created),
-        ])
+        vec![row.digest.short(), size, stored, age(row.created)]
     });
-    let count = table::print(&context.out, &COLUMNS, cells)?;
-    if count == 0 && !context.quiet {
-        note("no objects");
-    }
-    Ok(damage.tell(store))
+    table::print_some(&context.out, &COLUMNS, cells, "objects")
 }
 
-/// What could not be listed.
+/// The errors of rows that can't be listed.
 #[derive(Default)]
-struct Damage(Vec<StoreError>);
+struct Damage(RefCell<Vec<StoreError>>);
 
 impl Damage {
-    fn sound<T>(&mut self, row: Result<T, StoreError>) -> Option<T> {
-        row.map_err(|error| self.0.push(error)).ok()
+    /// Returns the rows without an error, and keeps the errors of the others.
+    fn sound<T>(
+        &self,
+        rows: impl Iterator<Item = Result<T, StoreError>>,
+    ) -> impl Iterator<Item = T> {
+        rows.filter_map(|row| row.map_err(|error| self.0.borrow_mut().push(error)).ok())
     }
 
-    /// Says what is damaged, and returns the exit code.
-    fn tell(mut self, store: &Store) -> u8 {
-        if self.0.is_empty() {
+    /// Prints a warning for each error and each damaged file of the store, and returns the exit code.
+    fn code(self, store: &Store) -> u8 {
+        let mut errors = self.0.into_inner();
+        if errors.is_empty() {
             return 0;
         }
-        self.0.extend(store.audit().damaged());
-        for error in &self.0 {
-            exit::warn(error);
-        }
+        errors.extend(store.damaged());
+        errors.iter().for_each(exit::warn);
         exit::FAILED
     }
 }

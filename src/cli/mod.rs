@@ -1,7 +1,14 @@
 //! The command line: the only stage that prints, reads the environment or exits. One file per subcommand.
 //!
-//! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`, and an error
-//! as another one. Exit codes are decided in one place, `exit`.
+//! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`, and an
+//! error as another one. Exit codes are decided in one place, `exit`.
+
+/// Prints a formatted note to stderr, unless `--quiet` was given.
+macro_rules! note {
+    ($($text:tt)*) => {
+        $crate::cli::printer::note(format_args!($($text)*))
+    };
+}
 
 mod bench;
 mod build;
@@ -12,6 +19,7 @@ mod doctor;
 mod du;
 mod exit;
 mod export;
+mod folders;
 mod gc;
 mod help;
 mod init;
@@ -30,12 +38,14 @@ mod python;
 mod release;
 mod report;
 mod run;
-#[cfg(test)]
-mod schema;
 mod served;
 mod show;
 mod stats;
 mod table;
+#[cfg(test)]
+mod tests {
+    mod schema;
+}
 mod text;
 mod trace;
 mod trusted;
@@ -89,7 +99,7 @@ struct Global {
     /// Accept a store that a whole group can write
     #[arg(long, global = true)]
     shared: bool,
-    /// What data is printed as
+    /// The format of data on stdout
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     format: Format,
     /// When to use colours
@@ -98,7 +108,7 @@ struct Global {
     /// Print only data and errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Say more; twice for even more
+    /// Print more; twice for even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     verbose: u8,
 }
@@ -145,53 +155,53 @@ fn asked<T: ValueEnum>(args: &[OsString], option: &str) -> Option<T> {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Make whatever is missing from the store
-    Build(build::Args),
-    /// Say what `build` would do, and why, without doing it
-    Plan(plan::Args),
+    /// Build the programs of a spec that the store lacks
+    Build(build::BuildArgs),
+    /// List the programs that `build` would make, with the reasons
+    Plan(plan::PlanArgs),
     /// Write a spec for a model
-    Init(init::Args),
-    /// Say what will break, why, and what to write instead, before anything is built
-    Check(check::Args),
-    /// Say what this machine lacks to build and to run, and how to get it
-    Doctor(doctor::Args),
+    Init(init::InitArgs),
+    /// Report code that will break, with the reason and a fix, before a build
+    Check(check::CheckArgs),
+    /// Check that this machine can build and run, with a hint for each missing part
+    Doctor(doctor::DoctorArgs),
     /// List programs, artifacts or objects, filtered and sorted
     #[command(visible_alias = "list")]
-    Ls(ls::Args),
-    /// Show one program or artifact whole: its steps, its receipt, whether this host can run it
-    Show(show::Args),
-    /// Add up what the store takes, and what could go
-    Du(du::Args),
+    Ls(ls::LsArgs),
+    /// Show one program or artifact: steps, receipt, and whether this host can run it
+    Show(show::ShowArgs),
+    /// Show the disk space that the store takes, and the part that can be freed
+    Du(du::DuArgs),
     /// Print the compile log of an artifact, a program or a failure
-    Log(log::Args),
-    /// Say why a program or an artifact was built, and what it took the place of
-    Why(why::Args),
+    Log(log::LogArgs),
+    /// Explain why a program or an artifact was built
+    Why(why::WhyArgs),
     /// Compare two programs, artifacts, releases or stores
-    Diff(diff::Args),
-    /// Say what is inside an external .so, .pt2 or .safetensors
-    Inspect(inspect::Args),
-    /// Say what production asked for, and what answered
-    Stats(stats::Args),
-    /// Write one page about what is there, what it cost and what it is worth
-    Report(report::Args),
+    Diff(diff::DiffArgs),
+    /// Show the content of a .so, .pt2 or .safetensors file
+    Inspect(inspect::InspectArgs),
+    /// Summarise counted requests, and the programs that answered them
+    Stats(stats::StatsArgs),
+    /// Write an HTML page about a store: programs, costs and speed
+    Report(report::ReportArgs),
     /// Print a completion script for a shell
     Completions(help::CompletionsArgs),
     /// Write man pages into a folder
     Man(help::ManArgs),
     /// Load from the store and run one module on saved inputs
     Run(served::RunArgs),
-    /// Measure what a call of each bucket takes
+    /// Measure the time of a call for each bucket
     Bench(served::BenchArgs),
     /// List the libraries that a host needs to run releases, with their sizes
     Deps(deps::Args),
     /// Write a folder that runs releases on a machine without Python and torch
     Export(export::Args),
     /// List releases, and go back to an earlier one
-    Release(release::Args),
-    /// Look at every byte of the store, and repair what can be repaired
+    Release(release::ReleaseArgs),
+    /// Check every byte of the store, and repair defects on request
     Verify(verify::Args),
-    /// Delete what nobody needs
-    Gc(gc::Args),
+    /// Delete unused programs, artifacts and objects
+    Gc(gc::GcArgs),
     /// Check a candidate against eager: how `build` calls itself
     #[command(name = internal::GATE, hide = true)]
     Gate(internal::GateArgs),
@@ -200,7 +210,7 @@ enum Command {
     Trial(internal::TrialArgs),
 }
 
-/// What every subcommand is given.
+/// The global options and the output of a command.
 struct Context {
     store: PathBuf,
     shared: bool,
@@ -209,7 +219,7 @@ struct Context {
     out: Printer,
     /// Set by Ctrl-C.
     cancel: Arc<AtomicBool>,
-    /// Set when a record could not be read and is left out of what is printed.
+    /// Set when a record can't be read and is left out of the output.
     damaged: AtomicBool,
 }
 
@@ -257,9 +267,7 @@ impl Context {
 
     fn ready(&self, store: Store) -> Result<Store, StoreError> {
         store.stop_waiting_when(self.cancel.clone());
-        if !self.quiet {
-            store.on_wait(|waiting| printer::note(waiting));
-        }
+        store.on_wait(|waiting| printer::note(waiting));
         Ok(store)
     }
 
@@ -285,7 +293,7 @@ pub fn main() -> ExitCode {
     crate::runtime::command::exit(code);
 }
 
-/// What a command line asks for.
+/// A command with its arguments.
 type Run = dyn FnOnce(&Context) -> Result<u8>;
 
 fn run(args: Vec<OsString>) -> u8 {
@@ -309,6 +317,7 @@ fn run(args: Vec<OsString>) -> u8 {
         },
     };
     printer::set_format(global.format);
+    printer::set_quiet(global.quiet);
     match global.color {
         Color::Auto => {}
         Color::Always => anstream::ColorChoice::Always.write_global(),
@@ -358,7 +367,7 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Stats(args) => stats::run(args, context),
         Command::Report(args) => report::run(args, context),
         Command::Completions(args) => help::completions(args),
-        Command::Man(args) => help::man(args, context),
+        Command::Man(args) => help::man(args),
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Deps(args) => deps::run(args, context),

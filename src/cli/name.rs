@@ -14,69 +14,50 @@ use crate::{
 /// How many programs a hint lists.
 const SOME: usize = 4;
 
-/// A thing of the store, in as many words as its name has.
+/// An object of the store. Its name may have several words.
 #[derive(clap::Args)]
-pub(super) struct Named {
+pub(super) struct NameArgs {
     /// The first digits of an ID, or a program as `MODULE [BUCKET]`, with `MODEL@NUMBER` in front for that of a release
     #[arg(required = true, value_name = "ID-or-NAME")]
     words: Vec<String>,
 }
 
-impl Named {
+impl NameArgs {
     pub fn text(&self) -> String {
         self.words.join(" ")
     }
 }
 
-/// Returns what `text` stands for: an ID, or the name of one program. Where several have been built under one name, it
-/// stands for the one in the newest release, else for the newest.
+/// Returns the object with this ID, or the program with this name. Of several programs with one name, the one in the
+/// newest release is returned, else the newest.
 pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
     match store.records().resolve(text) {
         Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {}
         other => return Ok(other?),
     }
-    let (release, text) = match text.split_once(' ') {
-        Some((model, rest)) if model.contains('@') => {
-            let (model, programs) = programs_of(store, model)?;
-            (programs, format!("{model} {rest}"))
-        }
-        _ if text.contains('@') || store.releases().models()?.iter().any(|model| model == text) => {
-            release(store, text)?;
-            return Err(Usage {
-                message: format!("`{text}` is a release of many programs"),
-                hint: format!("name one of them, as `{text} MODULE BUCKET`; `precast ls --model {text}` lists them"),
-            }
-            .into());
-        }
-        _ => (None, text.to_owned()),
-    };
-    let text = text.as_str();
-    let filters = filters(text);
-    let mut found = match &release {
+    let (text, programs) = split_release(store, text)?;
+    let filters = filters(&text);
+    let mut found = match &programs {
         None => live_or_all(store, &filters)?,
         Some(programs) => of_programs(store, &filters, programs)?,
     };
     found.sort_by(|a, b| (name(a), b.created).cmp(&(name(b), a.created)));
+    let older = |other: &ProgramRow, row: &ProgramRow| {
+        name(other) == name(row) && other.created < row.created
+    };
     match &found[..] {
         [] => {}
-        [row] => return Ok(Found::Program(row.id)),
-        // Not in a release: the newest of those with one name, unless they are variants of one time.
-        [row, others @ ..]
-            if others
-                .iter()
-                .all(|other| name(other) == name(row) && other.created < row.created) =>
-        {
+        // Programs of one time and one name are variants, and none of them is the newest.
+        [row, others @ ..] if others.iter().all(|other| older(other, row)) => {
             return Ok(Found::Program(row.id));
         }
         several => {
-            let first: Vec<_> = (several.iter().take(SOME))
+            let first = several.iter().take(SOME);
+            let first = first
                 .map(|row| format!("`{} {}` is {}", row.module, row.bucket, row.id.short()))
-                .collect();
-            return Err(Usage {
-                message: format!("`{text}` names {} programs", several.len()),
-                hint: first.join(", "),
-            }
-            .into());
+                .collect::<Vec<_>>();
+            let message = format!("`{text}` names {} programs", several.len());
+            return Err(Usage::new(message, first.join(", ")).into());
         }
     }
     for failure in store.records().failures() {
@@ -91,41 +72,56 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
             return Ok(Found::Failure(failure.id));
         }
     }
-    Err(Missing {
-        message: format!("no program and no ID `{text}` is in the store"),
-        hint: "`precast ls` lists programs and their IDs".to_owned(),
-    }
-    .into())
+    let message = format!("no program and no ID `{text}` is in the store");
+    Err(Missing::new(message, "`precast ls` lists programs and their IDs").into())
 }
 
-/// Returns the release that `MODEL`, `MODEL@7` or `MODEL@NAME` stands for.
+/// Splits `MODEL@7 MODULE BUCKET` into `MODEL MODULE BUCKET` and the programs of that release. Fails for the name of a
+/// whole release.
+fn split_release(store: &Store, text: &str) -> Result<(String, Option<BTreeSet<Digest>>)> {
+    if let Some((model, rest)) = text.split_once(' ')
+        && model.contains('@')
+    {
+        let (model, programs) = model_and_programs(store, Some(model))?;
+        return Ok((format!("{} {rest}", model.unwrap_or_default()), programs));
+    }
+    if text.contains('@') || store.models()?.iter().any(|model| model == text) {
+        release(store, text)?;
+        let message = format!("`{text}` is a release of many programs");
+        let list = format!("`precast ls --model {text}` lists them");
+        let hint = format!("name one of them, as `{text} MODULE BUCKET`; {list}");
+        return Err(Usage::new(message, hint).into());
+    }
+    Ok((text.to_owned(), None))
+}
+
+/// Returns the error for a store without a model.
+pub(super) fn no_model(store: &Store) -> Missing {
+    let message = format!("the store `{}` has no model", store.path().display());
+    Missing::new(message, "`precast build` makes one")
+}
+
+/// Returns the release that `MODEL`, `MODEL@7` or `MODEL@NAME` names.
 pub(super) fn release(store: &Store, text: &str) -> Result<Release> {
     let (model, which) = split_model(text);
     if let Some(found) = store.releases().get(model, which)? {
         return Ok(found);
     }
-    let hint = match which {
-        None => store.releases().last(model)?,
-        Some(_) => None,
-    };
-    Err(Missing {
-        message: match (which, &hint) {
-            (Some(_), _) => format!("there is no release `{text}`"),
-            (None, Some(_)) => format!("`{model}` has only partial releases"),
-            (None, None) => format!("there is no model `{model}`"),
-        },
-        hint: match hint {
-            Some(last) => format!(
-                "`precast build` makes the rest; `{model}@{}` names the last one",
-                last.seq
-            ),
-            None => "`precast release ls` lists models and releases".to_owned(),
-        },
+    let list = "`precast release ls` lists models and releases";
+    if which.is_some() {
+        return Err(Missing::new(format!("there is no release `{text}`"), list).into());
     }
-    .into())
+    let Some(last) = store.last_release(model)? else {
+        return Err(Missing::new(format!("there is no model `{model}`"), list).into());
+    };
+    let hint = format!(
+        "`precast build` makes the rest; `{model}@{}` names the last one",
+        last.seq
+    );
+    Err(Missing::new(format!("`{model}` has only partial releases"), hint).into())
 }
 
-/// Splits `MODEL@7` or `MODEL@NAME` into the model and the number of the release, which `option` can say too.
+/// Splits `MODEL@7` or `MODEL@NAME` into the model and the number of the release, which `option` can give instead.
 pub(super) fn release_number(
     store: &Store,
     text: &str,
@@ -133,28 +129,34 @@ pub(super) fn release_number(
     option: &str,
 ) -> Result<(String, Option<u64>)> {
     let (model, which) = split_model(text);
-    match (which, seq) {
-        (None, seq) => Ok((model.to_owned(), seq)),
-        (Some(_), None) => Ok((model.to_owned(), Some(release(store, text)?.seq))),
-        (Some(_), Some(_)) => Err(Usage {
-            message: format!("`{text}` and `{option}` both name a release"),
-            hint: "leave one of them out".to_owned(),
+    let seq = match (which, seq) {
+        (None, seq) => seq,
+        (Some(_), None) => Some(release(store, text)?.seq),
+        (Some(_), Some(_)) => {
+            let message = format!("`{text}` and `{option}` both name a release");
+            return Err(Usage::new(message, "leave one of them out").into());
         }
-        .into()),
-    }
+    };
+    Ok((model.to_owned(), seq))
 }
 
-/// Splits `MODEL@7` or `MODEL@NAME` into the model and the programs of that release; none where it names no release.
-pub(super) fn programs_of(store: &Store, text: &str) -> Result<(String, Option<BTreeSet<Digest>>)> {
+/// Returns the model that `--model` names, and the programs of the release that `@7` or `@NAME` behind it names.
+pub(super) fn model_and_programs(
+    store: &Store,
+    text: Option<&str>,
+) -> Result<(Option<String>, Option<BTreeSet<Digest>>)> {
+    let Some(text) = text else {
+        return Ok((None, None));
+    };
     let (model, which) = split_model(text);
     let programs = match which {
         Some(_) => Some(release(store, text)?.programs.into_iter().collect()),
         None => None,
     };
-    Ok((model.to_owned(), programs))
+    Ok((Some(model.to_owned()), programs))
 }
 
-/// Returns the programs of the newest releases that a filter lets through, or all of them where no such release has one.
+/// Returns the programs of the newest releases that match a filter; without any, the matching programs of the store.
 pub(super) fn live_or_all(
     store: &Store,
     filters: &[Filter],
@@ -165,16 +167,17 @@ pub(super) fn live_or_all(
         .flat_map(|filter| store.records().programs(filter.clone()))
     {
         let row = row?;
-        let released = store.releases().released(&row.id)?;
-        match released.is_some() && released == store.releases().newest(&row.model)? {
-            true => live.push(row),
-            false => others.push(row),
+        let released = store.released(&row.id)?;
+        if released.is_some() && released == store.newest_release(&row.model)? {
+            live.push(row)
+        } else {
+            others.push(row)
         }
     }
     Ok(if live.is_empty() { others } else { live })
 }
 
-/// Returns those of some programs that a filter lets through.
+/// Returns the programs among `programs` that match a filter.
 pub(super) fn of_programs(
     store: &Store,
     filters: &[Filter],
@@ -193,7 +196,7 @@ fn name(row: &ProgramRow) -> (&str, &str, &str) {
     (&row.model, &row.module, &row.bucket)
 }
 
-/// Returns what `text` can mean: `MODULE [BUCKET]`, or `MODEL MODULE [BUCKET]`.
+/// Returns the filters for `MODULE [BUCKET]` and for `MODEL MODULE [BUCKET]`.
 fn filters(text: &str) -> Vec<Filter> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let filter = |model: Option<&&str>, words: &[&str]| {

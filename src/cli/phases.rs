@@ -14,12 +14,14 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, layer, prelude::*, registry::LookupSpan};
 
+use super::{printer::note, progress::seconds};
+
 #[derive(Clone, Default)]
 pub(super) struct Phases(Arc<Mutex<Seen>>);
 
 #[derive(Default)]
 struct Seen {
-    /// What each span took itself, without the spans within it.
+    /// The time of each span without the spans within it.
     spans: HashMap<&'static str, Duration>,
     warnings: Vec<String>,
 }
@@ -36,7 +38,7 @@ impl Visit for Message {
     }
 }
 
-/// When a span was entered, and how long those within it took.
+/// The time at which a span was entered, and the duration of the spans within it.
 struct Entered(Instant, Duration);
 
 impl Phases {
@@ -55,10 +57,13 @@ impl Phases {
             .collect()
     }
 
-    /// Returns what was warned of since this was asked last.
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut seen.warnings)
+    /// Prints the warnings, and the seconds of each span.
+    pub(super) fn print(&self) {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.warnings.iter().for_each(note);
+        for (phase, took) in &seen.spans {
+            note!("{phase:<12} {}", seconds(took.as_secs_f64()));
+        }
     }
 }
 

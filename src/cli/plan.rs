@@ -22,7 +22,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct PlanArgs {
     #[command(flatten)]
     spec: SpecArgs,
     #[command(flatten)]
@@ -32,23 +32,23 @@ pub(super) struct Args {
 /// `precast plan --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct PlanDocument<'a> {
     model: &'a str,
-    /// Null while it is not known: torch was not asked yet.
+    /// Null while it is not known, before the first build.
     target: Option<&'a Target>,
     missing: usize,
-    programs: Vec<Line<'a>>,
+    programs: Vec<PlanLine<'a>>,
     /// Digest of the file of weights, where a build would publish a release with it.
     weights: Option<Digest>,
-    /// What to do in place of a build, where a newer torch is the only reason.
+    /// An alternative to a build, where a newer torch is its only reason.
     hint: Option<String>,
 }
 
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Line<'a> {
+struct PlanLine<'a> {
     module: &'a str,
-    /// Names of its inputs; null where the model says them when it runs.
+    /// Names of its inputs; null where only the running model knows them.
     inputs: Option<BTreeSet<String>>,
     bucket: String,
     sizes: &'a Sizes,
@@ -85,7 +85,7 @@ enum Cause<'a> {
     Skipped(&'a str),
 }
 
-impl<'a> Line<'a> {
+impl<'a> PlanLine<'a> {
     fn of(spec: &'a Spec, item: &'a Item) -> Self {
         let module = &spec.modules[item.module];
         let (state, id, why) = match &item.state {
@@ -106,30 +106,124 @@ impl<'a> Line<'a> {
             state,
             id,
             why,
-            capture_only: matches!(
-                item.state,
-                State::Miss {
-                    capture_only: true,
-                    ..
-                }
-            ),
+            capture_only: capture_only(item),
             left_to_eager: &item.left_to_eager,
             settings: &item.settings,
         }
     }
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &PlanArgs, context: &Context) -> Result<u8> {
     show(&args.spec, &args.python, context)
 }
 
-/// Returns in which dimensions no smaller request can be padded into a program's bucket, and why.
-fn refused(store: &Store, id: &Digest) -> Result<Option<String>> {
-    let program = store.records().program(id)?;
-    Ok(program.and_then(|program| program.padding.refusal(&program.sizes)))
+/// Prints the plan; shared with `build --dry-run`.
+pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
+    let spec = Spec::load(args.file.path())?;
+    // A plan changes nothing: a missing store is an empty one.
+    let store = context.store.exists().then(|| context.open()).transpose()?;
+    let known = match &store {
+        Some(store) => plan::known(&spec, store, python.launcher(&spec.root).torch.as_deref())?,
+        None => None,
+    };
+    let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
+    let programs = plan.items.iter().map(|item| PlanLine::of(&spec, item));
+    let document = PlanDocument {
+        model: &spec.model.name,
+        target: plan.known.as_ref().map(|known| &known.target),
+        missing: plan.missing().count(),
+        programs: programs.collect(),
+        weights: new_weights(&spec, &plan, store.as_ref())?,
+        hint: hint(&plan, store.as_ref()),
+    };
+    if context.out.json() {
+        context.out.document(&document)?;
+        return Ok(0);
+    }
+    let out = &context.out;
+    for item in &plan.items {
+        print(item, &spec, store.as_ref(), context)?;
+    }
+    let only = match plan.missing().filter(|item| capture_only(item)).count() {
+        0 => String::new(),
+        count => format!(", {count} of them captured only: nothing is compiled for them"),
+    };
+    let (missing, wanted) = (document.missing, plan.wanted());
+    writeln!(out, "{missing} of {wanted} programs would be built{only}")?;
+    if let (Some(_), Some(path)) = (document.weights, spec.model.weights.file()) {
+        let file = path.strip_prefix(&spec.root).unwrap_or(path).display();
+        writeln!(
+            out,
+            "`{file}` changed: a release with these weights would be published"
+        )?;
+    }
+    if let Some(hint) = &document.hint {
+        tell_hint(hint);
+    }
+    Ok(0)
 }
 
-/// Returns what to do in place of a build, where a newer torch is the only reason for one.
+fn print(item: &Item, spec: &Spec, store: Option<&Store>, context: &Context) -> Result<()> {
+    const INDENT: &str = "           ";
+    let out = &context.out;
+    // Padded before it is coloured.
+    let word = |word: &str| format!("{word:<8}");
+    let (state, why) = match &item.state {
+        State::Hit { id } => (
+            word("hit").green().to_string(),
+            id.short().dimmed().to_string(),
+        ),
+        State::Miss { reasons, .. } => {
+            let state = if capture_only(item) {
+                "capture"
+            } else {
+                "build"
+            };
+            let why: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+            (word(state).yellow().to_string(), why.join("; "))
+        }
+        State::Skipped { why, .. } => (word("skip").blue().to_string(), why.to_string()),
+    };
+    let (module, bucket) = (spec.title(item.module), item.form.name());
+    writeln!(out, "{state} {module} {bucket}  {why}")?;
+    if let (State::Hit { id }, Some(store)) = (&item.state, store)
+        && let Some(program) = store.program(id)?
+    {
+        if let Some(why) = program.padding.refusal(&program.sizes) {
+            writeln!(out, "{INDENT}{why}; {PADDING}")?;
+        }
+        if let Some(dynamic) = &program.dynamic
+            && item.form.is_narrowed_by(dynamic)
+        {
+            writeln!(out, "{INDENT}{}", bounds_name(dynamic, &program.sizes))?;
+        }
+    }
+    if item.eager_unasked() && !matches!(item.state, State::Skipped { .. }) {
+        writeln!(out, "{INDENT}{EAGER}")?;
+    }
+    if context.verbose > 0 {
+        if let Some(why) = &item.left_to_eager {
+            writeln!(out, "{INDENT}left to eager: {why}")?;
+        }
+        for (key, value, origin) in item.settings.rows() {
+            let origin = format!("({origin})");
+            writeln!(out, "{INDENT}{key} = {value}  {}", origin.dimmed())?;
+        }
+    }
+    Ok(())
+}
+
+fn capture_only(item: &Item) -> bool {
+    matches!(
+        item.state,
+        State::Miss {
+            capture_only: true,
+            ..
+        }
+    )
+}
+
+/// Returns an alternative to a build, where a newer torch is its only reason.
 fn hint(plan: &Plan, store: Option<&Store>) -> Option<String> {
     let (store, known) = (store?, plan.known.as_ref()?);
     let mut missing = plan.missing();
@@ -150,118 +244,4 @@ fn new_weights(spec: &Spec, plan: &Plan, store: Option<&Store>) -> Result<Option
     };
     let digest = plan::file_digest(path, store)?;
     Ok(Some(digest).filter(|_| release.weights != Some(digest)))
-}
-
-/// Prints the plan; shared with `build --dry-run`.
-pub(super) fn show(args: &SpecArgs, python: &PythonArgs, context: &Context) -> Result<u8> {
-    let spec = Spec::load(args.file.path())?;
-    // A plan changes nothing: a store that is not there yet is an empty one.
-    let store = match context.store.exists() {
-        true => Some(context.open()?),
-        false => None,
-    };
-    let known = match &store {
-        Some(store) => plan::known(&spec, store, python.launcher(&spec.root).torch.as_deref())?,
-        None => None,
-    };
-    let plan = plan::plan(&spec, store.as_ref(), known, &args.request(&spec)?)?;
-    let missing = plan.missing().count();
-    let hint = hint(&plan, store.as_ref());
-    let weights = new_weights(&spec, &plan, store.as_ref())?;
-    if context.out.json() {
-        let programs = plan.items.iter().map(|item| Line::of(&spec, item));
-        context.out.document(&Document {
-            model: &spec.model.name,
-            target: plan.known.as_ref().map(|known| &known.target),
-            missing,
-            programs: programs.collect(),
-            weights,
-            hint,
-        })?;
-        return Ok(0);
-    }
-    for item in &plan.items {
-        let module = spec.title(item.module);
-        let bucket = item.form.name();
-        match &item.state {
-            State::Hit { id } => context.out.line(format_args!(
-                "{:<8} {module} {bucket}  {}",
-                "hit".green(),
-                id.short().dimmed()
-            ))?,
-            State::Miss {
-                reasons,
-                capture_only,
-                ..
-            } => {
-                let why: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-                context.out.line(format_args!(
-                    "{:<8} {module} {bucket}  {}",
-                    if *capture_only { "capture" } else { "build" }.yellow(),
-                    why.join("; ")
-                ))?;
-            }
-            State::Skipped { why, .. } => context.out.line(format_args!(
-                "{:<8} {module} {bucket}  {why}",
-                "skip".blue()
-            ))?,
-        }
-        if let (State::Hit { id }, Some(store)) = (&item.state, &store)
-            && let Some(why) = refused(store, id)?
-        {
-            let line = format_args!("           {why}; {PADDING}");
-            context.out.line(line)?;
-        }
-        if let (State::Hit { id }, Some(store)) = (&item.state, &store)
-            && let Some(program) = store.records().program(id)?
-            && let Some(dynamic) = &program.dynamic
-            && item.form.is_narrowed_by(dynamic)
-        {
-            let sizes = bounds_name(dynamic, &program.sizes);
-            context.out.line(format_args!("           {sizes}"))?;
-        }
-        if item.eager_unasked() && !matches!(item.state, State::Skipped { .. }) {
-            context.out.line(format_args!("           {EAGER}"))?;
-        }
-        if context.verbose > 0 {
-            if let Some(why) = &item.left_to_eager {
-                let line = format_args!("           left to eager: {why}");
-                context.out.line(line)?;
-            }
-            for (key, value, origin) in item.settings.rows() {
-                context.out.line(format_args!(
-                    "           {key} = {value}  {}",
-                    format!("({origin})").dimmed()
-                ))?;
-            }
-        }
-    }
-    let captured = plan.missing().filter(|item| {
-        matches!(
-            item.state,
-            State::Miss {
-                capture_only: true,
-                ..
-            }
-        )
-    });
-    let only = match captured.count() {
-        0 => String::new(),
-        count => format!(", {count} of them captured only: nothing is compiled for them"),
-    };
-    context.out.line(format_args!(
-        "{} of {} programs would be built{only}",
-        missing,
-        plan.wanted()
-    ))?;
-    if let (Some(_), Some(path)) = (weights, spec.model.weights.file()) {
-        let file = path.strip_prefix(&spec.root).unwrap_or(path).display();
-        context.out.line(format_args!(
-            "`{file}` changed: a release with these weights would be published"
-        ))?;
-    }
-    if let Some(hint) = hint {
-        tell_hint(&hint);
-    }
-    Ok(0)
 }

@@ -18,11 +18,19 @@ use serde_json::{Map, Value, json};
 use super::{Format, text::wrap};
 use crate::build::BuildError;
 
-/// Whether the caller asked for JSON: a setting of the process, because notes and errors come from everywhere.
+/// `--format json` was given: a setting of the process, because notes and errors come from everywhere.
 static JSON: AtomicBool = AtomicBool::new(false);
+
+/// `--quiet` was given.
+static QUIET: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn set_format(format: Format) {
     JSON.store(format == Format::Json, Ordering::Relaxed);
+}
+
+/// Prints no notes from now on.
+pub(super) fn set_quiet(quiet: bool) {
+    QUIET.store(quiet, Ordering::Relaxed);
 }
 
 /// Returns whether the caller asked for JSON.
@@ -57,6 +65,12 @@ impl Printer {
     /// Prints text, on a terminal broken between words.
     pub(super) fn line(&self, text: impl fmt::Display) -> Result<()> {
         self.verbatim(wrap(&text.to_string(), terminal(io::stdout())))
+    }
+
+    /// Prints a line as [`Self::line`] does: `writeln!(printer, …)` calls this method.
+    pub(super) fn write_fmt(&self, text: fmt::Arguments<'_>) -> Result<()> {
+        let text = text.to_string();
+        self.line(text.strip_suffix('\n').unwrap_or(&text))
     }
 
     /// Prints unchanged text.
@@ -124,24 +138,31 @@ pub(super) fn fitted(text: impl fmt::Display) -> String {
     wrap(&text.to_string(), terminal(io::stderr()))
 }
 
-/// A line of stderr that is neither an error nor a warning.
+/// A line of stderr that is no error and no warning.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Note {
     note: String,
 }
 
-/// Prints a note to stderr.
+/// Prints a note to stderr, unless `--quiet` was given.
 pub(super) fn note(text: impl fmt::Display) {
+    if !QUIET.load(Ordering::Relaxed) {
+        message(text);
+    }
+}
+
+/// Prints a line to stderr, under `--quiet` too.
+pub(super) fn message(text: impl fmt::Display) {
     if !json() {
-        return verbatim_note(fitted(text));
+        return verbatim_message(fitted(text));
     }
     let note = anstream::adapter::strip_str(&text.to_string()).to_string();
     say(&Note { note });
 }
 
 /// Prints unchanged text to stderr.
-pub(super) fn verbatim_note(text: impl fmt::Display) {
+pub(super) fn verbatim_message(text: impl fmt::Display) {
     // Nothing is left to tell when stderr is gone.
     let _ = writeln!(anstream::stderr().lock(), "{text}");
 }
@@ -149,5 +170,5 @@ pub(super) fn verbatim_note(text: impl fmt::Display) {
 /// Prints one JSON document to stderr, on one line; `fields` must be an object.
 pub(super) fn say(fields: &impl Serialize) {
     let document = versioned(fields).map(Value::Object);
-    verbatim_note(document.unwrap_or_default());
+    verbatim_message(document.unwrap_or_default());
 }

@@ -9,11 +9,11 @@ use std::{
 };
 
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
-use owo_colors::OwoColorize;
+use owo_colors::Style;
 
 use super::{
     Context,
-    printer::{Printer, fitted, note},
+    printer::{Printer, fitted},
     text::count,
 };
 use crate::{
@@ -21,33 +21,25 @@ use crate::{
     inspect::receipt,
 };
 
-/// A [`Progress`] with an end.
-pub(super) trait Reporter: Progress {
-    fn finish(&self);
-}
-
-/// Chooses how to report.
-pub(super) fn reporter(context: &Context) -> Box<dyn Reporter + '_> {
+/// Returns the report that the options and the terminal ask for. Dropping it removes the bars.
+pub(super) fn reporter(context: &Context) -> Box<dyn Progress + '_> {
     if context.out.json() {
         return Box::new(Events(&context.out));
     }
-    if context.quiet {
-        return Box::new(Quiet);
+    if stderr().is_terminal() && context.verbose == 0 {
+        return Box::new(Bars::new());
     }
-    match stderr().is_terminal() && context.verbose == 0 {
-        true => Box::new(Bars::new()),
-        false => Box::new(Lines {
-            verbose: context.verbose,
-        }),
-    }
+    Box::new(PlainLines {
+        verbose: context.verbose,
+    })
 }
 
-/// Has bars coloured as everything else on stderr is.
+/// Sets whether bars are coloured.
 pub(super) fn colour(choice: anstream::ColorChoice) {
     console::set_colors_enabled_stderr(choice != anstream::ColorChoice::Never);
 }
 
-/// Returns a duration as people write it.
+/// Returns a duration as `120 ms`, `12.3 s` or `2 min 5 s`.
 pub(super) fn seconds(seconds: f64) -> String {
     match seconds {
         s if s < 1.0 => format!("{:.0} ms", s * 1e3),
@@ -56,7 +48,7 @@ pub(super) fn seconds(seconds: f64) -> String {
     }
 }
 
-/// Returns a guess at how long something will take, as roughly as it is known.
+/// Returns a time that is left in few digits, as an estimate has them.
 fn remaining(seconds: f64) -> String {
     match seconds {
         s if s < 5.0 => "a few seconds left".to_owned(),
@@ -73,16 +65,6 @@ fn remaining(seconds: f64) -> String {
     }
 }
 
-struct Quiet;
-
-impl Progress for Quiet {
-    fn event(&self, _: &Event<'_>) {}
-}
-
-impl Reporter for Quiet {
-    fn finish(&self) {}
-}
-
 /// One JSON document per event on stdout.
 struct Events<'a>(&'a Printer);
 
@@ -93,89 +75,76 @@ impl Progress for Events<'_> {
     }
 }
 
-impl Reporter for Events<'_> {
-    fn finish(&self) {}
-}
-
 /// One line per step that took time.
-struct Lines {
+struct PlainLines {
     verbose: u8,
 }
 
-impl Progress for Lines {
+impl Progress for PlainLines {
     fn event(&self, event: &Event<'_>) {
-        match event {
-            Event::Planned { programs, missing } => note(format_args!(
-                "plan: {missing} of {programs} programs are missing"
-            )),
-            Event::Missing {
-                module,
-                bucket,
-                reasons,
-            } if self.verbose > 0 => {
-                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
-                note(format_args!(
-                    "missing: {module} {bucket}: {}",
-                    reasons.join("; ")
-                ));
+        if let Some(line) = self.line(event) {
+            note!("{line}");
+        }
+    }
+}
+
+impl PlainLines {
+    fn line(&self, event: &Event<'_>) -> Option<String> {
+        Some(match event {
+            Event::Planned { programs, missing } => {
+                format!("plan: {missing} of {programs} programs are missing")
             }
             Event::Worker {
                 worker,
                 python,
                 torch,
-                seconds: s,
+                seconds: took,
             } if *worker == 0 || self.verbose > 0 => {
-                note(format_args!(
+                format!(
                     "worker: Python {python}, torch {torch} ({})",
-                    seconds(*s)
-                ));
+                    seconds(*took)
+                )
             }
             Event::Opened {
                 sources,
                 packages,
-                seconds: s,
+                seconds: took,
             } => {
-                note(format_args!(
-                    "model: {}, {} ({})",
-                    count(*sources as u64, "source file"),
-                    count(*packages as u64, "package"),
-                    seconds(*s)
-                ));
+                let (sources, packages) =
+                    (count(*sources, "source file"), count(*packages, "package"));
+                format!("model: {sources}, {packages} ({})", seconds(*took))
             }
             Event::Weights { object, bytes } => {
-                note(format_args!(
+                format!(
                     "weights: {} ({})",
                     object.short(),
                     indicatif::HumanBytes(*bytes)
-                ));
-            }
-            Event::Phase { worker, phase } if self.verbose > 1 => {
-                note(format_args!("worker {worker}: {phase}"))
+                )
             }
             Event::End {
                 job,
                 what,
-                seconds: s,
+                seconds: took,
                 ..
             } if !matches!(*job, "prepare" | "open") || self.verbose > 0 => {
-                note(format_args!("{job}: {what} ({})", seconds(*s)))
+                format!("{job}: {what} ({})", seconds(*took))
             }
             Event::Again {
                 job, what, message, ..
-            } => note(format_args!("again: {job}: {what}, alone: {message}")),
+            } => format!("again: {job}: {what}, alone: {message}"),
             Event::Tuned {
                 module,
                 bucket,
                 tried,
             } => {
-                if let Some(choice) = receipt::choice(tried) {
-                    note(format_args!("tuned: {module} {bucket}: {choice}"));
-                }
+                format!("tuned: {module} {bucket}: {}", receipt::choice(tried)?)
             }
-            Event::GatedBefore { module, bucket, by } => note(format_args!(
-                "gate: {module} {bucket}: that of {} holds, it looked at the same",
-                by.short()
-            )),
+            Event::GatedBefore { module, bucket, by } => {
+                let by = by.short();
+                format!(
+                    "gate: {module} {bucket}: the gate of {by} holds, with the same artifacts, weights and samples"
+                )
+            }
             Event::Published {
                 module,
                 bucket,
@@ -183,35 +152,48 @@ impl Progress for Lines {
                 slower,
             } => {
                 let slower = if *slower { ", slower than eager" } else { "" };
-                note(format_args!(
-                    "published: {module} {bucket} {}{slower}",
-                    id.short()
-                ))
+                format!("published: {module} {bucket} {}{slower}", id.short())
             }
             Event::Failed {
                 module,
                 bucket,
                 message,
                 ..
-            } => note(format_args!("failed: {module} {bucket}: {message}")),
-            Event::Note { message } => note(format_args!("note: {message}")),
-            _ => {}
+            } => {
+                format!("failed: {module} {bucket}: {message}")
+            }
+            Event::Note { message } => format!("note: {message}"),
+            _ => return self.detail(event),
+        })
+    }
+
+    /// Returns the line of an event that is printed with `-v` or `-vv`.
+    fn detail(&self, event: &Event<'_>) -> Option<String> {
+        match event {
+            Event::Missing {
+                module,
+                bucket,
+                reasons,
+            } if self.verbose > 0 => {
+                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                Some(format!(
+                    "missing: {module} {bucket}: {}",
+                    reasons.join("; ")
+                ))
+            }
+            Event::Phase { worker, phase } if self.verbose > 1 => {
+                Some(format!("worker {worker}: {phase}"))
+            }
+            _ => None,
         }
     }
 }
-
-impl Reporter for Lines {
-    fn finish(&self) {}
-}
-
-/// How wide the column is in which lines of bars begin.
-const PREFIX: usize = 9;
 
 /// A bar for the whole, and one line per worker.
 struct Bars {
     all: MultiProgress,
     whole: ProgressBar,
-    /// When the build is thought to end.
+    /// The expected end of the build.
     end: Arc<Mutex<Option<Instant>>>,
     workers: Mutex<HashMap<usize, ProgressBar>>,
 }
@@ -222,18 +204,16 @@ impl Bars {
         let whole = all.add(ProgressBar::no_length());
         let end: Arc<Mutex<Option<Instant>>> = Arc::default();
         let shared_end = Arc::clone(&end);
-        let style = style("{prefix:>9.green.bold} {whole}").with_key(
-            "whole",
-            move |state: &ProgressState, out: &mut dyn fmt::Write| {
-                let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
-                let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
-                let rest = rest.map(|rest| remaining(rest.as_secs_f64()));
-                let columns = usize::from(console::Term::stderr().size().1);
-                let room = columns.saturating_sub(PREFIX + 1);
-                let _ = out.write_str(&whole_line(room, state.pos(), state.len(), rest));
-            },
-        );
-        whole.set_style(style);
+        // Counted down between two events.
+        let left = move |_: &ProgressState, out: &mut dyn fmt::Write| {
+            let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(end) = end {
+                let left = end.saturating_duration_since(Instant::now());
+                let _ = write!(out, ", {}", remaining(left.as_secs_f64()));
+            }
+        };
+        let style = style("{prefix:>9.green.bold} [{bar:20}] {pos}/{len} programs{left}");
+        whole.set_style(style.progress_chars("=> ").with_key("left", left));
         whole.set_prefix("Building");
         whole.enable_steady_tick(Duration::from_secs(1));
         Self {
@@ -261,31 +241,13 @@ impl Bars {
     }
 }
 
-/// Returns how far a build is, in at most `room` characters: where all of it does not fit, the bar gets shorter, then the
-/// word, the bar, words around the time and the time are left out.
-fn whole_line(room: usize, done: u64, of: Option<u64>, remaining: Option<String>) -> String {
-    let of = of.unwrap_or(0);
-    let bar = |width: usize| {
-        let share = (done.min(of) as f64 / of.max(1) as f64 * width as f64) as usize;
-        let head = if share < width { ">" } else { "" };
-        format!("[{:<width$}] ", "=".repeat(share) + head)
-    };
-    let count = format!("{done}/{of}");
-    let long = remaining
-        .map(|remaining| format!(", {remaining}"))
-        .unwrap_or_default();
-    let short = long.replace("about ", "").replace(" left", "");
-    let forms = [
-        format!("{}{count} programs{long}", bar(20)),
-        format!("{}{count} programs{long}", bar(10)),
-        format!("{}{count}{long}", bar(10)),
-        format!("{count}{long}"),
-        format!("{count}{short}"),
-    ];
-    forms
-        .into_iter()
-        .find(|form| form.len() <= room)
-        .unwrap_or(count)
+/// Returns text with a colour, where stderr has colours: bars bypass the stream that strips them.
+fn painted(text: &str, style: Style) -> String {
+    if console::colors_enabled_stderr() {
+        style.style(text).to_string()
+    } else {
+        text.to_owned()
+    }
 }
 
 fn style(template: &str) -> ProgressStyle {
@@ -333,11 +295,8 @@ impl Progress for Bars {
             }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
             Event::Note { message } => {
-                let line = match console::colors_enabled_stderr() {
-                    true => format!("{} {message}", "note:".cyan().bold()),
-                    false => format!("note: {message}"),
-                };
-                self.line(line);
+                let note = painted("note:", Style::new().cyan().bold());
+                self.line(format_args!("{note} {message}"));
             }
             Event::Failed {
                 module,
@@ -346,10 +305,7 @@ impl Progress for Bars {
                 ..
             } => {
                 self.whole.inc(1);
-                let failed = match console::colors_enabled_stderr() {
-                    true => "failed".red().bold().to_string(),
-                    false => "failed".to_owned(),
-                };
+                let failed = painted("failed", Style::new().red().bold());
                 self.line(format_args!("{failed} {module} {bucket}: {message}"));
             }
             _ => {}
@@ -357,57 +313,17 @@ impl Progress for Bars {
     }
 }
 
-impl Reporter for Bars {
-    fn finish(&self) {
-        for bar in self
-            .workers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-        {
-            bar.finish_and_clear();
-        }
+impl Drop for Bars {
+    fn drop(&mut self) {
+        let workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        workers.values().for_each(ProgressBar::finish_and_clear);
         self.whole.finish_and_clear();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{remaining, whole_line};
-
-    #[test]
-    fn the_line_of_the_whole_fits() {
-        let line = |columns: usize, seconds: Option<f64>, done: u64, of: u64| {
-            let line = whole_line(columns - 10, done, Some(of), seconds.map(remaining));
-            assert!(line.len() <= columns - 10, "{line}");
-            format!("{columns:>3} {line}")
-        };
-        let some = [120, 80, 60, 40, 30, 20, 15].map(|columns| line(columns, Some(5000.0), 3, 12));
-        insta::assert_snapshot!(some.join("\n"), @"
-        120 [=====>              ] 3/12 programs, about 1 h 20 min left
-         80 [=====>              ] 3/12 programs, about 1 h 20 min left
-         60 [==>       ] 3/12 programs, about 1 h 20 min left
-         40 3/12, about 1 h 20 min left
-         30 3/12, 1 h 20 min
-         20 3/12
-         15 3/12
-        ");
-        let many = [80, 60, 40].map(|columns| line(columns, Some(5000.0), 9000, 10_000));
-        insta::assert_snapshot!(many.join("\n"), @"
-        80 [==================> ] 9000/10000 programs, about 1 h 20 min left
-        60 [=========>] 9000/10000, about 1 h 20 min left
-        40 9000/10000, 1 h 20 min
-        ");
-        let none = [80, 40].map(|columns| line(columns, None, 12, 12));
-        insta::assert_snapshot!(none.join("\n"), @"
-        80 [====================] 12/12 programs
-        40 [==========] 12/12 programs
-        ");
-        assert_eq!(
-            whole_line(60, 0, None, None),
-            "[>                   ] 0/0 programs"
-        );
-    }
+    use super::remaining;
 
     #[test]
     fn how_long_it_will_take() {

@@ -1,4 +1,4 @@
-//! Which Python builds, and with which torch: `--python`, else a `.venv`, else the one on the path.
+//! The Python of builds and its torch: `--python`, else a `.venv`, else `python3` of the path.
 //!
 //! A `.venv` is found by its place: another user may have put it there. It is used only if no other user can change its
 //! interpreter and libraries, by the rules for stores. A named interpreter is trusted.
@@ -11,13 +11,13 @@ use std::{
     sync::Mutex,
 };
 
-use super::exit;
+use super::{exit, folders};
 use crate::{
     build::Launcher,
     store::{StoreError, judge_path},
 };
 
-/// What the worker is started with.
+/// The interpreter of the worker.
 #[derive(clap::Args)]
 pub(super) struct PythonArgs {
     /// Python interpreter that has torch [default: `.venv/bin/python` beside the spec or in the current folder, else
@@ -29,7 +29,7 @@ pub(super) struct PythonArgs {
         hide_env_values = true
     )]
     python: Option<PathBuf>,
-    /// Build also with a torch that is newer than what was tried
+    /// Accept a torch that is newer than the tried versions
     #[arg(long)]
     untried_torch: bool,
     /// A program to start instead of Python with the built-in worker
@@ -64,28 +64,30 @@ impl PythonArgs {
         }
     }
 
-    /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the path.
+    /// Chooses the interpreter: the one named, else a `.venv` in the folder of the spec or here, else the one on the
+    /// path.
     pub(super) fn launcher(&self, root: &Path) -> Launcher {
         let chosen = match (&self.worker, &self.python) {
             (Some(worker), _) => Launcher::program(worker),
             (None, Some(python)) => Launcher::python(python),
             (None, None) => Launcher::python(python_of(&[root, Path::new("")])),
         };
-        // A worker that replaces the interpreter may speak for one that is named.
-        let python = match chosen.replaces_worker {
-            true => self.python.as_ref(),
-            false => Some(&chosen.program),
+        // A program in place of the worker may use the named interpreter.
+        let python = if chosen.replaces_worker {
+            self.python.as_ref()
+        } else {
+            Some(&chosen.program)
         };
         Launcher {
             torch: python.and_then(|python| in_environment(python)),
             untried: self.untried_torch,
-            headers: cache_folder("headers"),
+            headers: folders::cache().map(|folder| folder.join("headers")),
             ..chosen
         }
     }
 }
 
-/// Returns the Python in use where no spec says more.
+/// Returns the Python in use where there is no spec.
 pub(super) fn in_use() -> PathBuf {
     let named = std::env::var_os("PRECAST_PYTHON").filter(|name| !name.is_empty());
     named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
@@ -98,32 +100,30 @@ fn python_of(folders: &[&Path]) -> PathBuf {
     found.unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// Returns the interpreter of an environment, if it has one and is safe. Says once why one is not used.
+/// Returns the interpreter of an environment, if it is safe. Warns once for each one that is not.
 fn python_in(environment: &Path) -> Option<PathBuf> {
-    static SAID: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let python = environment.join("bin/python");
     if !python.exists() {
         return None;
     }
-    let Err(error) = judge(environment) else {
+    let Err(error) = check(environment) else {
         return Some(python);
     };
     let place = fs::canonicalize(environment).unwrap_or_default();
-    if SAID.lock().is_ok_and(|mut said| said.insert(place)) {
+    if WARNED.lock().is_ok_and(|mut warned| warned.insert(place)) {
         let (environment, python) = (environment.display(), python.display());
         let hint = format!(
             "its code would run as this user: `PRECAST_PYTHON={python}` uses it all the same"
         );
-        exit::tell_warning(
-            &format!("`{environment}` is not used: {error}"),
-            Some(&hint),
-        );
+        let warning = format!("`{environment}` is not used: {error}");
+        exit::tell_warning(&warning, Some(&hint));
     }
     None
 }
 
 /// Refuses an environment that another user could change: its folders, its interpreter, its torch.
-fn judge(environment: &Path) -> Result<(), StoreError> {
+fn check(environment: &Path) -> Result<(), StoreError> {
     let own = ["", "bin", "bin/python", "pyvenv.cfg", "lib", "lib64"];
     let mut paths: Vec<PathBuf> = own.iter().map(|name| environment.join(name)).collect();
     for version in entries(&environment.join("lib")) {
@@ -143,17 +143,6 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).collect()
 }
 
-/// Where something is kept between builds: in the user's cache folder, if there is one.
-fn cache_folder(what: &str) -> Option<PathBuf> {
-    let absolute = |name| {
-        std::env::var_os(name)
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-    };
-    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")))?;
-    Some(cache.join("precast").join(what))
-}
-
 /// Returns the folder of the package `torch` of a Python; none without one.
 pub(super) fn torch_of(python: &Path) -> Option<PathBuf> {
     in_environment(python).or_else(|| asked(python))
@@ -168,20 +157,21 @@ fn in_environment(python: &Path) -> Option<PathBuf> {
     versions.into_iter().find_map(|version| {
         let name = version.file_name()?.to_str()?;
         let torch = version.join("site-packages/torch");
-        (name.starts_with("python3") && torch.join("lib/libtorch_cpu.so").exists()).then_some(torch)
+        (name.starts_with("python3") && has_libtorch(&torch)).then_some(torch)
     })
 }
 
-/// Asks a Python where its torch is; nothing of torch is imported, and nothing from the current folder (`-P`).
+fn has_libtorch(torch: &Path) -> bool {
+    torch.join("lib/libtorch_cpu.so").exists()
+}
+
+/// Runs a Python to find its torch. It imports nothing of torch, and nothing from the current folder (`-P`).
 fn asked(python: &Path) -> Option<PathBuf> {
-    const ASK: &str = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
+    const ASK: &str = "import importlib.util as u; s = u.find_spec('torch')\n\
+        print(s.submodule_search_locations[0] if s else '')";
     let output = Command::new(python).args(["-P", "-c", ASK]).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
-    let folder = PathBuf::from(text.trim());
-    folder
-        .join("lib/libtorch_cpu.so")
-        .exists()
-        .then_some(folder)
+    Some(PathBuf::from(text.trim())).filter(|folder| has_libtorch(folder))
 }
 
 #[cfg(test)]

@@ -6,21 +6,21 @@ use serde::Serialize;
 use super::{
     Context, name,
     table::{self, Column},
-    text::{ago, count, now},
+    text::{age, count},
 };
 use crate::{inspect::torches, record::Release, store::Store};
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct ReleaseArgs {
     #[command(subcommand)]
-    command: Command,
+    command: ReleaseCommand,
 }
 
 #[derive(clap::Subcommand)]
-enum Command {
-    /// List releases, the newest first: that is what a plain load gets
+enum ReleaseCommand {
+    /// List releases, the newest first; a load without a number gets the newest
     Ls {
-        /// Only releases of this model, or the one that `MODEL@NUMBER` or `MODEL@NAME` says
+        /// Only releases of this model, or the release `MODEL@NUMBER` or `MODEL@NAME`
         model: Option<String>,
     },
     /// Make an earlier release the newest one again
@@ -37,7 +37,7 @@ enum Command {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub(super) enum Document {
+pub(super) enum ReleaseDocument {
     Listed {
         releases: Vec<Listed>,
     },
@@ -53,36 +53,33 @@ pub(super) enum Document {
 pub(super) struct Listed {
     #[serde(flatten)]
     release: Release,
-    /// Full versions of the torch that it runs under: the one that it was built with first. Empty where its first program
+    /// Full versions of the torch that it runs under, beginning with that of its build. Empty where its first program
     /// can't be read.
     torch: Vec<String>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &ReleaseArgs, context: &Context) -> Result<u8> {
     let store = context.open()?;
     match &args.command {
-        Command::Ls { model } => list(&store, model.as_deref(), context)?,
-        Command::Rollback { model, to } => {
+        ReleaseCommand::Ls { model } => list(&store, model.as_deref(), context)?,
+        ReleaseCommand::Rollback { model, to } => {
             let (model, seq) = name::release_number(&store, model, *to, "--to")?;
-            let (release, new) = store.releases().rollback(&model, seq)?;
+            let (release, published) = store.rollback(&model, seq)?;
             if context.out.json() {
-                let published = new;
-                context.out.document(&Document::RolledBack {
-                    release: Box::new(release),
-                    published,
-                })?;
-            } else {
-                context.out.line(format_args!(
-                    "release {} of {model} is the newest {}: {}{}",
-                    release.seq,
-                    if new { "now" } else { "already" },
-                    count(release.programs.len() as u64, "program"),
-                    release
-                        .name
-                        .map(|name| format!(", `{name}`"))
-                        .unwrap_or_default()
-                ))?;
+                let release = Box::new(release);
+                context
+                    .out
+                    .document(&ReleaseDocument::RolledBack { release, published })?;
+                return Ok(0);
             }
+            let (seq, programs) = (release.seq, count(release.programs.len(), "program"));
+            let since = if published { "now" } else { "already" };
+            let name = release.name.map(|name| format!(", `{name}`"));
+            let name = name.unwrap_or_default();
+            writeln!(
+                context.out,
+                "release {seq} of {model} is the newest {since}: {programs}{name}"
+            )?;
         }
     }
     Ok(0)
@@ -106,30 +103,25 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
     let all: Vec<Listed> = listed.collect();
     if context.out.json() {
         let releases = all;
-        return context.out.document(&Document::Listed { releases });
+        return context.out.document(&ReleaseDocument::Listed { releases });
     }
-    let now = now();
     let rows = all.into_iter().map(|Listed { release, torch }| {
-        Ok(vec![
+        let remark = match (release.lacks.len(), release.rollback) {
+            (0, None) => String::new(),
+            (0, Some(earlier)) => format!("rollback to {earlier}"),
+            (lacks, _) => format!("partial: lacks {lacks}"),
+        };
+        let weights = release.weights.map(|weights| weights.short());
+        vec![
             release.model,
             release.seq.to_string(),
             release.name.unwrap_or_default(),
             release.programs.len().to_string(),
-            match (release.lacks.len(), release.rollback) {
-                (0, None) => String::new(),
-                (0, Some(earlier)) => format!("rollback to {earlier}"),
-                (lacks, _) => format!("partial: lacks {lacks}"),
-            },
+            remark,
             torch.join(", "),
-            release
-                .weights
-                .map(|weights| weights.short())
-                .unwrap_or_default(),
-            release
-                .provenance
-                .created()
-                .map_or_else(String::new, |made| ago(now, made)),
-        ])
+            weights.unwrap_or_default(),
+            age(release.provenance.created()),
+        ]
     });
     const COLUMNS: [Column; 8] = [
         Column::left("MODEL", 0),
@@ -141,9 +133,5 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
         Column::left("WEIGHTS", 3),
         Column::right("AGE", 0),
     ];
-    let count = table::print(&context.out, &COLUMNS, rows)?;
-    if count == 0 && !context.quiet {
-        super::printer::note("no releases");
-    }
-    Ok(())
+    table::print_some(&context.out, &COLUMNS, rows, "releases")
 }

@@ -7,15 +7,16 @@ use anyhow::{Context as _, Result};
 use super::{
     Context, check,
     exit::{self, Missing, Usage},
-    name,
-    printer::note,
-    stats,
+    name, stats,
     text::{bytes, now},
 };
-use crate::inspect::report::{Choice, Page};
+use crate::{
+    inspect::report::{Choice, Page},
+    store::Store,
+};
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct ReportArgs {
     /// The file to write
     #[arg(short, long, value_name = "FILE", default_value = "report.html")]
     output: PathBuf,
@@ -25,41 +26,26 @@ pub(super) struct Args {
     /// The release of this number instead of the newest one
     #[arg(long, value_name = "SEQ", requires = "model")]
     release: Option<u64>,
-    /// Counts that a service wrote; may be given again
+    /// Counts that a service wrote; may be repeated
     #[arg(long, value_name = "FILE")]
     counts: Vec<PathBuf>,
-    /// What `precast check --format json` printed; may be given again
+    /// A document of `precast check --format json`; may be repeated
     #[arg(long, value_name = "FILE")]
     check: Vec<PathBuf>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    let (named, release) = match &args.model {
+    let (model, release) = match &args.model {
         Some(model) => {
-            let (model, release) = name::release_number(&store, model, args.release, "--release")?;
-            (Some(model), release)
+            let (model, seq) = name::release_number(&store, model, args.release, "--release")?;
+            known(&store, &model, seq)?;
+            (Some(model), seq)
         }
         None => (None, None),
     };
-    if let Some(model) = &named {
-        let there = match release {
-            Some(seq) => store.releases().at(model, seq)?.is_some(),
-            None => store.releases().models()?.contains(model),
-        };
-        if !there {
-            let release = release
-                .map(|seq| format!("release {seq} of "))
-                .unwrap_or_default();
-            return Err(Missing {
-                message: format!("{release}model `{model}` is not in the store"),
-                hint: "`precast release ls` lists models and releases".to_owned(),
-            }
-            .into());
-        }
-    }
     let choice = Choice {
-        model: named,
+        model,
         release,
         counts: stats::read(&args.counts)?,
         checks: check::read(&args.check)?,
@@ -68,32 +54,37 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     for line in &page.damage {
         exit::warning(line);
     }
-    let code = if page.damage.is_empty() {
-        0
-    } else {
-        exit::FAILED
-    };
+    let code = exit::code(page.damage.is_empty());
     if context.out.json() {
         context.out.document(&page)?;
         return Ok(code);
     }
     let html = page.html();
+    let path = args.output.display();
     if args.output.is_dir() {
-        let message = format!("`{}` is a folder", args.output.display());
-        return Err(Usage {
-            message,
-            hint: "give a file, as `-o report.html`".to_owned(),
-        }
-        .into());
+        let hint = "give a file, as `-o report.html`";
+        return Err(Usage::new(format!("`{path}` is a folder"), hint).into());
     }
-    std::fs::write(&args.output, &html)
-        .with_context(|| format!("can't write `{}`", args.output.display()))?;
-    if !context.quiet {
-        note(format_args!(
-            "wrote `{}` ({})",
-            args.output.display(),
-            bytes(html.len() as u64)
-        ));
-    }
+    std::fs::write(&args.output, &html).with_context(|| format!("can't write `{path}`"))?;
+    note!("wrote `{path}` ({})", bytes(html.len() as u64));
     Ok(code)
+}
+
+/// Fails for a model or a release that the store does not have.
+fn known(store: &Store, model: &str, seq: Option<u64>) -> Result<()> {
+    let (there, release) = match seq {
+        Some(seq) => (
+            store.release_at(model, seq)?.is_some(),
+            format!("release {seq} of "),
+        ),
+        None => (
+            store.models()?.iter().any(|known| known == model),
+            String::new(),
+        ),
+    };
+    if there {
+        return Ok(());
+    }
+    let message = format!("{release}model `{model}` is not in the store");
+    Err(Missing::new(message, "`precast release ls` lists models and releases").into())
 }

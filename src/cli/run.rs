@@ -12,12 +12,11 @@ use super::{
     exit::{Usage, warning},
     internal,
     phases::Phases,
-    printer::note,
     progress::seconds,
-    served::{RunArgs, model, place},
+    served::RunArgs,
 };
 use crate::{
-    Device, Digest, Runtime,
+    Device, Digest, Model, Runtime, Store,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
     runtime::{Loading, Rung, command::tensors},
@@ -25,51 +24,48 @@ use crate::{
 
 /// Adds counts to those of a file.
 fn count(path: &Path, mut counts: Counts) -> Result<()> {
-    if path.exists() {
-        let [known] = &super::stats::read(&[path.to_owned()])?[..] else {
-            return Ok(());
-        };
+    if path.exists()
+        && let [known] = &super::stats::read(&[path.to_owned()])?[..]
+    {
         if known.model != counts.model {
-            return Err(Usage {
-                message: format!("`{}` counts calls of `{}`", path.display(), known.model),
-                hint: "a file has the counts of one model: name another one".to_owned(),
-            }
-            .into());
+            let message = format!("`{}` counts calls of `{}`", path.display(), known.model);
+            let hint = "a file has the counts of one model: name another one";
+            return Err(Usage::new(message, hint).into());
         }
         counts.add(known.clone());
     }
-    let told = || format!("can't write `{}`", path.display());
     // Whole or not at all: another process may be reading it.
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
-    let mut file =
-        tempfile::NamedTempFile::new_in(folder.unwrap_or(Path::new("."))).with_context(told)?;
-    serde_json::to_writer(&mut file, &counts).with_context(told)?;
-    file.as_file()
-        .set_permissions(Permissions::from_mode(0o644))
-        .with_context(told)?;
-    file.persist(path).with_context(told)?;
-    Ok(())
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let write = || -> Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        serde_json::to_writer(&mut file, &counts)?;
+        (file.as_file()).set_permissions(Permissions::from_mode(0o644))?;
+        file.persist(path)?;
+        Ok(())
+    };
+    write().with_context(|| format!("can't write `{}`", path.display()))
 }
 
 /// `precast run MODULE --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct RunDocument<'a> {
     model: &'a str,
     module: &'a str,
     /// As `cpu` or `cuda:0`.
     device: String,
     program: Digest,
-    /// The bucket that answered; absent for a program that takes every size.
+    /// The bucket that answered; absent for a program of every size.
     #[serde(skip_serializing_if = "Option::is_none")]
     bucket: Option<&'a Sizes>,
     #[cfg_attr(test, schemars(extend("enum" = ["exact", "padded", "dynamic", "eager"])))]
     rung: &'static str,
     /// The sizes of the request.
     request: Sizes,
-    outputs: Vec<Tensor<'a>>,
+    outputs: Vec<OutputLine<'a>>,
     load_seconds: f64,
     run_seconds: f64,
     /// Phase -> seconds.
@@ -78,22 +74,18 @@ pub(super) struct Document<'a> {
 
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Tensor<'a> {
+struct OutputLine<'a> {
     name: &'a str,
     dtype: String,
     shape: Vec<i64>,
 }
 
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
-    let store = context.open_with(args.weights.unpacked())?;
-    let name = model(&store, args.model.as_deref())?;
-    let device = place(&store, &name, args.device)?;
-    let bytes = std::fs::read(&args.inputs)
-        .with_context(|| format!("can't read `{}`", args.inputs.display()))?;
-    let libtorch = args.libtorch.open()?;
-    let inputs =
-        tensors::read(&bytes).with_context(|| format!("can't use `{}`", args.inputs.display()))?;
-    let trial = internal::trial(&store, context)?;
+    let (store, name, device) = args.place.open(context)?;
+    let path = args.inputs.display();
+    let bytes = std::fs::read(&args.inputs).with_context(|| format!("can't read `{path}`"))?;
+    let libtorch = args.place.libtorch.open()?;
+    let inputs = tensors::read(&bytes).with_context(|| format!("can't use `{path}`"))?;
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| {
@@ -106,69 +98,57 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     })?;
     let loaded = started.elapsed().as_secs_f64();
     if context.verbose > 0 {
-        note(format_args!(
-            "loaded `{name}` from `{}` for {device}, only what is asked for",
-            context.store.display()
-        ));
+        let path = context.store.display();
+        note!("loaded `{name}` from `{path}` for {device}, only what is asked for");
         let (version, folder) = (&libtorch.version, libtorch.folder.display());
-        note(format_args!("torch {version} of `{folder}`"));
+        note!("torch {version} of `{folder}`");
         for (name, tensor) in &inputs {
             let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
-            note(format_args!("input {name}: {dtype} {shape:?}"));
+            note!("input {name}: {dtype} {shape:?}");
         }
     }
-    let named: Vec<_> = inputs
-        .into_iter()
-        .map(|(name, tensor)| Ok((name, tensor.to_device(device)?)))
-        .collect::<Result<_>>()?;
-    let borrowed: Vec<_> = named
+    let inputs = inputs.into_iter();
+    let inputs = inputs.map(|(name, tensor)| Ok((name, tensor.to_device(device)?)));
+    let inputs: Vec<_> = inputs.collect::<Result<_>>()?;
+    let inputs: Vec<_> = inputs
         .iter()
-        .map(|(name, tensor)| (name.as_str(), tensor))
+        .map(|(name, one)| (name.as_str(), one))
         .collect();
     let started = Instant::now();
-    let answer = phases.during(|| model.run_named(&args.module, &borrowed));
+    let answer = phases.during(|| model.run_named(&args.module, &inputs));
     if let Some(path) = &args.counts {
         count(path, model.counts())?;
     }
     let answer = answer?;
     answer.check()?;
-    let outputs: Vec<_> = answer
-        .named()
-        .map(|(name, tensor)| Ok((name.to_owned(), tensor.to_device(Device::Cpu)?)))
-        .collect::<Result<_>>()?;
+    let outputs = answer.named();
+    let outputs = outputs.map(|(name, one)| Ok((name.to_owned(), one.to_device(Device::Cpu)?)));
+    let outputs: Vec<_> = outputs.collect::<Result<_>>()?;
+    let run_seconds = started.elapsed().as_secs_f64();
     for lost in model.quarantined() {
-        let bucket = bucket_name(&lost.bucket);
-        warning(&format!(
-            "{} {bucket} is set aside: {}",
-            lost.module, lost.error
-        ));
+        let (module, bucket) = (&lost.module, bucket_name(&lost.bucket));
+        warning(&format!("{module} {bucket} is set aside: {}", lost.error));
     }
     let served = answer.served();
-    let took = started.elapsed().as_secs_f64();
     if context.verbose > 0 {
-        note(format_args!(
-            "asked for {}, answered by {} ({})",
-            bucket_name(&served.request()),
-            served.program().bucket(),
+        let (asked, bucket) = (bucket_name(&served.request()), served.program().bucket());
+        note!(
+            "asked for {asked}, answered by {bucket} ({})",
             served.rung().name()
-        ));
-        for text in phases.warnings() {
-            note(text);
-        }
-        for (phase, took) in phases.seconds() {
-            note(format_args!("{phase:<12} {}", seconds(took)));
-        }
+        );
+        phases.print();
     }
     if let Some(path) = &args.outputs {
         tensors::write(path, &outputs)
             .with_context(|| format!("can't write `{}`", path.display()))?;
     }
-    let shapes = outputs
-        .iter()
-        .map(|(name, tensor)| (name, tensor.dtype_name(), tensor.shape()));
-    if context.out.json() {
-        let outputs = shapes.map(|(name, dtype, shape)| Tensor { name, dtype, shape });
-        context.out.document(&Document {
+    let outputs = outputs.iter().map(|(name, tensor)| OutputLine {
+        name,
+        dtype: tensor.dtype_name(),
+        shape: tensor.shape(),
+    });
+    print(
+        &RunDocument {
             model: &name,
             module: &args.module,
             device: device.to_string(),
@@ -177,33 +157,60 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
             rung: served.rung().name(),
             request: served.request(),
             outputs: outputs.collect(),
-            load_seconds: loaded,
-            run_seconds: took,
+            load_seconds,
+            run_seconds,
             phase_seconds: phases.seconds(),
-        })?;
-        return Ok(0);
-    }
-    let bucket = bucket_name(served.bucket().unwrap_or(&served.request()));
-    let id = served.program().id.short();
-    context.out.line(match served.rung() {
-        Rung::Padded => format!(
-            "{} {bucket} {id}, padded from {}",
-            args.module,
-            bucket_name(&served.request())
-        ),
-        rung => format!("{} {bucket} {id}, {}", args.module, rung.name()),
-    })?;
-    for (name, dtype, shape) in shapes {
-        context
-            .out
-            .line(format_args!("{name}: {dtype} {shape:?}"))?;
-    }
-    if !context.quiet {
-        note(format_args!(
-            "loaded in {}, ran in {} on {device}",
-            seconds(loaded),
-            seconds(took)
-        ));
-    }
+        },
+        served.rung() == Rung::Padded,
+        context,
+    )?;
     Ok(0)
+}
+
+/// Loads a model for one request: only the programs that it needs.
+fn load(
+    args: &RunArgs,
+    store: &Store,
+    name: &str,
+    device: Device,
+    context: &Context,
+) -> Result<Model> {
+    let runtime = match device {
+        Device::Cpu => Runtime::new(store, device),
+        // Reads the store while libtorch's CUDA half is loaded.
+        Device::Cuda(_) => {
+            let source = Prefetched::new(Arc::new(store.clone()), name);
+            Runtime::over(Arc::new(source), device)
+        }
+    };
+    let model = runtime?
+        .loading(Loading::OnDemand)
+        .trial(internal::trial(store, context)?)
+        .eager_fallback(!args.compiled)
+        .load(name)?;
+    Ok(model)
+}
+
+fn print(document: &RunDocument<'_>, padded: bool, context: &Context) -> Result<()> {
+    let out = &context.out;
+    if out.json() {
+        return out.document(document);
+    }
+    let request = bucket_name(&document.request);
+    let bucket = document.bucket.map_or_else(|| request.clone(), bucket_name);
+    let (module, id) = (document.module, document.program.short());
+    if padded {
+        writeln!(out, "{module} {bucket} {id}, padded from {request}")?;
+    } else {
+        writeln!(out, "{module} {bucket} {id}, {}", document.rung)?;
+    }
+    for OutputLine { name, dtype, shape } in &document.outputs {
+        writeln!(out, "{name}: {dtype} {shape:?}")?;
+    }
+    let (loaded, ran) = (
+        seconds(document.load_seconds),
+        seconds(document.run_seconds),
+    );
+    note!("loaded in {loaded}, ran in {ran} on {}", document.device);
+    Ok(())
 }

@@ -1,14 +1,13 @@
-//! Arguments of the commands that run artifacts, and the model and device they select. Nothing here needs libtorch:
-//! `precast` parses and explains these arguments before it starts the program that does.
+//! Arguments of the commands that run artifacts, and the model and the device that they select.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::exit::{Missing, Usage};
-use super::libtorch::LibtorchArgs;
-use crate::{Device, record::Sizes};
-use crate::{Store, record::split_model, store::Unpacked, target::DeviceKind};
+use super::{Context, exit::Usage, libtorch::LibtorchArgs, name};
+use crate::{
+    Device, Store, record::Sizes, runtime::cuda::Graphs, store::Unpacked, target::DeviceKind,
+};
 
 #[derive(clap::Args)]
 pub(super) struct RunArgs {
@@ -20,22 +19,14 @@ pub(super) struct RunArgs {
     /// Where to write the outputs, as safetensors
     #[arg(long, value_name = "FILE")]
     pub(super) outputs: Option<PathBuf>,
-    /// Add what was asked for, and what answered, to this file: `precast stats` reads it
+    /// Add the request and the rung that answered it to this file of counts, for `precast stats`
     #[arg(long, value_name = "FILE")]
     pub(super) counts: Option<PathBuf>,
-    /// Never let eager answer in place of a compiled program, be it faster or all that loads
+    /// Never let eager answer in place of a compiled program, even if it is faster or the program does not load
     #[arg(long)]
     pub(super) compiled: bool,
-    /// The model, with `@NUMBER` or `@NAME` for a release of it [default: the only one in the store]
-    #[arg(long)]
-    pub(super) model: Option<String>,
-    /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
-    #[arg(long, value_parser = device)]
-    pub(super) device: Option<Device>,
     #[command(flatten)]
-    pub(super) weights: WeightArgs,
-    #[command(flatten)]
-    pub(super) libtorch: LibtorchArgs,
+    pub(super) place: PlaceArgs,
 }
 
 #[derive(clap::Args)]
@@ -45,46 +36,66 @@ pub(super) struct BenchArgs {
     /// Callers at once; each has a thread
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub(super) threads: u16,
-    /// How long each bucket is measured, in seconds, alone and again by all threads
+    /// Seconds of each measurement of a bucket: single calls, then calls by all threads
     #[arg(long, default_value_t = 2.0)]
     pub(super) seconds: f64,
-    /// Measure this beside it, in turns on the same inputs
+    /// Measure this too, in turns on the same inputs
     #[arg(long, value_enum)]
     pub(super) against: Option<Against>,
     /// Measure requests of these sizes, as `batch=3,seq=20` (may be repeated) [default: each bucket's own]
     #[arg(long, value_name = "DIM=SIZE,…", value_parser = sizes)]
     pub(super) at: Vec<Sizes>,
-    /// Never let eager answer in place of a compiled program, be it faster or all that loads
+    /// Never let eager answer in place of a compiled program, even if it is faster or the program does not load
     #[arg(long)]
     pub(super) compiled: bool,
-    /// Whether programs run as CUDA graphs: as built, always or never
+    /// When programs run as CUDA graphs
     #[arg(long, value_enum, default_value_t = GraphChoice::AsBuilt)]
     pub(super) graphs: GraphChoice,
+    #[command(flatten)]
+    pub(super) place: PlaceArgs,
+}
+
+/// The model, its device, its weights and its libtorch.
+#[derive(clap::Args)]
+pub(super) struct PlaceArgs {
     /// The model, with `@NUMBER` or `@NAME` for a release of it [default: the only one in the store]
     #[arg(long)]
-    pub(super) model: Option<String>,
-    /// Where to run: `cpu` or `cuda:0` [default: what the model was built for]
+    model: Option<String>,
+    /// The device, as `cpu` or `cuda:0` [default: the kind that the model was built for]
     #[arg(long, value_parser = device)]
-    pub(super) device: Option<Device>,
+    device: Option<Device>,
     #[command(flatten)]
-    pub(super) weights: WeightArgs,
+    weights: WeightArgs,
     #[command(flatten)]
     pub(super) libtorch: LibtorchArgs,
 }
 
-/// What is done with the unpacked weights before they are used.
+impl PlaceArgs {
+    /// Opens the store, and chooses the model and the device.
+    pub(super) fn open(&self, context: &Context) -> Result<(Store, String, Device)> {
+        let store = context.open_with(self.weights.unpacked())?;
+        let name = model(&store, self.model.as_deref())?;
+        let device = match self.device {
+            Some(device) => device,
+            None => built_for(&store, &name)?,
+        };
+        Ok((store, name, device))
+    }
+}
+
+/// How unpacked weights are read.
 #[derive(clap::Args)]
-pub(super) struct WeightArgs {
-    /// Map weights without hashing them first: what changed on the disk is not noticed
+struct WeightArgs {
+    /// Map weights without hashing them: changes of the files are not noticed
     #[arg(long, conflicts_with = "copy_weights")]
     trust_unpacked: bool,
-    /// Copy weights to memory of this process, out of the reach of what happens to their file
+    /// Copy weights to memory of this process: later changes of the files have no effect
     #[arg(long)]
     copy_weights: bool,
 }
 
 impl WeightArgs {
-    pub(super) fn unpacked(&self) -> Unpacked {
+    fn unpacked(&self) -> Unpacked {
         match (self.trust_unpacked, self.copy_weights) {
             (true, _) => Unpacked::Trust,
             (_, true) => Unpacked::Copy,
@@ -106,46 +117,38 @@ pub(super) enum GraphChoice {
     Never,
 }
 
-/// Returns the model that was named, or the only one.
-pub(super) fn model(store: &Store, named: Option<&str>) -> Result<String> {
-    if let Some(name) = named {
-        super::name::release(store, name)?;
-        return Ok(name.to_owned());
-    }
-    let models = store.releases().models()?;
-    match models.as_slice() {
-        [only] => {
-            super::name::release(store, only)?;
-            Ok(only.clone())
+impl From<GraphChoice> for Graphs {
+    fn from(choice: GraphChoice) -> Self {
+        match choice {
+            GraphChoice::AsBuilt => Self::AsBuilt,
+            GraphChoice::Always => Self::Always,
+            GraphChoice::Never => Self::Never,
         }
-        [] => Err(Missing {
-            message: format!("the store `{}` has no model", store.path().display()),
-            hint: "`precast build` makes one".to_owned(),
-        }
-        .into()),
-        several => Err(Usage {
-            message: format!(
-                "the store has {} models: name one with `--model`",
-                several.len()
-            ),
-            hint: format!("it has {}", several.join(", ")),
-        }
-        .into()),
     }
 }
 
-/// Returns the device that was named, or the first one of the kind that `model` was built for.
-pub(super) fn place(store: &Store, model: &str, named: Option<Device>) -> Result<Device> {
-    if let Some(device) = named {
-        return Ok(device);
-    }
-    let (name, release) = split_model(model);
-    let release = store.releases().get(name, release)?;
-    let first = release.and_then(|release| release.programs.first().copied());
-    let program = first
-        .map(|id| store.records().program(&id))
-        .transpose()?
-        .flatten();
+/// Returns the model with this name, or the only one.
+fn model(store: &Store, named: Option<&str>) -> Result<String> {
+    let models = store.models()?;
+    let name = match (named, models.as_slice()) {
+        (Some(name), _) => name,
+        (None, [only]) => only,
+        (None, []) => return Err(name::no_model(store).into()),
+        (None, several) => {
+            let number = several.len();
+            let message = format!("the store has {number} models: name one with `--model`");
+            return Err(Usage::new(message, format!("it has {}", several.join(", "))).into());
+        }
+    };
+    name::release(store, name)?;
+    Ok(name.to_owned())
+}
+
+/// Returns the first device of the kind that a model was built for.
+fn built_for(store: &Store, model: &str) -> Result<Device> {
+    let release = name::release(store, model)?;
+    let first = release.programs.first();
+    let program = first.map(|id| store.program(id)).transpose()?.flatten();
     Ok(match program.map(|program| program.target.device) {
         Some(DeviceKind::Cuda) => Device::Cuda(0),
         _ => Device::Cpu,
@@ -165,13 +168,13 @@ fn sizes(text: &str) -> Result<Sizes, String> {
 
 /// Parses `cpu`, `cuda` or `cuda:N`.
 fn device(text: &str) -> Result<Device, String> {
-    match text.split_once(':') {
-        None if text == "cpu" => Ok(Device::Cpu),
-        None if text == "cuda" => Ok(Device::Cuda(0)),
-        Some(("cuda", number)) => number
-            .parse()
-            .map(Device::Cuda)
-            .map_err(|e| format!("`{number}`: {e}")),
+    match (text, text.split_once(':')) {
+        ("cpu", _) => Ok(Device::Cpu),
+        ("cuda", _) => Ok(Device::Cuda(0)),
+        (_, Some(("cuda", number))) => {
+            let number = number.parse().map_err(|e| format!("`{number}`: {e}"));
+            number.map(Device::Cuda)
+        }
         _ => Err("expected `cpu`, `cuda` or `cuda:N`".to_owned()),
     }
 }

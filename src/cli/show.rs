@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::{
     Context,
-    exit::{AGAIN, Missing},
-    name::{self, Named},
+    exit::Missing,
+    name::{self, NameArgs},
     program,
     text::{bytes, count},
 };
@@ -20,18 +20,15 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct ShowArgs {
     #[command(flatten)]
-    what: Named,
+    what: NameArgs,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &ShowArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let what = args.what.text();
-    let gone = || Missing {
-        message: format!("`{what}` went away while it was read"),
-        hint: AGAIN.to_owned(),
-    };
+    let gone = || Missing::removed(&what);
     match name::find(&store, &what)? {
         Found::Program(id) => show_program(
             &store.records().program(&id)?.ok_or_else(gone)?,
@@ -53,11 +50,11 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
-/// `precast show WHAT --format json`
+/// `precast show ID --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub(super) enum Document<'a> {
+pub(super) enum ShowDocument<'a> {
     /// The record of a program.
     Program {
         #[serde(flatten)]
@@ -70,7 +67,7 @@ pub(super) enum Document<'a> {
     Artifact {
         #[serde(flatten)]
         artifact: &'a Artifact,
-        /// What its object is: `kind` in the record.
+        /// The kind of its object: `kind` in the record.
         holds: ArtifactKind,
         torches: Torches,
         // After the record, whose `kind` it replaces.
@@ -96,62 +93,44 @@ pub(super) enum Document<'a> {
 }
 
 fn show_object(object: &ObjectRow, context: &Context) -> Result<()> {
-    let ObjectRow {
-        digest,
-        size,
-        stored,
-        ..
-    } = object;
-    if context.out.json() {
-        return context.out.document(&Document::Object {
+    let (out, digest) = (&context.out, &object.digest);
+    if out.json() {
+        return out.document(&ShowDocument::Object {
             kind: "object",
             digest,
-            size: *size,
-            stored: *stored,
+            size: object.size,
+            stored: object.stored,
         });
     }
-    context
-        .out
-        .line(format_args!("{} {digest}", "object".bold()))?;
-    let (size, stored) = (bytes(*size), bytes(*stored));
-    context
-        .out
-        .line(format_args!("{size} ({stored} compressed)"))
+    writeln!(out, "{} {digest}", "object".bold())?;
+    let (size, stored) = (bytes(object.size), bytes(object.stored));
+    writeln!(out, "{size} ({stored} compressed)")
 }
 
 fn show_failure(failure: &Failure, context: &Context) -> Result<()> {
     let out = &context.out;
     if out.json() {
-        return out.document(&Document::Failure {
-            failure,
-            kind: "failure",
-        });
+        let kind = "failure";
+        return out.document(&ShowDocument::Failure { failure, kind });
     }
-    out.line(format_args!("{} {}", "failed".red().bold(), failure.id))?;
-    let bucket = &failure.bucket;
-    out.line(format_args!(
-        "{} {} {bucket}",
-        failure.model, failure.module
-    ))?;
-    let place = failure
-        .location
-        .as_ref()
-        .map(|place| format!("{place}: "))
-        .unwrap_or_default();
-    out.line(format_args!("{place}{}", failure.message))?;
+    let (model, module, bucket) = (&failure.model, &failure.module, &failure.bucket);
+    writeln!(out, "{} {}", "failed".red().bold(), failure.id)?;
+    writeln!(out, "{model} {module} {bucket}")?;
+    match &failure.location {
+        Some(place) => writeln!(out, "{place}: {}", failure.message)?,
+        None => out.line(&failure.message)?,
+    }
     if let Some(hint) = &failure.hint {
-        out.line(format_args!("{} {hint}", "hint:".cyan().bold()))?;
+        writeln!(out, "{} {hint}", "hint:".cyan().bold())?;
     }
-    out.line(format_args!(
-        "`precast log {}` prints the whole log",
-        failure.id.short()
-    ))
+    let id = failure.id.short();
+    writeln!(out, "`precast log {id}` prints the whole log")
 }
 
 fn show_program(program: &Program, store: &Store, context: &Context) -> Result<()> {
     let torches = Torches::of(store, &program.id, &program.target)?;
     if context.out.json() {
-        return context.out.document(&Document::Program {
+        return context.out.document(&ShowDocument::Program {
             program,
             torches,
             kind: "program",
@@ -160,119 +139,95 @@ fn show_program(program: &Program, store: &Store, context: &Context) -> Result<(
     program::show(program, &torches, store, context)
 }
 
-/// Says what a target is, which versions of torch meet it, and whether this host does.
+/// Prints a target, the versions of torch that it runs under, and the differences from this host.
 pub(super) fn host(target: &Target, torches: &Torches, context: &Context) -> Result<()> {
     let out = &context.out;
-    out.line(format_args!("\n{}", "target".bold()))?;
-    out.line(format_args!("  {}", target.name()))?;
-    let newer = match torches.also.is_empty() {
-        true => "a newer one runs it once its gates passed there".to_owned(),
-        false => format!("its gates passed under {} too", torches.also.join(", ")),
+    writeln!(out, "\n{}\n  {}", "target".bold(), target.name())?;
+    let newer = if torches.also.is_empty() {
+        "a newer one runs it once its gates passed there".to_owned()
+    } else {
+        format!("its gates passed under {} too", torches.also.join(", "))
     };
-    out.line(format_args!(
-        "  torch {} is the least; {newer}",
-        torches.least
-    ))?;
+    writeln!(out, "  torch {} is the least; {newer}", torches.least)?;
     let verdict = inspect::host::verdict(target);
     for mismatch in &verdict.mismatches {
-        out.line(format_args!("  {} {mismatch}", "not on this host:".red()))?;
+        writeln!(out, "  {} {mismatch}", "not on this host:".red())?;
     }
     if verdict.mismatches.is_empty() {
         let unknown = verdict.unknown.join(", ");
-        out.line(format_args!(
-            "  this host has the system and the CPU for it ({unknown}: looked at when it is loaded)"
-        ))?;
+        let system = "  this host has the system and the CPU for it";
+        writeln!(out, "{system} ({unknown}: looked at when it is loaded)")?;
     }
     Ok(())
+}
+
+/// Returns a layout as `float32[4, 8]`.
+pub(super) fn tensor(layout: &Layout) -> String {
+    format!("{}{:?}", layout.dtype, layout.shape)
 }
 
 fn show_artifact(artifact: &Artifact, store: &Store, context: &Context) -> Result<()> {
     let out = &context.out;
     let torches = Torches::of(store, &artifact.id, &artifact.target)?;
     if out.json() {
-        return out.document(&Document::Artifact {
+        return out.document(&ShowDocument::Artifact {
             artifact,
             holds: artifact.kind,
             torches,
             kind: "artifact",
         });
     }
-    out.line(format_args!("{} {}", "artifact".bold(), artifact.id))?;
-    out.line(format_args!(
-        "object {}  {}",
-        artifact.object.short(),
-        bytes(artifact.size)
-    ))?;
-    out.line("")?;
-    let layout = |layout: &Layout| format!("{}{:?}", layout.dtype, layout.shape);
+    let (object, size) = (artifact.object.short(), bytes(artifact.size));
+    writeln!(out, "{} {}", "artifact".bold(), artifact.id)?;
+    writeln!(out, "object {object}  {size}\n")?;
     for input in &artifact.inputs {
-        out.line(format_args!("in   {}", layout(input)))?;
+        writeln!(out, "in   {}", tensor(input))?;
     }
     for output in &artifact.outputs {
-        out.line(format_args!("out  {}", layout(output)))?;
+        writeln!(out, "out  {}", tensor(output))?;
     }
     for constant in &artifact.constants {
-        out.line(format_args!(
-            "bind {}: {}",
-            constant.name,
-            layout(&constant.layout)
-        ))?;
+        writeln!(out, "bind {}: {}", constant.name, tensor(&constant.layout))?;
     }
     if let Some(imports) = &artifact.imports {
-        out.line(format_args!(
-            "uses {} of libtorch",
-            count(imports.len() as u64, "function")
-        ))?;
-        if context.verbose > 0 {
-            for name in imports {
-                out.line(format_args!("     {name}"))?;
-            }
+        writeln!(out, "uses {} of libtorch", count(imports.len(), "function"))?;
+        for name in imports.iter().filter(|_| context.verbose > 0) {
+            writeln!(out, "     {name}")?;
         }
     }
     for made in &artifact.prepared {
-        out.line(format_args!(
-            "make {}: {}{:?} with {}",
-            made.name, made.dtype, made.shape, made.call.operator
-        ))?;
+        let (name, dtype, shape) = (&made.name, made.dtype, &made.shape);
+        writeln!(
+            out,
+            "make {name}: {dtype}{shape:?} with {}",
+            made.call.operator
+        )?;
     }
-    section(
-        context,
-        "receipt",
-        &serde_json::to_value(&artifact.receipt)?,
-    )?;
+    section(context, "receipt", &artifact.receipt)?;
     host(&artifact.target, &torches, context)?;
     section(context, "key", &artifact.key)?;
-    section(
-        context,
-        "provenance",
-        &serde_json::to_value(&artifact.provenance)?,
-    )
+    section(context, "provenance", &artifact.provenance)
 }
 
 /// Prints a JSON tree as indented `name: value` lines under a heading.
-pub(super) fn section(context: &Context, heading: &str, value: &Value) -> Result<()> {
-    context.out.line(format_args!("\n{}", heading.bold()))?;
-    tree(context, value, 1)
+pub(super) fn section(context: &Context, heading: &str, value: &impl Serialize) -> Result<()> {
+    writeln!(context.out, "\n{}", heading.bold())?;
+    tree(context, &serde_json::to_value(value)?, 1)
 }
 
 fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
-    let indent = "  ".repeat(depth);
-    let rows: Vec<(String, &Value)> = match value {
-        Value::Object(map) => map
-            .iter()
-            .map(|(name, value)| (name.clone(), value))
-            .collect(),
-        Value::Array(list) => list.iter().map(|value| ("-".to_owned(), value)).collect(),
-        leaf => return context.out.line(format_args!("{indent}{leaf}")),
-    };
-    // A list of every package says little at a glance.
+    /// Longer lists are printed with `-v` only.
     const SOME: usize = 12;
-    if depth > 1 && rows.len() > SOME && context.verbose == 0 {
-        let count = format!("{} entries", rows.len());
-        return context.out.line(format_args!(
-            "{indent}{}",
-            format!("({count}, -v lists them)").dimmed()
-        ));
+    let (out, indent) = (&context.out, "  ".repeat(depth));
+    let rows: Vec<(&str, &Value)> = match value {
+        Value::Object(map) => map.iter().map(|(name, value)| (&**name, value)).collect(),
+        Value::Array(list) => list.iter().map(|value| ("-", value)).collect(),
+        leaf => return writeln!(out, "{indent}{leaf}"),
+    };
+    let long = |count: usize| count > SOME && context.verbose == 0;
+    let counted = |count: usize| format!("({count} entries, -v lists them)");
+    if depth > 1 && long(rows.len()) {
+        return writeln!(out, "{indent}{}", counted(rows.len()).dimmed());
     }
     for (name, value) in rows {
         let nested = match value {
@@ -281,21 +236,17 @@ fn tree(context: &Context, value: &Value, depth: usize) -> Result<()> {
             _ => false,
         };
         if nested {
-            context.out.line(format_args!("{indent}{name}"))?;
+            writeln!(out, "{indent}{name}")?;
             tree(context, value, depth + 1)?;
-        } else {
-            let text = match value {
-                Value::String(text) => text.clone(),
-                Value::Number(at) if name == "created" => at.as_i64().map_or(at.to_string(), date),
-                Value::Array(list) if list.len() > SOME && context.verbose == 0 => {
-                    format!("({} entries, -v lists them)", list.len())
-                }
-                other => other.to_string(),
-            };
-            context
-                .out
-                .line(format_args!("{indent}{name} {}", text.dimmed()))?;
+            continue;
         }
+        let text = match value {
+            Value::String(text) => text.clone(),
+            Value::Number(at) if name == "created" => at.as_i64().map_or(at.to_string(), date),
+            Value::Array(list) if long(list.len()) => counted(list.len()),
+            other => other.to_string(),
+        };
+        writeln!(out, "{indent}{name} {}", text.dimmed())?;
     }
     Ok(())
 }

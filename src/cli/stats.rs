@@ -8,7 +8,6 @@ use serde::Serialize;
 
 use super::{
     Context,
-    printer::note,
     table::{self, Column},
     text::count,
 };
@@ -21,7 +20,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct StatsArgs {
     /// Counts that services wrote; several add up
     #[arg(value_name = "FILE", required = true)]
     files: Vec<PathBuf>,
@@ -33,7 +32,7 @@ pub(super) struct Args {
 /// `precast stats FILE… --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct StatsDocument {
     modules: Vec<ModuleStats>,
 }
 
@@ -47,14 +46,14 @@ pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
     files.iter().map(read).collect()
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &StatsArgs, context: &Context) -> Result<u8> {
     let modules = stats::stats(&read(&args.files)?);
     if context.out.json() {
-        context.out.document(&Document { modules })?;
+        context.out.document(&StatsDocument { modules })?;
         return Ok(0);
     }
-    if modules.is_empty() && !context.quiet {
-        note("nothing was counted");
+    if modules.is_empty() {
+        note!("nothing was counted");
     }
     for (place, module) in modules.iter().enumerate() {
         if place > 0 {
@@ -68,27 +67,16 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
 fn show(module: &ModuleStats, top: usize, context: &Context) -> Result<()> {
     let out = &context.out;
     let percent = |share: f64| format!("{:.1} %", share * 100.0);
-    out.line(format_args!(
-        "{} {}",
-        module.model.bold(),
-        module.module.bold()
-    ))?;
-    let rungs: Vec<String> = module
-        .rungs
-        .iter()
+    writeln!(out, "{} {}", module.model.bold(), module.module.bold())?;
+    let rungs = module.rungs.iter();
+    let rungs: Vec<String> = rungs
         .map(|(rung, calls)| format!("{calls} {rung}"))
         .collect();
-    out.line(format_args!(
-        "  {}: {}",
-        count(module.calls, "call"),
-        rungs.join(", ")
-    ))?;
-    out.line(format_args!(
-        "  {} had a bucket of their own size",
-        percent(module.hit_rate())
-    ))?;
+    let (calls, hits) = (count(module.calls, "call"), percent(module.hit_rate()));
+    writeln!(out, "  {calls}: {}", rungs.join(", "))?;
+    writeln!(out, "  {hits} had a bucket of their own size")?;
     if let Some(waste) = module.waste {
-        out.line(format_args!("  {} of the work was padding", percent(waste)))?;
+        writeln!(out, "  {} of the work was padding", percent(waste))?;
     }
     if module.misses.is_empty() || top == 0 {
         return Ok(());

@@ -71,17 +71,16 @@ pub(super) fn print(
         for (place, &index) in kept.iter().enumerate() {
             let (cell, paint) = cell(index);
             let padding = " ".repeat(widths[index].saturating_sub(cell.chars().count()));
-            let last = place + 1 == kept.len();
             let painted = match paint {
                 Some(paint) if !cell.is_empty() => paint(&cell),
                 _ => cell.clone(),
             };
-            match columns[index].right {
-                true => text.extend([padding.as_str(), painted.as_str()]),
-                false if last => text.push_str(&painted),
-                false => text.extend([painted.as_str(), padding.as_str()]),
+            if columns[index].right {
+                text.extend([padding.as_str(), painted.as_str()]);
+            } else {
+                text.extend([painted.as_str(), padding.as_str()]);
             }
-            if !last {
+            if place + 1 < kept.len() {
                 text.push_str(&" ".repeat(GAP));
             }
         }
@@ -109,6 +108,19 @@ pub(super) fn print(
         count += 1;
     }
     Ok(count)
+}
+
+/// Prints rows as [`print`] does; without any, a note that there are no `name`.
+pub(super) fn print_some(
+    out: &Printer,
+    columns: &[Column],
+    rows: impl Iterator<Item = Vec<String>>,
+    name: &str,
+) -> Result<()> {
+    if print(out, columns, rows.map(Ok))? == 0 {
+        note!("no {name}");
+    }
+    Ok(())
 }
 
 /// Returns the indices of the columns that fit.

@@ -1,6 +1,9 @@
 //! Formats of numbers, times and untrusted text.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::{
+    fmt::Display,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 pub(super) use crate::inspect::words::bytes;
 
@@ -10,8 +13,13 @@ pub(super) fn now() -> i64 {
     since.map_or(0, |since| since.as_secs() as i64)
 }
 
-/// Returns how long ago `then` was, in one unit, as `5m` or `3d`.
-pub(super) fn ago(now: i64, then: i64) -> String {
+/// Returns the time since `then` as `5m` or `3d`; empty for none.
+pub(super) fn age(then: impl Into<Option<i64>>) -> String {
+    then.into()
+        .map_or_else(String::new, |then| ago(now(), then))
+}
+
+fn ago(now: i64, then: i64) -> String {
     match now.saturating_sub(then).max(0) {
         s @ ..=119 => format!("{s}s"),
         s @ ..=7_199 => format!("{}m", s / 60),
@@ -41,7 +49,7 @@ pub(super) fn duration(text: &str) -> Result<i64, String> {
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
-        // Directions of text can hide what a name really is.
+        // Marks of direction can hide the real spelling of a name.
         let bidi = matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         match c {
             '\n' | '\t' => plain.push(c),
@@ -52,17 +60,20 @@ pub(super) fn plain(text: &str) -> String {
     plain
 }
 
-/// Returns text whose lines fit a terminal of this width: they break between words, and a digest that is too long is cut to
-/// the digits that commands take as an ID. In a text of several lines, those indented by four spaces are code and stay.
+/// Returns text whose lines fit a terminal of this width. They break between words; a digest on a line that is too long
+/// is cut to an ID. In a text of several lines, lines indented by four spaces are code and stay.
 pub(super) fn wrap(text: &str, width: Option<usize>) -> String {
     let Some(width @ LEAST..) = width else {
         return text.to_owned();
     };
     let several = text.trim().contains('\n');
     let code = |line: &str| several && line.starts_with("    ") && !line.starts_with("     ");
-    let lines = text.split('\n').map(|line| match code(line) {
-        true => line.to_owned(),
-        false => fit(line, width),
+    let lines = text.split('\n').map(|line| {
+        if code(line) {
+            line.to_owned()
+        } else {
+            fit(line, width)
+        }
     });
     lines.collect::<Vec<_>>().join("\n")
 }
@@ -72,9 +83,10 @@ const LEAST: usize = 20;
 
 fn fit(line: &str, width: usize) -> String {
     let fits = |line: &str| textwrap::core::display_width(line) <= width;
-    let line = match fits(line) {
-        true => return line.to_owned(),
-        false => short_digests(line),
+    let line = if fits(line) {
+        return line.to_owned();
+    } else {
+        short_digests(line)
     };
     if fits(&line) {
         return line;
@@ -111,8 +123,9 @@ fn short_digests(line: &str) -> String {
 }
 
 /// Returns `1 program` or `3 programs`.
-pub(super) fn count(number: u64, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+pub(super) fn count<N: Display + PartialEq + From<u8>>(number: N, noun: &str) -> String {
+    let plural = if number == N::from(1) { "" } else { "s" };
+    format!("{number} {noun}{plural}")
 }
 
 #[cfg(test)]

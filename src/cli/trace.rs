@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::build::progress::{Event, Progress};
 
-/// Passes events on, and keeps when they came.
+/// Passes events on, and keeps their times.
 pub(super) struct Traced<'a> {
     inner: &'a dyn Progress,
     started: Instant,
@@ -22,7 +22,7 @@ pub(super) struct Traced<'a> {
 #[derive(Default)]
 struct Kept {
     slices: Vec<Value>,
-    /// Worker -> the job it is at and the phase of it, each with when it began.
+    /// Worker -> its job, and the phase of that job, each with the time at which it began.
     jobs: HashMap<usize, (f64, String)>,
     phases: HashMap<usize, (f64, String)>,
 }
@@ -50,7 +50,7 @@ impl<'a> Traced<'a> {
 }
 
 impl Kept {
-    /// Adds what a worker did from `begun` to `ended`, in seconds of the build.
+    /// Adds the work of a worker from `begun` to `ended`, in seconds of the build.
     fn slice(&mut self, worker: usize, name: &str, begun: f64, ended: f64) {
         let micros = |seconds: f64| (seconds * 1e6).round();
         self.slices.push(json!({

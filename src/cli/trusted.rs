@@ -1,33 +1,26 @@
 //! The user's list of trusted stores of other users, one path per line.
 //!
-//! Like git's `safe.directory`: the owner of a store decides what it executes, so the user must name the store once. A list
-//! that other users can write is ignored.
+//! Like git's `safe.directory`: the owner of a store decides which code it executes, so the user must name the store
+//! once. A list that other users can write is ignored.
 
 use std::{
-    env, fs,
+    fs,
     io::Read,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
-use super::exit::warning;
+use super::{exit::warning, folders};
 
-/// A longer list was not written by hand.
+/// The most bytes of the list that are read.
 const LIMIT: u64 = 1 << 20;
 
-/// Where the list is in a folder for configuration.
+/// The path of the list in the folder for settings.
 const LIST: &str = "precast/trusted-stores";
 
-/// Returns a folder that the environment names.
-fn folder(name: &str) -> Option<PathBuf> {
-    let path = env::var_os(name).map(PathBuf::from);
-    path.filter(|path| path.is_absolute())
-}
-
-/// Returns where the list is.
+/// Returns the path of the list.
 fn list() -> Option<PathBuf> {
-    let home = || Some(folder("HOME")?.join(".config"));
-    Some(folder("XDG_CONFIG_HOME").or_else(home)?.join(LIST))
+    Some(folders::config()?.join(LIST))
 }
 
 /// Returns whether the list names a store.
@@ -71,12 +64,9 @@ fn read(list: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Returns what to write to trust a store.
+/// Returns the hint for a store that the list does not name.
 pub(super) fn hint(store: &Path) -> String {
-    let config = folder("XDG_CONFIG_HOME").unwrap_or_else(|| "~/.config".into());
-    format!(
-        "if you trust that user, add the line `{}` to `{}`",
-        store.display(),
-        config.join(LIST).display()
-    )
+    let list = folders::shown_config().join(LIST);
+    let (store, list) = (store.display(), list.display());
+    format!("if you trust that user, add the line `{store}` to `{list}`")
 }

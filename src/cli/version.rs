@@ -1,4 +1,5 @@
-//! `precast --version -v`: the version, and what this host has. Files are read; only the Python is started.
+//! `precast --version -v`: the version, and the torch, Python, GPU, store and targets of this host. Files are read;
+//! only the Python is started.
 
 use std::{ffi::OsString, path::PathBuf};
 
@@ -13,7 +14,7 @@ use crate::{
     target::{DeviceKind, Target, Torch, compute_capabilities},
 };
 
-/// A command line that asks for the version and for nothing else.
+/// A command line with `--version` and no command.
 #[derive(Parser)]
 #[command(name = "precast", disable_version_flag = true)]
 pub(super) struct About {
@@ -36,7 +37,7 @@ pub(super) struct Asked {
 /// `precast --version -v --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct VersionDocument {
     /// Version of precast.
     precast: &'static str,
     /// Version of the torch that `run` would use; none where none is found.
@@ -47,13 +48,13 @@ pub(super) struct Document {
     python: String,
     /// GPUs and their driver.
     gpu: String,
-    /// Path of the store, and what is in it.
+    /// Path of the store, and the number of its models.
     store: String,
     /// Names of the targets that this host builds and runs, for its own CPU; none without a torch.
     targets: Vec<String>,
 }
 
-/// Returns what a command line asks for that clap answered with the version; none where that is all.
+/// Returns the arguments of a command line with `--version` and `-v`, which clap answers with the version alone.
 pub(super) fn asked(error: &clap::Error, args: &[OsString]) -> Option<(Global, Asked)> {
     if error.kind() != ErrorKind::DisplayVersion {
         return None;
@@ -80,7 +81,7 @@ pub(super) fn run(args: &Asked, context: &Context) -> Result<u8> {
         kinds.iter().map(target)
     });
     let launcher = args.python.launcher("".as_ref());
-    let document = Document {
+    let document = VersionDocument {
         precast: env!("CARGO_PKG_VERSION"),
         targets: targets.collect(),
         torch: torch.as_ref().map(|torch| torch.version.clone()),
@@ -89,29 +90,26 @@ pub(super) fn run(args: &Asked, context: &Context) -> Result<u8> {
         gpu: doctor::gpu(&gpus),
         store: doctor::store(context),
     };
-    match context.out.json() {
-        true => context.out.document(&document)?,
-        false => print(&document, context)?,
+    if context.out.json() {
+        context.out.document(&document)?;
+    } else {
+        print(&document, context)?;
     }
     Ok(0)
 }
 
-fn print(document: &Document, context: &Context) -> Result<()> {
-    context
-        .out
-        .line(format_args!("precast {}", document.precast))?;
-    let folder = document
-        .libtorch
-        .as_ref()
-        .map(|folder| folder.display().to_string());
+fn print(document: &VersionDocument, context: &Context) -> Result<()> {
+    let out = &context.out;
+    writeln!(out, "precast {}", document.precast)?;
+    let folder = document.libtorch.as_ref().map(|folder| folder.display());
     let torch = match (&document.torch, folder) {
         (Some(version), Some(folder)) => format!("{version}, {folder}"),
         (None, Some(folder)) => format!("of unknown version, {folder}"),
         (_, None) => "none".to_owned(),
     };
-    let targets = match document.targets.is_empty() {
-        true => "none without a torch".to_owned(),
-        false => document.targets.join(", "),
+    let targets = match document.targets.join(", ") {
+        none if none.is_empty() => "none without a torch".to_owned(),
+        targets => targets,
     };
     let rows = [
         ("torch", &torch),
@@ -121,9 +119,7 @@ fn print(document: &Document, context: &Context) -> Result<()> {
         ("target", &targets),
     ];
     for (name, found) in rows {
-        context
-            .out
-            .line(format_args!("{} {found}", format!("{name:7}").dimmed()))?;
+        writeln!(out, "{} {found}", format!("{name:7}").dimmed())?;
     }
     Ok(())
 }

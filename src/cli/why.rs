@@ -9,7 +9,8 @@ use serde::Serialize;
 use super::{
     Context,
     exit::{AGAIN, Missing, tell_hint},
-    name::{self, Named},
+    name::{self, NameArgs},
+    printer::Printer,
 };
 use crate::{
     inspect::{
@@ -23,36 +24,36 @@ use crate::{
     store::{Filter, Found, Store},
 };
 
-/// How many files without effect are named.
+/// The number of files without effect that are named.
 const FILES: usize = 8;
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct WhyArgs {
     #[command(flatten)]
-    what: Named,
-    /// Only programs of this model, or of the release that `MODEL@NUMBER` or `MODEL@NAME` says
+    what: NameArgs,
+    /// Only programs of this model, or of the release `MODEL@NUMBER` or `MODEL@NAME`
     #[arg(long)]
     model: Option<String>,
-    /// The spec of the module, to tell which files beside it had no effect
+    /// The spec of the module, for the list of changed files that had no effect
     #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
     file: PathBuf,
 }
 
-/// `precast why WHAT --format json`
+/// `precast why ID --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct WhyDocument {
     why: Vec<Why>,
     /// Changes since the module was built that are no part of it.
     without_effect: Vec<Reason>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &WhyArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let all = find(args, &store)?;
     let without_effect = without_effect(args, &store)?;
     if context.out.json() {
-        let document = Document {
+        let document = WhyDocument {
             why: all,
             without_effect,
         };
@@ -60,110 +61,91 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         return Ok(0);
     }
     for why in &all {
-        let id = why.id.short();
-        let built = why.built.map(|at| format!(", built {}", date(at)));
-        context.out.line(format_args!(
-            "{} {}{}",
-            why.name.bold(),
-            id.dimmed(),
-            built.unwrap_or_default()
-        ))?;
-        if let Some(before) = &why.before {
-            context
-                .out
-                .line(format_args!("  it took the place of {}", before.short()))?;
-        }
-        for reason in &why.reasons {
-            match reason {
-                // It is built: "never" is said of what is not.
-                Reason::NeverBuilt => context.out.line("  nothing was in its place before")?,
-                reason => context.out.line(format_args!("  {reason}"))?,
-            }
-        }
-        if let Some(graph) = &why.graph {
-            context.out.line(format_args!("  {graph}"))?;
-        }
-        if let Some(choice) = receipt::choice(&why.tuned) {
-            context.out.line(format_args!("  {choice}"))?;
-        }
-        if let (Some(before), true) = (&why.before, why.reasons.is_empty()) {
-            context.out.line(format_args!(
-                "  nothing that is explained differs from {}",
-                before.short()
-            ))?;
-        }
+        print(why, &context.out)?;
     }
     let hints: BTreeSet<&str> = all.iter().filter_map(|why| why.hint.as_deref()).collect();
     hints.into_iter().for_each(tell_hint);
     for reason in without_effect {
-        context.out.line(format_args!("not rebuilt: {reason}"))?;
+        writeln!(context.out, "not rebuilt: {reason}")?;
     }
     Ok(0)
 }
 
-/// Returns what changed since the module was built and is no part of it, where there is a spec that has the module.
-fn without_effect(args: &Args, store: &Store) -> Result<Vec<Reason>> {
-    // The answer is about the store: a spec that is not there or not right only says nothing.
-    let Ok(spec) = Spec::load(&args.file) else {
-        return Ok(Vec::new());
-    };
-    let model = args
-        .model
-        .as_ref()
-        .is_none_or(|model| split_model(model).0 == spec.model.name);
-    let what = args.what.text();
-    match model && spec.modules.iter().any(|module| module.name == what) {
-        true => Ok(why::without_effect(&spec, store, &what, FILES)?),
-        false => Ok(Vec::new()),
+fn print(why: &Why, out: &Printer) -> Result<()> {
+    let built = why.built.map(|at| format!(", built {}", date(at)));
+    let (name, id) = (why.name.bold(), why.id.short());
+    writeln!(out, "{name} {}{}", id.dimmed(), built.unwrap_or_default())?;
+    if let Some(before) = &why.before {
+        writeln!(out, "  it replaced {}", before.short())?;
+    }
+    for reason in &why.reasons {
+        match reason {
+            // Its own words say that the program is not built.
+            Reason::NeverBuilt => out.line("  it replaced nothing")?,
+            reason => writeln!(out, "  {reason}")?,
+        }
+    }
+    if let Some(graph) = &why.graph {
+        writeln!(out, "  {graph}")?;
+    }
+    if let Some(choice) = receipt::choice(&why.tuned) {
+        writeln!(out, "  {choice}")?;
+    }
+    match &why.before {
+        Some(before) if why.reasons.is_empty() => {
+            let before = before.short();
+            writeln!(out, "  nothing that is explained differs from {before}")
+        }
+        _ => Ok(()),
     }
 }
 
-fn find(args: &Args, store: &Store) -> Result<Vec<Why>> {
+/// Returns changes since the module was built that are no part of it. Without a spec that has the module there are
+/// none.
+fn without_effect(args: &WhyArgs, store: &Store) -> Result<Vec<Reason>> {
+    // The answer is about the store: a missing or wrong spec is no error.
+    let Ok(spec) = Spec::load(&args.file) else {
+        return Ok(Vec::new());
+    };
+    let model = args.model.as_deref().map(|model| split_model(model).0);
+    let what = args.what.text();
+    if model.is_some_and(|model| model != spec.model.name)
+        || spec.modules.iter().all(|module| module.name != what)
+    {
+        return Ok(Vec::new());
+    }
+    Ok(why::without_effect(&spec, store, &what, FILES)?)
+}
+
+fn find(args: &WhyArgs, store: &Store) -> Result<Vec<Why>> {
     let what = args.what.text();
     let modules = of_module(args, &what, store)?;
     if !modules.is_empty() {
         return Ok(modules);
     }
-    let missing = |hint: &str| Missing {
-        message: format!("`{what}` can't be explained"),
-        hint: hint.to_owned(),
-    };
-    let found = name::find(store, &what)?;
+    let missing = |hint| Missing::new(format!("`{what}` can't be explained"), hint);
     let gone = || missing(AGAIN);
-    Ok(match found {
-        Found::Program(id) => vec![why::program(
-            store,
-            &store.records().program(&id)?.ok_or_else(gone)?,
-        )?],
+    Ok(match name::find(store, &what)? {
+        Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
         Found::Artifact(id) => {
-            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
-            let none = || {
-                missing(
-                    "no program calls this artifact, so nothing asked for it; `precast gc` removes it",
-                )
-            };
-            vec![why::artifact(store, &artifact)?.ok_or_else(none)?]
+            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            let uncalled =
+                "no program calls this artifact, so nothing asked for it; `precast gc` removes it";
+            vec![why::artifact(store, &artifact)?.ok_or_else(|| missing(uncalled))?]
         }
         Found::Failure(_) => {
             return Err(missing("it failed and is not there; `precast log` shows why").into());
         }
         Found::Object(_) => {
-            return Err(
-                missing("it is an object, which has no key; give the ID of its artifact").into(),
-            );
+            let hint = "it is an object, which has no key; give the ID of its artifact";
+            return Err(missing(hint).into());
         }
     })
 }
 
-/// Returns the answers for the programs of a module in the newest releases, or for all where no release has one.
-fn of_module(args: &Args, what: &str, store: &Store) -> Result<Vec<Why>> {
-    let (model, release) = match &args.model {
-        Some(model) => {
-            let (model, release) = name::programs_of(store, model)?;
-            (Some(model), release)
-        }
-        None => (None, None),
-    };
+/// Returns the answers for the module's programs in the newest releases; where these have none, for all its programs.
+fn of_module(args: &WhyArgs, what: &str, store: &Store) -> Result<Vec<Why>> {
+    let (model, release) = name::model_and_programs(store, args.model.as_deref())?;
     let filter = Filter {
         model,
         module: Some(what.to_owned()),

@@ -336,9 +336,15 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     exit code 0
     ----- stderr
     plan: 3 of 3 programs are missing
-    gate: affine batch=1: that of [ID] holds, it looked at the same
+    worker: Python [PYTHON], torch [TORCH] ([TIME])
+    model: 1 source file, 0 packages ([TIME])
+    weights: [ID] ([SIZE])
+    capture: affine batch=1 ([TIME])
+    capture: affine batch=4 ([TIME])
+    capture: affine eager ([TIME])
+    gate: affine batch=1: the gate of [ID] holds, with the same artifacts, weights and samples
     published: affine batch=1 [ID]
-    gate: affine batch=4: that of [ID] holds, it looked at the same
+    gate: affine batch=4: the gate of [ID] holds, with the same artifacts, weights and samples
     published: affine batch=4 [ID]
     left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     built 2 programs, 0 artifacts compiled ([TIME]), 2 not gated again
@@ -393,7 +399,7 @@ fn the_change_of_the_graph_is_reported() {
     exit code 0
     ----- stdout
     affine batch=4 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       `model.py` changed
       the captured graph is the same, and so are its artifacts
     ");

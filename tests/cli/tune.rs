@@ -89,7 +89,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      nothing was in its place before
+      it replaced nothing
       kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     ");
     check(

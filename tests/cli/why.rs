@@ -17,7 +17,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      nothing was in its place before
+      it replaced nothing
     ");
 
     sandbox.append("model.py", "# one more line");
@@ -26,7 +26,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       `model.py` changed
       the captured graph is the same, and so are its artifacts
     ");
@@ -47,7 +47,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       option `epilogue_fusion` changed: `true` -> `false`
       the captured graph is the same, compiled otherwise
     ");
@@ -62,7 +62,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
       the captured graph is the same, compiled otherwise
@@ -74,7 +74,7 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
     ");
@@ -90,12 +90,12 @@ fn every_kind_of_change_is_named() {
     exit code 0
     ----- stdout
     affine batch=1 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
       the captured graph is the same, compiled otherwise
     affine batch=4 [ID], built [TIME]
-      it took the place of [ID]
+      it replaced [ID]
       the target changed: `native` -> `x86-64-v2`
       the target changed: CPU features [FEATURES]
       the captured graph is the same, compiled otherwise

@@ -7,6 +7,7 @@ use std::{
 };
 
 use precast_store::{Digest, Store, record::Release};
+use serde::Serialize;
 
 use super::{GateCommand, Launcher, protocol::Finding};
 use crate::{plan, spec::Spec};
@@ -43,16 +44,22 @@ pub struct Options<'a> {
     pub cancel: Arc<AtomicBool>,
 }
 
-/// What became of one program.
-#[derive(Clone, Debug)]
+/// The result for one program.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(tag = "state", rename_all = "lowercase")]
 pub enum Outcome {
     /// It was in the store already.
-    Hit(Digest),
+    Hit {
+        /// The request key.
+        id: Digest,
+    },
     /// It was built.
     Built(Built),
     /// It could not be built; the store keeps the log under the key.
     Failed {
         /// The request key; absent where the entry could not be imported, so that it is not known.
+        #[serde(rename = "id")]
         key: Option<Digest>,
         /// One line, without what to do.
         message: String,
@@ -74,7 +81,7 @@ impl Outcome {
     /// Returns the program that is there, if one is.
     pub fn id(&self) -> Option<Digest> {
         match self {
-            Self::Hit(id) => Some(*id),
+            Self::Hit { id } => Some(*id),
             Self::Built(built) => Some(built.id),
             Self::Failed { .. } | Self::Skipped { .. } => None,
         }
@@ -82,7 +89,8 @@ impl Outcome {
 }
 
 /// A program that this build made.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Built {
     /// The request key.
     pub id: Digest,

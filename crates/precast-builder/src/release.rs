@@ -29,7 +29,7 @@ pub(super) fn summarise(
     let mut programs = Vec::new();
     for (index, item) in plan.items.iter().enumerate() {
         let outcome = match (&item.state, done.outcomes.remove(&index)) {
-            (State::Hit { id }, _) => Outcome::Hit(*id),
+            (State::Hit { id }, _) => Outcome::Hit { id: *id },
             (State::Skipped { why, .. }, _) => Outcome::Skipped { why: why.clone() },
             (State::Miss { .. }, Some(outcome)) => outcome,
             (State::Miss { .. }, None) => return Err(BuildError::Interrupted),

@@ -1,6 +1,7 @@
 //! The rows of the index, each computed from a record.
 
 use rusqlite::{Connection, OptionalExtension, Row, params};
+use serde::Serialize;
 
 use super::sum::{self, Sum};
 use crate::{
@@ -9,11 +10,13 @@ use crate::{
 };
 
 /// An object, as the index has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ObjectRow {
     /// Digest of the content, which is the object's name.
     pub digest: Digest,
     /// Bytes of content.
+    #[serde(rename = "bytes")]
     pub size: u64,
     /// Bytes of the file.
     pub stored: u64,
@@ -47,22 +50,24 @@ pub struct ProgramRow {
 }
 
 /// An artifact, as the index has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArtifactRow {
     /// The artifact key.
     pub id: Digest,
-    /// Bytes of its object's content.
-    pub size: u64,
     /// The target's name.
     pub target: String,
     /// `cpu` or `cuda`.
     pub device: String,
+    /// The number of programs that call it.
+    pub programs: u64,
+    /// Bytes of its object's content.
+    #[serde(rename = "bytes")]
+    pub size: u64,
     /// Seconds since 1970.
     pub created: i64,
     /// Seconds since 1970; none if it was never used since the index was made.
     pub used: Option<i64>,
-    /// How many programs call it.
-    pub programs: u64,
 }
 
 /// Reads a column that holds a digest.

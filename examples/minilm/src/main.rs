@@ -24,7 +24,7 @@ use safetensors::SafeTensors;
 use serde_json::json;
 use tokenizers::Tokenizer;
 
-/// What two embeddings of one sentence must have in common with eager's.
+/// The least cosine between an embedding and eager's.
 const AGREES: f32 = 0.9999;
 
 #[derive(Parser)]
@@ -63,7 +63,7 @@ enum Format {
     Json,
 }
 
-/// One sentence and what became of it.
+/// One sentence with its answer.
 struct Row {
     text: String,
     tokens: usize,
@@ -139,7 +139,7 @@ fn embed(model: &Model, tokenizer: &Tokenizer, text: &str) -> Result<Row> {
     let mask = Value::new(&vec![1_i64; ids.len()], &shape)?;
     let ids = Value::new(&ids, &shape)?;
     let call = || model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
-    // The first call of a bucket pays for pages and caches; the second one is what a service sees.
+    // The first call of a bucket fills pages and caches; a service sees the time of the second one.
     first_output(&call()?)?;
     let started = Instant::now();
     let answer = call()?;

@@ -1,4 +1,4 @@
-//! Measuring one request: alone, and by every thread at once.
+//! The measurement of one request: single calls, and calls by every thread at once.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -15,92 +15,170 @@ use crate::{
     runtime::{Tensor, cuda::synchronize},
 };
 
-/// What calls took, in seconds.
+/// The times of calls, in seconds.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Figures {
     pub calls: usize,
-    /// From the call to its outputs being there.
+    /// From the call until its outputs are there.
     pub median: f64,
     pub p99: f64,
-    /// Time between two answers when a thread does not wait for one before the next call; on the CPU there is nothing
-    /// to wait for, and it is the mean.
+    /// The time between two answers when a thread does not wait for one before the next call. On the CPU, where a call
+    /// returns its answer, it is the mean.
     pub pipelined: f64,
     /// The run of a session, pipelined, where there is a graph: its inputs are static and not copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<f64>,
-    /// Answers a second, of all threads together.
+    /// Answers a second, over all threads.
     pub throughput: f64,
 }
 
-/// What one contender did so far.
+/// The measurements of one model so far.
 #[derive(Default)]
 struct Taken {
-    /// Of calls one after the other, each waited for.
-    alone: Vec<f64>,
-    /// Calls of all threads, and for how long.
-    together: usize,
+    /// The seconds of each single call.
+    single: Vec<f64>,
+    /// The number of calls by all threads, and the seconds that they took.
+    parallel: usize,
     seconds: f64,
 }
 
-/// How often contenders take turns.
+/// How often models take turns.
 const TURNS: u32 = 8;
 
-/// Measures each model at one request, in turns where there are several. `replay` names the bucket whose graph, if the
-/// first has one, is launched alone as well.
-pub(super) fn measure(
-    models: &[&Model],
-    program: &Program,
-    inputs: &[Tensor],
-    replay: Option<&Sizes>,
-    device: Device,
-    args: &BenchArgs,
-) -> Result<Vec<Figures>> {
-    let module = program.module.as_str();
-    for model in models {
-        let warm_up = Instant::now();
-        while warm_up.elapsed() < Duration::from_millis(200) {
-            drop(model.run(module, inputs)?);
+/// One request, and how it is measured.
+pub(super) struct Load<'a> {
+    pub program: &'a Program,
+    pub inputs: &'a [Tensor],
+    pub device: Device,
+    /// The time of each measurement of one model.
+    pub limit: Duration,
+    pub threads: u16,
+}
+
+impl Load<'_> {
+    /// Measures each model, in turns where there are several.
+    pub(super) fn measure(&self, models: &[&Model]) -> Result<Vec<Figures>> {
+        for model in models {
+            let warm_up = Instant::now();
+            while warm_up.elapsed() < Duration::from_millis(200) {
+                drop(model.run(&self.program.module, self.inputs)?);
+            }
+            synchronize(self.device)?;
         }
-        wait(device)?;
-    }
-    let whole = Duration::from_secs_f64(args.seconds);
-    let turns = if models.len() > 1 { TURNS } else { 1 };
-    let mut taken: Vec<Taken> = models.iter().map(|_| Taken::default()).collect();
-    for _ in 0..turns {
-        for (model, taken) in models.iter().zip(&mut taken) {
-            alone(model, module, inputs, device, whole / turns, taken)?;
+        let turns = if models.len() > 1 { TURNS } else { 1 };
+        let mut taken: Vec<Taken> = models.iter().map(|_| Taken::default()).collect();
+        for measure in [Self::single, Self::parallel] {
+            for _ in 0..turns {
+                for (model, taken) in models.iter().zip(&mut taken) {
+                    measure(self, model, self.limit / turns, taken)?;
+                }
+            }
         }
+        let figures = taken.into_iter().map(|taken| taken.figures(self.threads));
+        Ok(figures.collect())
     }
-    for _ in 0..turns {
-        for (model, taken) in models.iter().zip(&mut taken) {
-            let limit = whole / turns;
-            together(model, module, inputs, device, limit, args.threads, taken)?;
+
+    /// Makes single calls, and waits for each; a few at least.
+    fn single(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
+        const LEAST: usize = 10;
+        let (begin, before) = (Instant::now(), taken.single.len());
+        while begin.elapsed() < limit || taken.single.len() - before < LEAST {
+            let called = Instant::now();
+            let answer = model.run(&self.program.module, self.inputs)?;
+            synchronize(self.device)?;
+            taken.single.push(called.elapsed().as_secs_f64());
+            drop(answer);
         }
+        Ok(())
     }
-    let mut figures: Vec<Figures> = taken
-        .into_iter()
-        .map(|taken| taken.figures(args.threads))
-        .collect();
-    if let (Some(sizes), Some(first)) = (replay, figures.first_mut()) {
-        first.replay = launches(models[0], module, sizes, inputs, device, whole)?;
+
+    /// Makes calls by every thread at once, and waits for none.
+    fn parallel(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
+        let stop = AtomicBool::new(false);
+        let begin = Instant::now();
+        let (module, device) = (self.program.module.as_str(), self.device);
+        let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
+            let mut calls = 0;
+            while !over() {
+                drop(model.run(module, inputs)?);
+                calls += 1;
+                if calls % 256 == 0 {
+                    // Keeps the queue shorter than the device's limit.
+                    synchronize(device)?;
+                }
+            }
+            synchronize(device)?;
+            Ok(calls)
+        };
+        let calls: Result<usize> = match self.threads {
+            // A second thread would start a second team of OpenMP threads.
+            1 => work(self.inputs, &|| begin.elapsed() >= limit),
+            threads => std::thread::scope(|scope| {
+                let (work, stop) = (&work, &stop);
+                let start = |_| {
+                    let inputs: Vec<_> = self.inputs.iter().map(Tensor::share).collect();
+                    scope.spawn(move || work(&inputs, &|| stop.load(Ordering::Relaxed)))
+                };
+                let started: Vec<_> = (0..threads).map(start).collect();
+                std::thread::sleep(limit);
+                stop.store(true, Ordering::Relaxed);
+                let ended = started.into_iter().map(|thread| {
+                    let calls = thread.join();
+                    calls.unwrap_or_else(|_| bail!("a caller panicked"))
+                });
+                ended.sum()
+            }),
+        };
+        taken.parallel += calls?;
+        taken.seconds += begin.elapsed().as_secs_f64();
+        Ok(())
     }
-    Ok(figures)
+
+    /// Returns the time of a launch of the graph alone, on the same inputs: with blank ones a device takes less power,
+    /// and may take less time. None without a graph.
+    pub(super) fn launches(&self, model: &Model) -> Result<Option<f64>> {
+        let module = self.program.module.as_str();
+        let Some(mut session) = model.session(module, &self.program.sizes) else {
+            return Ok(None);
+        };
+        let own = session.inputs();
+        let shapes = own.iter().map(Tensor::shape);
+        if !shapes.eq(self.inputs.iter().map(Tensor::shape)) {
+            return Ok(None); // a variant with other inputs
+        }
+        for (mut to, from) in own.into_iter().zip(self.inputs) {
+            to.copy_from(from)?;
+        }
+        synchronize(self.device)?;
+        let (mut calls, begin) = (0, Instant::now());
+        while begin.elapsed() < self.limit {
+            for _ in 0..256 {
+                session.replay().map_err(|message| RuntimeError::Tensor {
+                    module: module.into(),
+                    message,
+                })?;
+            }
+            calls += 256;
+            synchronize(self.device)?;
+        }
+        Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
+    }
 }
 
 impl Taken {
     fn figures(mut self, threads: u16) -> Figures {
-        self.alone.sort_by(f64::total_cmp);
-        let last = self.alone.len().saturating_sub(1);
-        let at = |share: f64| self.alone[(last as f64 * share).round() as usize];
-        let together = self.together.max(1) as f64;
+        self.single.sort_by(f64::total_cmp);
+        let last = self.single.len().saturating_sub(1);
+        let at = |share: f64| self.single[(last as f64 * share).round() as usize];
+        let parallel = self.parallel.max(1) as f64;
         Figures {
-            calls: self.together + self.alone.len(),
+            calls: self.parallel + self.single.len(),
             median: at(0.5),
             p99: at(0.99),
-            pipelined: self.seconds / together * f64::from(threads),
+            pipelined: self.seconds / parallel * f64::from(threads),
             replay: None,
-            throughput: together / self.seconds,
+            throughput: parallel / self.seconds,
         }
     }
 }

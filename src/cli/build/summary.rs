@@ -1,4 +1,4 @@
-//! The end of `precast build`: what was made, in words and as JSON.
+//! The summary of `precast build`, as text and as JSON.
 
 use std::collections::BTreeMap;
 
@@ -6,169 +6,145 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::super::{Context, check, printer::note, progress::seconds, text};
+use super::super::{Context, check, progress::seconds, text};
 use crate::{
-    Digest,
     build::{Built, Outcome, Summary, protocol::Finding},
+    record::Release,
 };
 
-/// Says how the build ended.
-pub(super) fn tell(summary: &Summary, context: &Context) -> Result<()> {
+/// Prints the summary of a build.
+pub(super) fn print(summary: &Summary, context: &Context) -> Result<()> {
     if context.out.json() {
         return context.out.event(&document(summary));
     }
-    if context.quiet {
-        return Ok(());
+    failures(summary);
+    gaps(summary);
+    note!("{}", last_line(summary));
+    if let (true, Some(release)) = (summary.published, &summary.release) {
+        published(release, summary.before);
     }
-    let count = |is: fn(&Outcome) -> bool| {
-        summary
-            .programs
-            .iter()
-            .filter(|(_, outcome)| is(outcome))
-            .count()
-    };
-    let hits = count(|outcome| matches!(outcome, Outcome::Hit(_)));
-    let built = count(|outcome| matches!(outcome, Outcome::Built(_)));
-    let (failed, _) = summary.failed();
+    if let (true, Some((old, new))) = (summary.published, &summary.weights_changed) {
+        let (old, new) = (old.short(), new.short());
+        note!("        its weights changed: {old} -> {new}");
+    }
+    if let (false, Some(before)) = (summary.lost.is_empty(), summary.before) {
+        let (lost, names) = ("lost".yellow().bold().to_string(), few(&summary.lost));
+        note!("{lost} {names}: release {before} has it, the new one does not");
+    }
+    if !summary.without.is_empty() {
+        let (without, names) = ("without".yellow().bold().to_string(), few(&summary.without));
+        note!("{without} {names}: nothing answers it");
+    }
+    Ok(())
+}
+
+/// Prints the programs that failed, and the findings about modules that could not be captured.
+fn failures(summary: &Summary) {
     for (name, outcome) in &summary.programs {
-        if let Outcome::Failed {
+        let Outcome::Failed {
             key,
             message,
             location,
             hint,
             ..
         } = outcome
-        {
-            let place = location
-                .as_ref()
-                .map(|place| format!("{place}: "))
-                .unwrap_or_default();
-            note(format_args!(
-                "{} {name}: {place}{message}",
-                "failed".red().bold()
-            ));
-            note(format_args!("       {} {hint}", "hint:".cyan().bold()));
-            if let Some(key) = key {
-                note(format_args!(
-                    "       `precast log {}` prints the whole log",
-                    key.short()
-                ));
-            }
+        else {
+            continue;
+        };
+        let place = location.iter().map(|place| format!("{place}: "));
+        let place: String = place.collect();
+        note!("{} {name}: {place}{message}", "failed".red().bold());
+        note!("       {} {hint}", "hint:".cyan().bold());
+        if let Some(key) = key {
+            note!("       `precast log {}` prints the whole log", key.short());
         }
     }
     for (module, findings) in &summary.findings {
         for finding in findings {
-            note(format_args!("\n{}", check::finding(finding).join("\n")));
+            note!("\n{}", check::finding(finding).join("\n"));
         }
-        note(format_args!(
-            "\n{} {module}: `precast check` says what else it finds",
-            "note:".cyan().bold()
-        ));
+        let more = "`precast check` says what else it finds";
+        note!("\n{} {module}: {more}", "note:".cyan().bold());
     }
+}
+
+/// Prints the requests that no artifact of this build answers.
+fn gaps(summary: &Summary) {
     for (why, names) in left_out(summary) {
-        note(format_args!(
-            "{} {}: {why}{}",
-            "left out".yellow(),
-            few(&names),
-            refused_without(summary, &names)
-        ));
+        let (few, refused) = (few(&names), refused_without(summary, &names));
+        note!("{} {few}: {why}{refused}", "left out".yellow());
     }
     for (why, names) in exact_only(summary) {
-        let (what, why) = why.split_once(": ").unwrap_or((why, ""));
-        note(format_args!("{} {}: {why}", what.yellow(), few(&names)));
-        note(format_args!("       {} {PADDING}", "hint:".cyan().bold()));
+        let (reason, why) = why.split_once(": ").unwrap_or((why, ""));
+        note!("{} {}: {why}", reason.yellow(), few(&names));
+        note!("       {} {PADDING}", "hint:".cyan().bold());
     }
     for (name, sizes) in narrowed(summary) {
-        note(format_args!("{} {name}: {sizes}", "only".yellow()));
+        note!("{} {name}: {sizes}", "only".yellow());
     }
     if !summary.eager_unasked.is_empty() {
-        note(format_args!(
-            "{} {}: eager {EAGER}",
-            "also".cyan(),
-            few(&summary.eager_unasked)
-        ));
+        let names = few(&summary.eager_unasked);
+        note!("{} {names}: eager {EAGER}", "also".cyan());
     }
-    let time = seconds(summary.seconds);
-    let total = summary.programs.len();
-    let mut line = match (built, failed) {
-        (0, 0) => format!(
-            "{} {hits} of {total} programs are in the store, nothing to compile ({time})",
-            "fresh".green().bold()
-        ),
-        _ => {
-            let there = match hits {
-                0 => String::new(),
-                _ => format!(", {} there already", text::count(hits as u64, "program")),
-            };
-            format!(
-                "{} {}, {} compiled{there} ({time})",
-                "built".green().bold(),
-                text::count(built as u64, "program"),
-                text::count(summary.compiled as u64, "artifact")
-            )
-        }
+}
+
+/// Returns the line with the numbers of programs and artifacts.
+fn last_line(summary: &Summary) -> String {
+    let count = |is: fn(&Outcome) -> bool| {
+        let outcomes = summary.programs.iter().map(|(_, outcome)| outcome);
+        outcomes.filter(|outcome| is(outcome)).count()
     };
-    let before =
-        count(|outcome| matches!(outcome, Outcome::Built(built) if built.gated_by.is_some()));
-    if before > 0 {
-        line.push_str(&format!(", {before} not gated again"));
+    let hits = count(|outcome| matches!(outcome, Outcome::Hit { .. }));
+    let built = count(|outcome| matches!(outcome, Outcome::Built(_)));
+    let gated = count(|outcome| matches!(outcome, Outcome::Built(it) if it.gated_by.is_some()));
+    let (failed, _) = summary.failed();
+    let (time, total) = (seconds(summary.seconds), summary.programs.len());
+    let mut line = if (built, failed) == (0, 0) {
+        let fresh = "fresh".green().bold().to_string();
+        format!("{fresh} {hits} of {total} programs are in the store, nothing to compile ({time})")
+    } else {
+        let built = text::count(built, "program");
+        let compiled = text::count(summary.compiled, "artifact");
+        let there = match hits {
+            0 => String::new(),
+            _ => format!(", {} there already", text::count(hits, "program")),
+        };
+        format!(
+            "{} {built}, {compiled} compiled{there} ({time})",
+            "built".green().bold()
+        )
+    };
+    if gated > 0 {
+        line += &format!(", {gated} not gated again");
     }
     if failed > 0 {
-        line.push_str(&format!(", {} failed", failed.red()));
+        line += &format!(", {} failed", failed.red());
     }
-    note(line);
-    if let (true, Some(release)) = (summary.published, &summary.release) {
-        let name = release
-            .name
-            .as_deref()
-            .map(|name| format!(" `{name}`"))
-            .unwrap_or_default();
-        note(format_args!(
-            "{} {} release {}{name}{}",
-            "published".green().bold(),
-            release.model,
-            release.seq,
-            if release.is_partial() {
-                ", a partial one"
-            } else {
-                ""
-            }
-        ));
-        if release.is_partial() {
-            note(format_args!(
-                "        it lacks {}: only `{}@{}` loads it, {}",
-                few(&release.lacks),
-                release.model,
-                release.seq,
-                match summary.before {
-                    Some(before) => format!("release {before} stays the newest"),
-                    None => "until `precast build` makes the rest".to_owned(),
-                }
-            ));
-        }
+    line
+}
+
+/// Prints a new release. `before` is the number of the newest complete one.
+fn published(release: &Release, before: Option<u64>) {
+    let (model, seq) = (&release.model, release.seq);
+    let name = release.name.iter().map(|name| format!(" `{name}`"));
+    let name: String = name.collect();
+    let partial = if release.is_partial() {
+        ", a partial one"
+    } else {
+        ""
+    };
+    note!(
+        "{} {model} release {seq}{name}{partial}",
+        "published".green().bold()
+    );
+    if release.is_partial() {
+        let newest = match before {
+            Some(before) => format!("release {before} stays the newest"),
+            None => "until `precast build` makes the rest".to_owned(),
+        };
+        let lacks = few(&release.lacks);
+        note!("        it lacks {lacks}: only `{model}@{seq}` loads it, {newest}");
     }
-    if let (true, Some((old, new))) = (summary.published, &summary.weights_changed) {
-        note(format_args!(
-            "        its weights changed: {} -> {}",
-            old.short(),
-            new.short()
-        ));
-    }
-    if let (false, Some(before)) = (summary.lost.is_empty(), summary.before) {
-        note(format_args!(
-            "{} {}: release {before} has it, the new one does not",
-            "lost".yellow().bold(),
-            few(&summary.lost)
-        ));
-    }
-    if !summary.without.is_empty() {
-        note(format_args!(
-            "{} {}: nothing answers it",
-            "without".yellow().bold(),
-            few(&summary.without)
-        ));
-    }
-    Ok(())
 }
 
 /// Returns some names, and how many more there are.
@@ -181,7 +157,7 @@ fn few<T: AsRef<str>>(names: &[T]) -> String {
     }
 }
 
-/// Returns the programs that a model does without, by the reason why.
+/// Returns the programs that are left out, by reason.
 fn left_out(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, outcome) in &summary.programs {
@@ -192,13 +168,10 @@ fn left_out(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// Returns which requests are refused because these programs are left out, where they are the eager ones.
+/// Returns the requests that are refused without these programs, where these are eager.
 fn refused_without(summary: &Summary, names: &[&str]) -> &'static str {
-    let modules: Option<Vec<&str>> = names
-        .iter()
-        .map(|name| name.strip_suffix(" eager"))
-        .collect();
-    let Some(modules) = modules else {
+    let modules = names.iter().map(|name| name.strip_suffix(" eager"));
+    let Some(modules) = modules.collect::<Option<Vec<&str>>>() else {
         return "";
     };
     let own = |name: &str| {
@@ -206,10 +179,9 @@ fn refused_without(summary: &Summary, names: &[&str]) -> &'static str {
         rest.is_some_and(|rest| rest.starts_with(' '))
     };
     let programs = summary.programs.iter().filter(|(name, _)| own(name));
-    // Whether smaller requests are padded into them.
     let padded = programs.filter_map(|(_, outcome)| match outcome {
         Outcome::Built(built) => Some(built.padding_refused.is_none()),
-        Outcome::Hit(_) => Some(true),
+        Outcome::Hit { .. } => Some(true),
         _ => None,
     });
     match padded.reduce(|one, other| one || other) {
@@ -219,15 +191,15 @@ fn refused_without(summary: &Summary, names: &[&str]) -> &'static str {
     }
 }
 
-/// What to do about a bucket that no smaller request can be padded into.
+/// The hint for a bucket that no smaller request can be padded into.
 pub(in crate::cli) const PADDING: &str = "list the sizes that requests have as buckets, or set `dynamic`; a mask among the \
     inputs can make the module ignore its padding";
 
-/// What eager is there for that no spec asked for.
+/// The purpose of eager that no spec asked for.
 pub(in crate::cli) const EAGER: &str =
     "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";
 
-/// Returns the programs that were built and take no smaller request in some dimension, by the reason why.
+/// Returns the new programs that take no smaller request in some dimension, by reason.
 fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     let mut found: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (name, outcome) in &summary.programs {
@@ -242,7 +214,7 @@ fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// Returns the programs that were built with fewer sizes than the spec asks for, and the sizes that they answer.
+/// Returns the new programs with fewer sizes than the spec asks for, and their sizes.
 fn narrowed(summary: &Summary) -> impl Iterator<Item = (&str, &str)> {
     let built = summary.programs.iter();
     built.filter_map(|(name, outcome)| match outcome {
@@ -257,8 +229,8 @@ fn narrowed(summary: &Summary) -> impl Iterator<Item = (&str, &str)> {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(in crate::cli) enum Last<'a> {
     Finished {
-        programs: Vec<Line<'a>>,
-        /// What stops the build of modules that could not be captured.
+        programs: Vec<ProgramLine<'a>>,
+        /// The findings about modules that could not be captured.
         findings: Vec<Stopped<'a>>,
         /// How many artifacts were compiled.
         compiled: usize,
@@ -268,7 +240,7 @@ pub(in crate::cli) enum Last<'a> {
         published: bool,
         /// Names of programs that the release before had.
         lost: &'a [String],
-        /// Requests that nothing answers.
+        /// Requests without a program.
         unanswered: &'a [String],
         /// Modules without any program.
         without: &'a [String],
@@ -296,88 +268,26 @@ pub(in crate::cli) struct Newest<'a> {
 
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(in crate::cli) struct Line<'a> {
+pub(in crate::cli) struct ProgramLine<'a> {
     /// Its module and bucket.
     program: &'a str,
     #[serde(flatten)]
-    ended: Ended<'a>,
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(tag = "state", rename_all = "lowercase")]
-enum Ended<'a> {
-    /// It was there.
-    Hit {
-        id: &'a Digest,
-    },
-    Built {
-        id: &'a Digest,
-        /// How many distinct artifacts it calls.
-        artifacts: usize,
-        /// How many of them were compiled for it.
-        compiled: usize,
-        /// The program whose gate it is, where it was not gated again.
-        gated_by: Option<&'a Digest>,
-        /// The dimensions in which smaller requests are not padded into it, and why.
-        padding_refused: Option<&'a str>,
-        /// The sizes that it answers, where the model has fewer than the spec asks for.
-        narrowed: Option<&'a str>,
-    },
-    Failed {
-        id: Option<&'a Digest>,
-        message: &'a str,
-        /// The user's file and line that caused it.
-        location: Option<&'a str>,
-        hint: &'a str,
-        /// Whether it fails the build.
-        raise: bool,
-    },
-    Skipped {
-        why: &'a str,
-    },
-}
-
-impl<'a> Line<'a> {
-    fn of((program, outcome): &'a (String, Outcome)) -> Self {
-        let ended = match outcome {
-            Outcome::Hit(id) => Ended::Hit { id },
-            Outcome::Built(built) => Ended::Built {
-                id: &built.id,
-                artifacts: built.artifacts,
-                compiled: built.compiled,
-                gated_by: built.gated_by.as_ref(),
-                padding_refused: built.padding_refused.as_deref(),
-                narrowed: built.narrowed.as_deref(),
-            },
-            Outcome::Failed {
-                key,
-                message,
-                location,
-                hint,
-                raise,
-                ..
-            } => Ended::Failed {
-                id: key.as_ref(),
-                message,
-                location: location.as_deref(),
-                hint,
-                raise: *raise,
-            },
-            Outcome::Skipped { why } => Ended::Skipped { why },
-        };
-        Self { program, ended }
-    }
+    outcome: &'a Outcome,
 }
 
 fn document(summary: &Summary) -> Last<'_> {
+    let programs = summary.programs.iter();
+    let findings = summary.findings.iter();
+    let release = summary.release.as_ref();
     Last::Finished {
-        programs: summary.programs.iter().map(Line::of).collect(),
-        findings: (summary.findings.iter())
+        programs: programs
+            .map(|(program, outcome)| ProgramLine { program, outcome })
+            .collect(),
+        findings: findings
             .map(|(module, findings)| Stopped { module, findings })
             .collect(),
         compiled: summary.compiled,
-        release: summary.release.as_ref().map(|release| Newest {
+        release: release.map(|release| Newest {
             seq: release.seq,
             name: release.name.as_deref(),
             lacks: &release.lacks,

@@ -1,4 +1,4 @@
-//! What `precast check` prints: a table by severity, each finding in full, and what is known of each module.
+//! The output of `precast check`: a table by severity, each finding in full, and the facts of each module.
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -10,7 +10,6 @@ use crate::{
     },
     cli::{
         Context,
-        printer::note,
         progress::seconds,
         table::{self, Column},
         text::{bytes, count, plain},
@@ -22,40 +21,35 @@ use crate::{
     record::bucket_name,
 };
 
-/// How many of the reasons against a CUDA graph are named.
+/// The number of reasons against a CUDA graph that are named.
 const REASONS: usize = 3;
 
 pub(super) fn print(checks: &Checks, context: &Context) -> Result<()> {
+    let out = &context.out;
     let rows = checks.rows();
     let (allowed, open): (Vec<&FindingRow<'_>>, Vec<&FindingRow<'_>>) =
         rows.iter().partition(|row| row.allowed.is_some());
     table(&open, context)?;
     for row in &open {
-        context.out.line("")?;
-        context.out.line(finding(row.finding).join("\n"))?;
+        writeln!(out, "\n{}", finding(row.finding).join("\n"))?;
     }
     if !open.is_empty() {
-        context.out.line("")?;
+        out.line("")?;
     }
     for row in allowed {
-        context.out.line(format_args!(
-            "{} {} at {}: {}",
-            "allowed".dimmed(),
-            row.finding.category,
-            plain(row.finding.location.as_deref().unwrap_or("-")),
-            plain(row.allowed.unwrap_or_default())
-        ))?;
+        let (category, location) = (&row.finding.category, row.finding.location.as_deref());
+        let (location, why) = (location.unwrap_or("-"), row.allowed.unwrap_or_default());
+        let (allowed, location, why) = ("allowed".dimmed(), plain(location), plain(why));
+        writeln!(out, "{allowed} {category} at {location}: {why}")?;
     }
     for module in &checks.modules {
         summary(module, context)?;
     }
-    let padding = checks.padding.iter().map(padded);
-    for (name, said) in padding.chain([("a build", forecast(&checks.build))]) {
-        context.out.line(format_args!("{}: {said}", name.bold()))?;
+    for one in &checks.padding {
+        writeln!(out, "{}: {}", "padding".bold(), padding(one))?;
     }
-    if !context.quiet {
-        note(verdict(&open, checks.failed));
-    }
+    writeln!(out, "{}: {}", "a build".bold(), forecast(&checks.build))?;
+    note!("{}", verdict(&open, checks.failed));
     Ok(())
 }
 
@@ -95,51 +89,55 @@ fn word(severity: Severity) -> &'static str {
     }
 }
 
-/// Returns one finding in full, line by line.
+/// Returns the lines of a finding.
 pub(in crate::cli) fn finding(finding: &Finding) -> Vec<String> {
-    let place = match &finding.location {
-        Some(location) => format!("{}: ", plain(location)),
-        None => String::new(),
-    };
-    let why = plain(&finding.why);
-    let mut lines = vec![format!("{place}{}: {why}", finding.category.bold())];
+    let place = finding.location.iter();
+    let place: String = place.map(|place| format!("{}: ", plain(place))).collect();
+    let (category, why) = (finding.category.bold(), plain(&finding.why));
+    let mut lines = vec![format!("{place}{category}: {why}")];
     lines.extend((finding.source.iter()).map(|source| format!("    {}", plain(source))));
-    lines.push(format!(
-        "  {} {}",
-        "fix:".cyan().bold(),
-        plain(&finding.fix.text)
-    ));
+    let fix = plain(&finding.fix.text);
+    lines.push(format!("  {} {fix}", "fix:".cyan().bold()));
     let fixed = finding.fix.lines.iter();
     lines.extend(fixed.map(|line| format!("    {}", plain(line).green())));
     lines
 }
 
-/// Prints what is known of a module beside its findings, and what is not.
+/// Prints the state of a module, and its known and unknown facts.
 fn summary(module: &ModuleChecks, context: &Context) -> Result<()> {
-    let bucket = match module.bucket.is_empty() {
-        true => String::new(),
-        false => format!(" {}", module.bucket),
-    };
+    let out = &context.out;
+    let title = format!("{} {}", module.module.bold(), module.bucket);
     let state = match module.captured {
         Some(true) => "can be captured".to_owned(),
         Some(false) => "can't be captured".red().to_string(),
         None => "was not looked at".to_owned(),
     };
-    let line = format!("{}{bucket}: {state}", module.module.bold());
-    context.out.line(line)?;
-    let mut facts: Vec<(&str, String)> = Vec::new();
-    if let (Some(artifacts), Some(steps)) = (module.artifacts, module.steps) {
-        let mut said = format!(
-            "{} in {}",
-            count(artifacts, "artifact"),
-            count(steps, "step")
-        );
-        if module.buckets > 1 {
-            said.push_str(&format!(" for each of {} buckets", module.buckets));
-        }
-        facts.push(("compiles", said));
+    writeln!(out, "{}: {state}", title.trim_end())?;
+    let mut before = "";
+    for (name, fact) in facts(module) {
+        let shown = if name == before { "" } else { name };
+        before = name;
+        let shown = format!("{shown:<13}");
+        writeln!(out, "  {} {}", shown.dimmed(), plain(&fact))?;
     }
-    let sizes: Vec<String> = (module.dynamic.iter().flatten())
+    for unknown in &module.unknown {
+        writeln!(out, "  {} {}", "not known:   ".yellow(), plain(unknown))?;
+    }
+    Ok(())
+}
+
+fn facts(module: &ModuleChecks) -> Vec<(&'static str, String)> {
+    let mut facts = Vec::new();
+    if let (Some(artifacts), Some(steps)) = (module.artifacts, module.steps) {
+        let (artifacts, steps) = (count(artifacts, "artifact"), count(steps, "step"));
+        let each = match module.buckets {
+            0 | 1 => String::new(),
+            buckets => format!(" for each of {buckets} buckets"),
+        };
+        facts.push(("compiles", format!("{artifacts} in {steps}{each}")));
+    }
+    let sizes = module.dynamic.iter().flatten();
+    let sizes: Vec<String> = sizes
         .map(|(dim, free)| free_sizes(dim, free.as_ref()))
         .collect();
     if !sizes.is_empty() {
@@ -153,43 +151,23 @@ fn summary(module: &ModuleChecks, context: &Context) -> Result<()> {
         facts.push(("torch.compile", recompiled(recompiles)));
     }
     if let Some(cost) = &module.cost {
-        facts.extend(costs(cost).into_iter().map(|said| ("cost", said)));
+        facts.extend(costs(cost).into_iter().map(|line| ("cost", line)));
     }
-    let mut before = "";
-    for (name, said) in facts {
-        let shown = if name == before { "" } else { name };
-        before = name;
-        let line = format!("  {} {}", format!("{shown:<13}").dimmed(), plain(&said));
-        context.out.line(line)?;
-    }
-    for unknown in &module.unknown {
-        let line = format!("  {} {}", "not known:   ".yellow(), plain(unknown));
-        context.out.line(line)?;
-    }
-    Ok(())
+    facts
 }
 
 fn free_sizes(dim: &str, free: Option<&Free>) -> String {
-    match free {
-        Some(Free {
-            min,
-            max: Some(max),
-        }) => format!("`{dim}` is free from {min} to {max}"),
-        Some(Free { min, max: None }) => format!("`{dim}` is free from {min} on"),
+    match free.map(|free| (free.min, free.max)) {
+        Some((min, Some(max))) => format!("`{dim}` is free from {min} to {max}"),
+        Some((min, None)) => format!("`{dim}` is free from {min} on"),
         None => format!("`{dim}` is fixed by the code"),
     }
 }
 
 fn repeated(list: &Repeated) -> String {
-    let Repeated {
-        glob,
-        class,
-        count: members,
-        artifacts,
-        region,
-    } = list;
-    let shared = count(*artifacts, "artifact");
-    match (region, artifacts < members) {
+    let (members, class, glob) = (list.count, &list.class, &list.glob);
+    let shared = count(list.artifacts, "artifact");
+    match (list.region, list.artifacts < members) {
         (true, true) => format!("{members} `{class}` share {shared}: `{glob}`"),
         (true, false) => {
             format!("{members} `{class}` share nothing: `{glob}` is no use as a region")
@@ -202,68 +180,59 @@ fn repeated(list: &Repeated) -> String {
 }
 
 fn kept_out(reasons: &[KeptOut]) -> String {
-    let mut said: Vec<String> = (reasons.iter().take(REASONS))
-        .map(|one| match &one.location {
-            Some(location) => format!("{} at {location}", one.why),
-            None => one.why.clone(),
-        })
-        .collect();
-    if reasons.len() > REASONS {
-        said.push(format!("{} more", reasons.len() - REASONS));
-    }
-    format!("none has it: {}", said.join("; "))
+    let first = reasons.iter().take(REASONS).map(|one| match &one.location {
+        Some(location) => format!("{} at {location}", one.why),
+        None => one.why.clone(),
+    });
+    let more = reasons.len().saturating_sub(REASONS);
+    let more = (more > 0).then(|| format!("{more} more"));
+    let all: Vec<String> = first.chain(more).collect();
+    format!("none has it: {}", all.join("; "))
 }
 
 fn recompiled(recompiles: &Recompiles) -> String {
     let Some((first, others)) = recompiles.calls.split_first() else {
         return "nothing is known".to_owned();
     };
-    let mut said = match first.graphs {
+    let mut text = match first.graphs {
         0 => "no graph: eager runs all of it".to_owned(),
         graphs => count(graphs, "graph"),
     };
     if first.breaks > 0 {
-        said.push_str(&format!(", {}", count(first.breaks, "break")));
+        text += &format!(", {}", count(first.breaks, "break"));
     }
-    let again: Vec<String> = (others.iter().filter(|call| !call.guards.is_empty()))
-        .map(|call| bucket_name(&call.sizes))
-        .collect();
-    match again.is_empty() {
-        true => said.push_str(&format!(
-            ", none more in {}",
-            count(others.len() as u64, "call")
-        )),
-        false => said.push_str(&format!(
-            ", compiled again in {} of {}: {}",
-            again.len(),
-            count(others.len() as u64, "call"),
+    let again = others.iter().filter(|call| !call.guards.is_empty());
+    let again: Vec<String> = again.map(|call| bucket_name(&call.sizes)).collect();
+    let calls = count(others.len(), "call");
+    text + &match again.len() {
+        0 => format!(", none more in {calls}"),
+        number => format!(
+            ", compiled again in {number} of {calls}: {}",
             again.join("; ")
-        )),
+        ),
     }
-    said
 }
 
 fn costs(cost: &Cost) -> Vec<String> {
-    let mut lines: Vec<String> = (cost.buckets.iter())
-        .map(|one| {
-            let name = match one.sizes.is_empty() {
-                true => String::new(),
-                false => format!("{}: ", bucket_name(&one.sizes)),
-            };
-            let flops = scaled(one.flops as f64);
-            format!(
-                "{name}{flops}FLOP, {}, at least {}",
-                bytes(one.bytes),
-                time(one.seconds)
-            )
-        })
-        .collect();
+    let buckets = cost.buckets.iter().map(|one| {
+        let name = if one.sizes.is_empty() {
+            String::new()
+        } else {
+            format!("{}: ", bucket_name(&one.sizes))
+        };
+        let (flops, moved, took) = (
+            scaled(one.flops as f64),
+            bytes(one.bytes),
+            time(one.seconds),
+        );
+        format!("{name}{flops}FLOP, {moved}, at least {took}")
+    });
     let (flops, moved) = (scaled(cost.flops_per_second), scaled(cost.bytes_per_second));
-    lines.push(format!(
+    let machine = format!(
         "of this machine: {flops}FLOP/s and {moved}B/s, by {}",
         cost.measured
-    ));
-    lines
+    );
+    buckets.chain([machine]).collect()
 }
 
 /// Returns a number with a prefix of the SI, as `1.5 G`.
@@ -275,69 +244,58 @@ fn scaled(number: f64) -> String {
     }
 }
 
-fn padded(padding: &Padding) -> (&'static str, String) {
+fn padding(padding: &Padding) -> String {
     let percent = |part: f64| format!("{:.1} %", part * 100.0);
-    let mut said = match padding.waste {
-        Some(waste) => format!(
-            "{} of the work in `{}` is padding, at the buckets {:?}",
-            percent(waste),
-            padding.dim,
-            padding.buckets
-        ),
-        None => format!("no bucket of `{}` covers any of the sizes", padding.dim),
+    let (dim, buckets, uncovered) = (&padding.dim, &padding.buckets, padding.uncovered);
+    let mut text = match padding.waste.map(percent) {
+        Some(waste) => {
+            format!("{waste} of the work in `{dim}` is padding, at the buckets {buckets:?}")
+        }
+        None => format!("no bucket of `{dim}` covers any of the sizes"),
     };
-    if padding.uncovered > 0 {
-        let (uncovered, sizes) = (padding.uncovered, padding.sizes);
-        said.push_str(&format!(
-            "; {uncovered} of {sizes} sizes are larger than all of them"
-        ));
+    if uncovered > 0 {
+        let sizes = padding.sizes;
+        text += &format!("; {uncovered} of {sizes} sizes are larger than all of them");
     }
     let less = padding.waste.is_none_or(|waste| padding.best_waste < waste);
-    if less || padding.uncovered > 0 {
+    if less || uncovered > 0 {
         let best = percent(padding.best_waste);
-        said.push_str(&format!("; {:?} would waste {best}", padding.best));
+        text += &format!("; {:?} would waste {best}", padding.best);
     }
-    ("padding", said)
+    text
 }
 
 fn forecast(build: &Forecast) -> String {
-    let Forecast {
-        missing,
-        stopped,
-        programs,
-        artifacts,
-        workers,
-        receipts,
-        ..
-    } = build;
-    let made = match missing {
-        0 => return format!("nothing to do: all of {programs} programs are in the store"),
-        _ if missing == stopped => {
-            return format!("makes no program: none of the {missing} missing ones can be captured");
-        }
-        _ => format!(
-            "makes {} of {}",
-            missing - stopped,
-            count(*programs as u64, "program")
-        ),
-    };
-    let made = match stopped {
-        0 => made,
-        _ => format!("{made} ({stopped} can't be captured)"),
-    };
-    let Some(artifacts) = artifacts else {
-        return format!("{made}; how many artifacts is not known");
-    };
-    let compiled = format!("{made}, compiles up to {}", count(*artifacts, "artifact"));
-    match build.seconds {
-        Some(took) => format!(
-            "{compiled}, in about {} with {} (by {} of earlier builds)",
-            seconds(took),
-            count(*workers as u64, "worker"),
-            count((*receipts).into(), "artifact")
-        ),
-        None => format!("{compiled}; how long is not known: no earlier build is in the store"),
+    let (missing, stopped) = (build.missing, build.stopped);
+    if missing == 0 {
+        return format!(
+            "nothing to do: all of {} programs are in the store",
+            build.programs
+        );
     }
+    if missing == stopped {
+        return format!("makes no program: none of the {missing} missing ones can be captured");
+    }
+    let mut text = format!(
+        "makes {} of {}",
+        missing - stopped,
+        count(build.programs, "program")
+    );
+    if stopped > 0 {
+        text += &format!(" ({stopped} can't be captured)");
+    }
+    let Some(artifacts) = build.artifacts else {
+        return text + "; how many artifacts is not known";
+    };
+    text += &format!(", compiles up to {}", count(artifacts, "artifact"));
+    let Some(took) = build.seconds.map(seconds) else {
+        return text + "; how long is not known: no earlier build is in the store";
+    };
+    let (workers, known) = (
+        count(build.workers, "worker"),
+        count(build.receipts, "artifact"),
+    );
+    text + &format!(", in about {took} with {workers} (by {known} of earlier builds)")
 }
 
 fn verdict(rows: &[&FindingRow<'_>], failed: bool) -> String {
@@ -346,14 +304,16 @@ fn verdict(rows: &[&FindingRow<'_>], failed: bool) -> String {
         own.count()
     };
     let (high, medium, low) = (of(Severity::High), of(Severity::Medium), of(Severity::Low));
-    let word = match failed {
-        true => "failed".red().bold().to_string(),
-        false => "passed".green().bold().to_string(),
+    let word = if failed {
+        "failed".red().bold().to_string()
+    } else {
+        "passed".green().bold().to_string()
     };
+    let others = format!("{medium} medium, {low} low");
     match (high, medium + low) {
         (0, 0) => format!("{word}: nothing found"),
-        (0, _) => format!("{word}: nothing stops a build; {medium} medium, {low} low"),
-        (1, _) => format!("{word}: 1 finding stops a build; {medium} medium, {low} low"),
-        _ => format!("{word}: {high} findings stop a build; {medium} medium, {low} low"),
+        (0, _) => format!("{word}: nothing stops a build; {others}"),
+        (1, _) => format!("{word}: 1 finding stops a build; {others}"),
+        _ => format!("{word}: {high} findings stop a build; {others}"),
     }
 }

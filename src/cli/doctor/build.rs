@@ -1,4 +1,4 @@
-//! What a build needs: Python, torch, a C++ compiler with OpenMP, and for a GPU the CUDA headers.
+//! Checks for builds: Python, torch, a C++ compiler with OpenMP, and for a GPU the CUDA headers.
 
 use std::{
     env, fs,
@@ -8,7 +8,7 @@ use std::{
 
 use serde::Deserialize;
 
-use super::{Check, Need::Build, first_line};
+use super::{Check, Need::Build, Subject, first_line};
 use crate::{
     build::{Launcher, WHAT_IS_OFF, protocol::Off},
     inspect::{
@@ -18,16 +18,24 @@ use crate::{
     target::{TRIED, Torch, Unfit},
 };
 
-/// The oldest Python that the worker runs on.
-const PYTHON: (u32, u32) = (3, 11);
+const PYTHON: Subject = Subject(Build, "Python");
+const TORCH: Subject = Subject(Build, "torch");
+const BYTECODE: Subject = Subject(Build, "bytecode");
+const FEATURES: Subject = Subject(Build, "features");
+const HEADERS: Subject = Subject(Build, "CUDA headers");
+const COMPILER: Subject = Subject(Build, "C++ compiler");
+const SCRATCH: Subject = Subject(Build, "temporary files");
 
-/// Prints what is asked of an interpreter, without importing torch: that takes seconds.
+/// The oldest Python that the worker runs on.
+const OLDEST: (u32, u32) = (3, 11);
+
+/// Prints the fields of [`Python`]. It does not import torch, which takes seconds.
 const PROBE: &str = "import importlib.util, json, os, sys
 torch = importlib.util.find_spec('torch')
 print(json.dumps({'version': list(sys.version_info[:3]), 'executable': sys.executable, 'torch': torch and torch.origin,
     'compiled': torch and torch.cached and os.path.exists(torch.cached)}))";
 
-/// A program as artifacts are compiled, in a few lines.
+/// A program that needs all that artifacts need of a compiler.
 const SOURCE: &str = "#include <omp.h>\n#include <stdexcept>\n\
     extern \"C\" int threads() { if (int n = omp_get_max_threads()) return n; throw std::runtime_error(\"none\"); }\n";
 
@@ -41,7 +49,7 @@ pub(super) struct Python {
     compiled: Option<bool>,
 }
 
-/// Looks at all of it; `gpus` are the compute capabilities of the host's GPUs.
+/// Returns all checks; `gpus` are the compute capabilities of the host's GPUs.
 pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
     let (python, first) = python(launcher);
     let mut checks = vec![first];
@@ -51,7 +59,7 @@ pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
         if let Some((site, torch)) = site {
             checks.extend(bytecode(&python, &site));
             checks.extend(features(&launcher.program, &torch));
-            checks.push(cuda(&site, &torch, gpus));
+            checks.push(headers(&site, &torch, gpus));
         }
     }
     checks.push(compiler());
@@ -60,90 +68,80 @@ pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
 }
 
 pub(super) fn python(launcher: &Launcher) -> (Option<Python>, Check) {
-    let name = "Python";
-    let wanted = "name a Python 3.11 or newer that has torch: `--python PATH`, or PRECAST_PYTHON";
     let program = launcher.program.display();
     if launcher.replaces_worker {
         let found = format!("`{program}` is the worker");
-        return (
-            None,
-            Check::note(Build, name, found, "what it has can't be looked at"),
-        );
+        return (None, PYTHON.note(found, "its packages can't be checked"));
     }
-    let ran = Command::new(&launcher.program)
+    let missing = |found: String| {
+        let hint = "name a Python 3.11 or newer that has torch: `--python PATH`, or PRECAST_PYTHON";
+        (None, PYTHON.missing(found, hint))
+    };
+    let mut command = Command::new(&launcher.program);
+    let output = match command
         .args(["-P", "-c", PROBE])
         .stdin(Stdio::null())
-        .output();
-    let output = match ran {
+        .output()
+    {
         Ok(output) => output,
-        Err(error) => {
-            let found = format!("`{program}` can't be started: {error}");
-            return (None, Check::missing(Build, name, found, wanted));
-        }
+        Err(error) => return missing(format!("`{program}` can't be started: {error}")),
     };
     let Ok(python) = serde_json::from_slice::<Python>(&output.stdout) else {
-        let found = format!(
-            "`{program}` does not run Python code: {}",
-            first_line(&output.stderr)
-        );
-        return (None, Check::missing(Build, name, found, wanted));
+        let error = first_line(&output.stderr);
+        return missing(format!("`{program}` does not run Python code: {error}"));
     };
     let [major, minor, patch] = python.version;
     let found = format!("{major}.{minor}.{patch}, {}", python.executable);
-    if (major, minor) < PYTHON {
-        return (None, Check::missing(Build, name, found, wanted));
+    if (major, minor) < OLDEST {
+        return missing(found);
     }
-    (Some(python), Check::ok(Build, name, found))
+    (Some(python), PYTHON.ok(found))
 }
 
-/// Returns the folder that torch lies in and what it is, where it can be used.
+/// Returns torch and its folder, where a build can use it.
 fn torch(python: &Python, untried: bool) -> (Option<(PathBuf, Torch)>, Check) {
-    let name = "torch";
-    let [(a, b), (c, d)] = TRIED;
-    let install = format!(
-        "`{} -m pip install 'torch>={a}.{b},<{c}.{}'`, or name another Python",
-        python.executable,
-        d + 1
-    );
-    let site = python.torch.as_deref().and_then(Path::parent);
-    let site = site.and_then(Path::parent).map(Path::to_owned);
-    let Some(site) = site else {
-        let found = format!("`{}` has none", python.executable);
-        return (None, Check::missing(Build, name, found, install));
+    let (executable, [(a, b), (c, d)]) = (&python.executable, TRIED);
+    let torch = format!("torch>={a}.{b},<{c}.{}", d + 1);
+    let install = format!("`{executable} -m pip install '{torch}'`, or name another Python");
+    let Some(site) = python
+        .torch
+        .as_deref()
+        .and_then(|file| file.ancestors().nth(2))
+    else {
+        return (
+            None,
+            TORCH.missing(format!("`{executable}` has none"), install),
+        );
     };
-    let Some(torch) = Torch::find(&[&site]) else {
+    let Some(torch) = Torch::find(&[site]) else {
         let found = format!("torch/version.py in {} can't be read", site.display());
-        return (None, Check::missing(Build, name, found, install));
+        return (None, TORCH.missing(found, install));
     };
     let found = format!("{}, {}", torch.version, site.display());
-    match Torch::fit(&torch.version, untried) {
-        Ok(()) => (Some((site, torch)), Check::ok(Build, name, found)),
-        Err(why) => {
-            let found = format!("{found}: it {why}");
-            let hint = match why {
-                Unfit::Untried => format!("{install}, or build with `--untried-torch`"),
-                Unfit::TooOld | Unfit::NoVersion => install,
-            };
-            (None, Check::missing(Build, name, found, hint))
-        }
-    }
+    let Err(why) = Torch::fit(&torch.version, untried) else {
+        return (Some((site.to_owned(), torch)), TORCH.ok(found));
+    };
+    let hint = match why {
+        Unfit::Untried => format!("{install}, or build with `--untried-torch`"),
+        Unfit::TooOld | Unfit::NoVersion => install,
+    };
+    (None, TORCH.missing(format!("{found}: it {why}"), hint))
 }
 
-/// Returns a note where torch has no bytecode: a worker writes none, so each one compiles some 2,000 modules. That is 5 s of
-/// CPU time (torch 2.11: `python -B -c 'import torch, torch._inductor.compile_fx'` with and without bytecode).
+/// Returns a note where torch has no bytecode: a worker writes none, so each one compiles some 2,000 modules. That is 5
+/// s of CPU time (torch 2.11: `python -B -c 'import torch, torch._inductor.compile_fx'` with and without bytecode).
 fn bytecode(python: &Python, site: &Path) -> Option<Check> {
-    (python.compiled == Some(false)).then(|| {
-        let found = "torch was installed without: each worker takes 5 s more to start";
-        let fix = format!(
-            "`{} -m compileall -q -j 0 {}`",
-            python.executable,
-            site.display()
-        );
-        Check::note(Build, "bytecode", found, fix)
-    })
+    if python.compiled != Some(false) {
+        return None;
+    }
+    let (executable, site) = (&python.executable, site.display());
+    Some(BYTECODE.note(
+        "torch was installed without: each worker takes 5 s more to start",
+        format!("`{executable} -m compileall -q -j 0 {site}`"),
+    ))
 }
 
-/// Returns what is off with a torch; nothing where all works, or the interpreter does not say.
+/// Returns a note about the features that are off with this torch.
 fn features(program: &Path, torch: &Torch) -> Option<Check> {
     let mut command = Command::new(program);
     command.args(["-P", "-c", WHAT_IS_OFF, &torch.version]);
@@ -153,36 +151,19 @@ fn features(program: &Path, torch: &Torch) -> Option<Check> {
         return None;
     }
     let each = off.iter().map(|one| format!("{}: {}", one.what, one.why));
-    let found = format!(
-        "off with torch {}: {}",
-        torch.version,
-        each.collect::<Vec<_>>().join("; ")
-    );
-    Some(Check::note(
-        Build,
-        "features",
-        found,
-        "a build does without; another torch has them",
-    ))
+    let each: Vec<String> = each.collect();
+    let found = format!("off with torch {}: {}", torch.version, each.join("; "));
+    Some(FEATURES.note(found, "a build does without; another torch has them"))
 }
 
-/// Looks for the headers that programs for a GPU are compiled with.
-fn cuda(site: &Path, torch: &Torch, gpus: &[String]) -> Check {
-    let name = "CUDA headers";
+/// Checks for the headers that programs for a GPU are compiled with.
+fn headers(site: &Path, torch: &Torch, gpus: &[String]) -> Check {
     let Some(version) = &torch.cuda else {
-        return match gpus.is_empty() {
-            true => Check::ok(
-                Build,
-                name,
-                "not needed: this torch is for the CPU, and there is no GPU",
-            ),
-            false => Check::note(
-                Build,
-                name,
-                "this torch is for the CPU: nothing can be built for the GPU",
-                "install a torch with CUDA",
-            ),
-        };
+        if gpus.is_empty() {
+            return HEADERS.ok("not needed: this torch is for the CPU, and there is no GPU");
+        }
+        let found = "this torch is for the CPU: nothing can be built for the GPU";
+        return HEADERS.note(found, "install a torch with CUDA");
     };
     let home = env::var_os("CUDA_HOME").map(|home| PathBuf::from(home).join("include"));
     let mut folders: Vec<PathBuf> = home.into_iter().collect();
@@ -194,39 +175,34 @@ fn cuda(site: &Path, torch: &Torch, gpus: &[String]) -> Check {
     let is_missing = |header: &&str| !folders.iter().any(|folder| folder.join(header).exists());
     let missing: Vec<&str> = needed.into_iter().filter(is_missing).collect();
     if missing.is_empty() {
-        return Check::ok(Build, name, format!("for CUDA {version}"));
+        return HEADERS.ok(format!("for CUDA {version}"));
     }
     let found = format!("no {}", missing.join(", "));
     let hint = format!(
         "install `nvidia-cuda-runtime` and `nvidia-cuda-crt` of CUDA {version} beside torch, or set CUDA_HOME to a toolkit"
     );
-    match gpus.is_empty() {
-        true => Check::note(Build, name, found, hint),
-        false => Check::missing(Build, name, found, hint),
+    if gpus.is_empty() {
+        HEADERS.note(found, hint)
+    } else {
+        HEADERS.missing(found, hint)
     }
 }
 
-/// Compiles and links a few lines with the compiler that torch takes.
+/// Compiles and links [`SOURCE`] with the compiler that torch uses.
 fn compiler() -> Check {
-    let name = "C++ compiler";
     let named = env::var_os("CXX").filter(|name| !name.is_empty());
     let program = named.unwrap_or_else(|| "g++".into());
     let shown = on_path(Path::new(&program)).display().to_string();
-    let install = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
-    let version = Command::new(&program)
-        .arg("--version")
-        .stdin(Stdio::null())
-        .output();
-    let version = match version {
+    let mut command = Command::new(&program);
+    let version = match command.arg("--version").stdin(Stdio::null()).output() {
         Ok(output) => format!("{}, `{shown}`", first_line(&output.stdout)),
         Err(error) => {
-            let found = format!("`{shown}` can't be started: {error}");
-            return Check::missing(Build, name, found, install);
+            let hint = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
+            return COMPILER.missing(format!("`{shown}` can't be started: {error}"), hint);
         }
     };
     let compiled = tempfile::tempdir().and_then(|folder| {
-        let source = folder.path().join("probe.cpp");
-        let object = folder.path().join("probe.so");
+        let [source, object] = ["probe.cpp", "probe.so"].map(|name| folder.path().join(name));
         fs::write(&source, SOURCE)?;
         let output = Command::new(&program)
             .args(["-std=c++20", "-fopenmp", "-fPIC", "-shared", "-o"])
@@ -236,27 +212,16 @@ fn compiler() -> Check {
         Ok((output?, cpp_library(&object)))
     });
     match compiled {
-        Ok((output, library)) if output.status.success() => {
-            Check::ok(Build, name, format!("{version}{library}"))
-        }
+        Ok((output, library)) if output.status.success() => COMPILER.ok(version + &library),
         Ok((output, _)) => {
-            let found = format!(
-                "{version}, but it compiles nothing: {}",
-                first_line(&output.stderr)
-            );
-            Check::missing(
-                Build,
-                name,
-                found,
-                "it needs C++20, its standard library and OpenMP",
-            )
+            let error = first_line(&output.stderr);
+            let found = format!("{version}, but it compiles nothing: {error}");
+            COMPILER.missing(found, "it needs C++20, its standard library and OpenMP")
         }
-        Err(error) => Check::missing(
-            Build,
-            name,
-            error.to_string(),
-            "free some space for temporary files, or set TMPDIR",
-        ),
+        Err(error) => {
+            let hint = "free some space for temporary files, or set TMPDIR";
+            COMPILER.missing(error.to_string(), hint)
+        }
     }
 }
 
@@ -268,7 +233,7 @@ fn on_path(program: &Path) -> PathBuf {
     found.unwrap_or_else(|| program.to_owned())
 }
 
-/// Returns the C++ library that a shared object was linked with, in words; nothing if it can't be read.
+/// Returns the C++ library that a shared object was linked with, in words; empty if it can't be read.
 fn cpp_library(object: &Path) -> String {
     let Ok(Content::SharedObject(object)) = external::inspect(object).map(|report| report.content)
     else {
@@ -281,27 +246,22 @@ fn cpp_library(object: &Path) -> String {
     }
 }
 
-/// Looks whether the folder for temporary files takes what a build writes.
+/// Checks that the folder for temporary files has room for a build.
 fn scratch() -> Check {
-    let name = "temporary files";
     let folder = env::temp_dir();
     let shown = folder.display();
     if let Err(error) = tempfile::tempdir() {
         let found = format!("nothing can be written to {shown}: {error}");
-        return Check::missing(Build, name, found, "set TMPDIR to a folder of your own");
+        return SCRATCH.missing(found, "set TMPDIR to a folder of your own");
     }
     let Ok(stat) = rustix::fs::statvfs(&folder) else {
-        return Check::ok(Build, name, shown.to_string());
+        return SCRATCH.ok(shown.to_string());
     };
     let free = stat.f_bavail.saturating_mul(stat.f_frsize);
     let found = format!("{shown}, {} free", words::bytes(free));
-    match free < 2 << 30 {
-        true => Check::note(
-            Build,
-            name,
-            found,
-            "a build writes weights and objects there: set TMPDIR to a folder with more space",
-        ),
-        false => Check::ok(Build, name, found),
+    if free >= 2 << 30 {
+        return SCRATCH.ok(found);
     }
+    let hint = "a build writes weights and objects there: set TMPDIR to a folder with more space";
+    SCRATCH.note(found, hint)
 }

@@ -1,6 +1,6 @@
 //! The text of a new spec.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::collections::BTreeMap;
 
 use serde_json::Value;
 
@@ -13,7 +13,7 @@ use crate::{
     target::DeviceKind,
 };
 
-/// What a spec is written from.
+/// The content of a new spec.
 pub(super) struct Draft<'a> {
     pub(super) entry: &'a str,
     pub(super) samples: Option<&'a str>,
@@ -29,56 +29,41 @@ pub(super) struct Draft<'a> {
 impl Draft<'_> {
     /// Returns the spec.
     pub(super) fn text(&self) -> String {
-        let mut text = String::new();
-        self.write(&mut text).unwrap_or_default(); // a String takes everything
-        text
-    }
-
-    fn write(&self, to: &mut String) -> std::fmt::Result {
-        let Described {
-            class,
-            inputs,
-            notes,
-            ..
-        } = self.described;
-        writeln!(
-            to,
+        let class = &self.described.class;
+        let mut lines = vec![format!(
             "# How `{class}` is compiled. `precast check` says what will break, `precast build` builds it."
-        )?;
-        for note in notes {
-            writeln!(to, "# Note: {}", line(note))?;
+        )];
+        let notes = self.described.notes.iter();
+        lines.extend(notes.map(|note| format!("# Note: {}", one_line(note))));
+        lines.push("schema = 1\n\n[model]".to_owned());
+        let name = self.name();
+        lines.push(format!(
+            "name  = \"{name}\"   # in the store; callers load the model by it"
+        ));
+        lines.push(format!("entry = \"{}\"", self.entry));
+        if let (Some(samples), None) = (self.samples, &self.described.inputs) {
+            let why = "gives the inputs, which are more than named tensors";
+            lines.push(format!("samples = \"{samples}\"   # {why}"));
         }
-        writeln!(to, "schema = 1\n\n[model]")?;
-        writeln!(
-            to,
-            "name  = \"{}\"   # in the store; callers load the model by it",
-            self.name()
-        )?;
-        writeln!(to, "entry = \"{}\"", self.entry)?;
-        if let (Some(samples), None) = (self.samples, inputs) {
-            writeln!(
-                to,
-                "samples = \"{samples}\"   # gives the inputs, which are more than named tensors"
-            )?;
-        }
-        writeln!(to, "\n[target]\ndevice = \"{}\"", self.device)?;
+        lines.push(format!("\n[target]\ndevice = \"{}\"", self.device));
         if self.device == DeviceKind::Cpu {
-            writeln!(
-                to,
-                "# isa = \"x86-64-v3\"   # for a fleet; by default the machine that builds"
-            )?;
+            let why = "for a fleet; by default the machine that builds";
+            lines.push(format!("# isa = \"x86-64-v3\"   # {why}"));
         }
-        self.declared(to)?;
-        writeln!(to, "\n[[module]]\nname = \"forward\"")?;
-        self.regions(to)?;
-        if let Some(inputs) = inputs {
-            self.inputs(inputs, to)?;
+        lines.extend(self.declared());
+        lines.push("\n[[module]]\nname = \"forward\"".to_owned());
+        lines.extend(self.regions());
+        if let Some(inputs) = &self.described.inputs {
+            let range = "`range` is the values that an integer may have";
+            lines.push(format!("[module.inputs]   # in call order; {range}"));
+            lines.extend(inputs.iter().map(input));
         }
-        self.sizes(to)?;
-        self.gate(to)
+        lines.extend(self.sizes());
+        lines.extend(self.gate());
+        lines.join("\n") + "\n"
     }
 
-    /// Returns a name for the model: the entry's module, or what it calls where that says nothing.
+    /// Returns a name for the model: the entry's module, or its callable where the module has a common name.
     fn name(&self) -> String {
         let (module, callable) = self.entry.split_once(':').unwrap_or((self.entry, ""));
         let last = |dotted: &str| dotted.rsplit('.').next().unwrap_or_default().to_owned();
@@ -91,135 +76,110 @@ impl Draft<'_> {
         }
     }
 
-    /// Says what submodules say of themselves, which holds without being written here.
-    fn declared(&self, to: &mut String) -> std::fmt::Result {
+    /// Returns comments with the settings that submodules declare in Python.
+    fn declared(&self) -> Vec<String> {
         const SHOWN: usize = 8;
         let declared = &self.opened.declared;
         if declared.is_empty() {
-            return Ok(());
+            return vec![];
         }
-        writeln!(
-            to,
-            "\n# What submodules say themselves holds unless it is said here:"
-        )?;
+        let title = "\n# What submodules say themselves holds unless it is said here:";
+        let mut lines = vec![title.to_owned()];
         for (path, methods) in declared.iter().take(SHOWN) {
-            for (method, says) in methods {
-                let path = if path.is_empty() { "the model" } else { path };
-                writeln!(to, "#   {path}.{method}: {}", line(&says.to_string()))?;
-            }
+            let path = if path.is_empty() { "the model" } else { path };
+            let says = methods.iter();
+            lines.extend(says.map(|(method, says)| {
+                let says = one_line(&says.to_string());
+                format!("#   {path}.{method}: {says}")
+            }));
         }
-        match declared.len().saturating_sub(SHOWN) {
-            0 => Ok(()),
-            more => writeln!(to, "#   and {more} more: `precast plan -v` shows all"),
+        if let more @ 1.. = declared.len().saturating_sub(SHOWN) {
+            lines.push(format!("#   and {more} more: `precast plan -v` shows all"));
         }
+        lines
     }
 
-    fn regions(&self, to: &mut String) -> std::fmt::Result {
+    fn regions(&self) -> Vec<String> {
         let regions = &self.described.regions;
         if regions.is_empty() {
-            return Ok(());
+            return vec![];
         }
-        let globs: Vec<String> = regions
-            .iter()
-            .map(|one| format!("\"{}\"", one.glob))
-            .collect();
-        let saved: u64 = regions.iter().map(|one| one.count - one.artifacts).sum();
-        let count: u64 = regions.iter().map(|one| one.count).sum();
+        let globs = regions.iter().map(|one| format!("\"{}\"", one.glob));
+        let globs: Vec<String> = globs.collect();
+        let all: u64 = regions.iter().map(|one| one.count).sum();
         let graphs: u64 = regions.iter().map(|one| one.artifacts).sum();
-        let (graphs, saved) = (text::count(graphs, "graph"), text::count(saved, "compile"));
-        writeln!(
-            to,
-            "# {count} submodules share {graphs}: for each bucket, {saved} fewer than with one for each of them"
-        )?;
-        writeln!(to, "regions = [{}]", globs.join(", "))
+        let saved = text::count(all - graphs, "compile");
+        let graphs = text::count(graphs, "graph");
+        vec![
+            format!(
+                "# {all} submodules share {graphs}: for each bucket, {saved} fewer than with one for each of them"
+            ),
+            format!("regions = [{}]", globs.join(", ")),
+        ]
     }
 
-    fn inputs(&self, inputs: &[DescribedInput], to: &mut String) -> std::fmt::Result {
-        writeln!(
-            to,
-            "[module.inputs]   # in call order; `range` is the values that an integer may have"
-        )?;
-        for input in inputs {
-            let shape: Vec<String> = input
-                .shape
-                .iter()
-                .map(|axis| match axis {
-                    Axis::Fixed(size) => size.to_string(),
-                    Axis::Named(dim) => format!("\"{dim}\""),
-                })
-                .collect();
-            let dtype = match serde_json::to_value(input.dtype) {
-                Ok(Value::String(dtype)) => dtype,
-                _ => String::new(),
-            };
-            write!(
-                to,
-                "{} = {{ dtype = \"{dtype}\", shape = [{}]",
-                key(&input.name),
-                shape.join(", ")
-            )?;
-            if input
-                .shape
-                .iter()
-                .any(|axis| matches!(axis, Axis::Named(_)))
-            {
-                write!(to, ", pad = {}", input.pad)?;
-            }
-            if let Some([first, past]) = input.range {
-                write!(to, ", range = [{first}, {past}]")?;
-            }
-            writeln!(to, " }}")?;
-        }
-        Ok(())
-    }
-
-    fn sizes(&self, to: &mut String) -> std::fmt::Result {
+    fn sizes(&self) -> Vec<String> {
         if self.buckets.is_empty() {
-            return Ok(());
+            return vec![];
         }
         let count: usize = self.buckets.values().map(Vec::len).product();
-        let from = match self.from_file {
-            true => "chosen to pad the least",
-            false => "sizes that the model takes: list those that requests have",
+        let from = if self.from_file {
+            "chosen to pad the least"
+        } else {
+            "sizes that the model takes: list those that requests have"
         };
-        writeln!(
-            to,
-            "[module.buckets]   # {from}; {count} in all, each compiled by itself"
-        )?;
-        for (dim, sizes) in &self.buckets {
-            let sizes: Vec<String> = sizes.iter().map(u64::to_string).collect();
-            writeln!(to, "{dim} = [{}]", sizes.join(", "))?;
-        }
-        Ok(())
+        let title = format!("[module.buckets]   # {from}; {count} in all, each compiled by itself");
+        let rows = self
+            .buckets
+            .iter()
+            .map(|(dim, sizes)| format!("{dim} = {sizes:?}"));
+        [title].into_iter().chain(rows).collect()
     }
 
-    fn gate(&self, to: &mut String) -> std::fmt::Result {
-        let Some(dtype) = self.described.dtype else {
-            return Ok(());
-        };
+    fn gate(&self) -> Option<String> {
+        let dtype = self.described.dtype?;
         let (rtol, atol) = tolerance(dtype);
-        writeln!(
-            to,
-            "# The tolerance against eager, `atol + rtol * |eager|`. The default for {dtype}:"
-        )?;
-        writeln!(
-            to,
-            "# [module.gate]\n# rtol = {rtol:e}\n# atol = {atol:e}   # times the largest value"
-        )
+        Some(format!(
+            "# The tolerance against eager, `atol + rtol * |eager|`. The default for {dtype}:\n\
+             # [module.gate]\n# rtol = {rtol:e}\n# atol = {atol:e}   # times the largest value"
+        ))
     }
+}
+
+/// Returns the row of an input.
+fn input(input: &DescribedInput) -> String {
+    let shape = input.shape.iter().map(|axis| match axis {
+        Axis::Fixed(size) => size.to_string(),
+        Axis::Named(dim) => format!("\"{dim}\""),
+    });
+    let shape: Vec<String> = shape.collect();
+    let (name, dtype, shape) = (key(&input.name), input.dtype, shape.join(", "));
+    let mut row = format!("{name} = {{ dtype = \"{dtype}\", shape = [{shape}]");
+    if input
+        .shape
+        .iter()
+        .any(|axis| matches!(axis, Axis::Named(_)))
+    {
+        row += &format!(", pad = {}", input.pad);
+    }
+    if let Some([first, past]) = input.range {
+        row += &format!(", range = [{first}, {past}]");
+    }
+    row + " }"
 }
 
 /// Returns a key of a table, in quotes where it needs them.
 fn key(name: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
-    match !name.is_empty() && name.chars().all(plain) {
-        true => name.to_owned(),
-        false => Value::from(name).to_string(),
+    if !name.is_empty() && name.chars().all(plain) {
+        name.to_owned()
+    } else {
+        Value::from(name).to_string()
     }
 }
 
 /// Returns text that stays on one line of a comment.
-fn line(text: &str) -> String {
+fn one_line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect()

@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, fs, path::Path};
 use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
-use super::{
+use super::super::{
     build, deps, diff, doctor, du, exit, export, gc, init, log, ls, plan, printer, release, show,
     stats, verify, version, why,
 };
@@ -44,31 +44,31 @@ fn documents() -> Vec<(&'static str, Value)> {
             "error",
             "one line of stderr, of any command with --format json",
         ),
-        made::<init::Document>("init", "precast init --format json"),
+        made::<init::InitDocument>("init", "precast init --format json"),
         made::<crate::inspect::checks::Checks>("check", "precast check --format json"),
         made::<Counts>(
             "counts",
             "what Model::counts gives and precast run --counts writes",
         ),
         made::<deps::Document>("deps", "precast deps --format json"),
-        made::<diff::Document>("diff", "precast diff --format json"),
-        made::<doctor::Document>("doctor", "precast doctor --format json"),
-        made::<du::Document>("du", "precast du --format json"),
+        made::<diff::DiffDocument>("diff", "precast diff --format json"),
+        made::<doctor::DoctorDocument>("doctor", "precast doctor --format json"),
+        made::<du::DuDocument>("du", "precast du --format json"),
         made::<export::Document>("export", "precast export --format json"),
-        made::<gc::Document>("gc", "precast gc --format json"),
+        made::<gc::GcDocument>("gc", "precast gc --format json"),
         made::<external::Report>("inspect", "precast inspect --format json"),
-        made::<log::Document>("log", "precast log --format json"),
-        made::<ls::Document>("ls", "precast ls --format json"),
-        made::<plan::Document>("plan", "precast plan --format json"),
-        made::<release::Document>("release", "precast release --format json"),
+        made::<log::LogDocument>("log", "precast log --format json"),
+        made::<ls::LsDocument>("ls", "precast ls --format json"),
+        made::<plan::PlanDocument>("plan", "precast plan --format json"),
+        made::<release::ReleaseDocument>("release", "precast release --format json"),
         made::<report::Page>("report", "precast report --format json"),
-        made::<show::Document>("show", "precast show ID --format json"),
-        made::<stats::Document>("stats", "precast stats --format json"),
+        made::<show::ShowDocument>("show", "precast show ID --format json"),
+        made::<stats::StatsDocument>("stats", "precast stats --format json"),
         made::<verify::Document>("verify", "precast verify --format json"),
-        made::<version::Document>("version", "precast --version -v --format json"),
-        made::<why::Document>("why", "precast why --format json"),
-        made::<super::bench::Document>("bench", "precast bench --format json"),
-        made::<super::run::Document>("run", "precast run --format json"),
+        made::<version::VersionDocument>("version", "precast --version -v --format json"),
+        made::<why::WhyDocument>("why", "precast why --format json"),
+        made::<super::super::bench::BenchDocument>("bench", "precast bench --format json"),
+        made::<super::super::run::RunDocument>("run", "precast run --format json"),
     ]
 }
 
@@ -92,7 +92,7 @@ fn made<T: JsonSchema>(name: &'static str, title: &str) -> (&'static str, Value)
         "$schema": "https://json-schema.org/draft/2020-12/schema", "title": title,
     });
     let fields = schema.as_object().into_iter().flatten();
-    // The type's own description says what the title does.
+    // The title replaces the type's own description.
     for (key, value) in fields.filter(|(key, _)| *key != "description") {
         document[key] = value.clone();
     }
@@ -135,7 +135,7 @@ fn version(schema: &mut Value, definitions: &mut Value) {
     }
 }
 
-/// Puts the fields of a definition beside those that are listed where it is referred to.
+/// Replaces a reference with siblings by the fields of its definition.
 fn inline(schema: &mut Value, definitions: &Value) {
     match schema {
         Value::Array(list) => list.iter_mut().for_each(|one| inline(one, definitions)),
@@ -161,7 +161,8 @@ fn inline(schema: &mut Value, definitions: &Value) {
     }
 }
 
-/// Allows no other properties than those that are listed. Leaves out how Rust holds numbers, and the marks of links. `part`: another schema lists some of them.
+/// Allows no other properties than the listed ones. Removes formats of numbers and the marks of links. With `part`,
+/// another schema lists more properties.
 fn close(schema: &mut Value, part: bool) {
     let Value::Object(all) = schema else {
         if let Value::Array(list) = schema {
@@ -209,7 +210,7 @@ fn close(schema: &mut Value, part: bool) {
     }
 }
 
-/// Writes JSON with a line for whatever fits into one.
+/// Returns JSON text. A value that fits into one line has one.
 fn render(value: &Value, indent: usize) -> String {
     let flat = value.to_string();
     if indent + flat.len() <= 120 {
