@@ -116,7 +116,13 @@ fn side(text: &str, context: &Context) -> Result<Side> {
     }
     let store = context.look()?;
     let (model, which) = split_model(text);
-    if which.is_some() || store.models()?.iter().any(|known| known == model) {
+    if which.is_some()
+        || store
+            .releases()
+            .models()?
+            .iter()
+            .any(|known| known == model)
+    {
         let release = name::release(&store, text)?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));

@@ -49,9 +49,9 @@ pub(super) fn run(args: &GcArgs, context: &Context) -> Result<u8> {
     };
     let store = context.open()?;
     let (plan, done) = if args.dry_run {
-        (store.plan_gc(&policy)?, None)
+        (store.collector().plan(&policy)?, None)
     } else {
-        let (plan, done) = store.gc(&policy)?;
+        let (plan, done) = store.collector().gc(&policy)?;
         (plan, Some(done))
     };
     if context.out.json() {

@@ -43,7 +43,7 @@ pub(super) fn run(args: &LogArgs, context: &Context) -> Result<u8> {
     let what = args.what.text();
     let mut logs = Vec::new();
     for (of, digest) in self::logs(&store, &what)? {
-        let text = String::from_utf8_lossy(&store.read(&digest)?).into_owned();
+        let text = String::from_utf8_lossy(&store.objects().read(&digest)?).into_owned();
         logs.push(Log { of, text });
     }
     if logs.is_empty() {
@@ -79,7 +79,7 @@ fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
         Found::Artifact(id) => logs.extend(artifact(store, &id, "")?),
         Found::Program(id) => {
             let mut seen = BTreeSet::new();
-            let steps = store.program(&id)?.map(|program| program.steps);
+            let steps = store.records().program(&id)?.map(|program| program.steps);
             for step in steps.unwrap_or_default() {
                 if seen.insert(step.artifact) {
                     logs.extend(artifact(store, &step.artifact, &step.name)?);

@@ -88,9 +88,9 @@ pub(super) fn run(args: &LsArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let damage = Damage::default();
     if args.artifacts {
-        artifacts(args, damage.sound(store.artifacts()), context)?;
+        artifacts(args, damage.sound(store.records().artifacts()), context)?;
     } else if args.objects {
-        objects(damage.sound(store.objects()), context)?;
+        objects(damage.sound(store.objects().rows()), context)?;
     } else {
         let rows = list::list(&store, &query(args, &store)?)?;
         programs(args, damage.sound(rows), &store, context)?;
@@ -265,7 +265,7 @@ impl Damage {
         if errors.is_empty() {
             return 0;
         }
-        errors.extend(store.damaged());
+        errors.extend(store.audit().damaged());
         errors.iter().for_each(exit::warn);
         exit::FAILED
     }

@@ -85,7 +85,7 @@ fn split_release(store: &Store, text: &str) -> Result<(String, Option<BTreeSet<D
         let (model, programs) = model_and_programs(store, Some(model))?;
         return Ok((format!("{} {rest}", model.unwrap_or_default()), programs));
     }
-    if text.contains('@') || store.models()?.iter().any(|model| model == text) {
+    if text.contains('@') || store.releases().models()?.iter().any(|model| model == text) {
         release(store, text)?;
         let message = format!("`{text}` is a release of many programs");
         let list = format!("`precast ls --model {text}` lists them");
@@ -111,7 +111,7 @@ pub(super) fn release(store: &Store, text: &str) -> Result<Release> {
     if which.is_some() {
         return Err(Missing::new(format!("there is no release `{text}`"), list).into());
     }
-    let Some(last) = store.last_release(model)? else {
+    let Some(last) = store.releases().last(model)? else {
         return Err(Missing::new(format!("there is no model `{model}`"), list).into());
     };
     let hint = format!(
@@ -167,8 +167,8 @@ pub(super) fn live_or_all(
         .flat_map(|filter| store.records().programs(filter.clone()))
     {
         let row = row?;
-        let released = store.released(&row.id)?;
-        if released.is_some() && released == store.newest_release(&row.model)? {
+        let released = store.releases().released(&row.id)?;
+        if released.is_some() && released == store.releases().newest(&row.model)? {
             live.push(row)
         } else {
             others.push(row)

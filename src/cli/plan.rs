@@ -187,7 +187,7 @@ fn print(item: &Item, spec: &Spec, store: Option<&Store>, context: &Context) -> 
     let (module, bucket) = (spec.title(item.module), item.form.name());
     writeln!(out, "{state} {module} {bucket}  {why}")?;
     if let (State::Hit { id }, Some(store)) = (&item.state, store)
-        && let Some(program) = store.program(id)?
+        && let Some(program) = store.records().program(id)?
     {
         if let Some(why) = program.padding.refusal(&program.sizes) {
             writeln!(out, "{INDENT}{why}; {PADDING}")?;

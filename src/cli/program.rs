@@ -65,8 +65,8 @@ fn title(
 ) -> Result<()> {
     let out = &context.out;
     let release = match (
-        store.released(&program.id)?,
-        store.partly_released(&program.id)?,
+        store.releases().released(&program.id)?,
+        store.releases().partly_released(&program.id)?,
     ) {
         (Some(seq), _) => format!("release {seq}"),
         (None, Some(seq)) => format!("release {seq}, a partial one"),
@@ -232,7 +232,7 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
                 cells.push("not in the store".to_owned());
                 return Ok(cells);
             };
-            let stored = store.object(&artifact.object)?;
+            let stored = store.objects().row(&artifact.object)?;
             cells.extend([
                 bytes(artifact.size),
                 stored.map_or_else(|| "missing".to_owned(), |row| bytes(row.stored)),

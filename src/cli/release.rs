@@ -64,7 +64,7 @@ pub(super) fn run(args: &ReleaseArgs, context: &Context) -> Result<u8> {
         ReleaseCommand::Ls { model } => list(&store, model.as_deref(), context)?,
         ReleaseCommand::Rollback { model, to } => {
             let (model, seq) = name::release_number(&store, model, *to, "--to")?;
-            let (release, published) = store.rollback(&model, seq)?;
+            let (release, published) = store.releases().rollback(&model, seq)?;
             if context.out.json() {
                 let release = Box::new(release);
                 context

@@ -74,11 +74,15 @@ pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
 fn known(store: &Store, model: &str, seq: Option<u64>) -> Result<()> {
     let (there, release) = match seq {
         Some(seq) => (
-            store.release_at(model, seq)?.is_some(),
+            store.releases().at(model, seq)?.is_some(),
             format!("release {seq} of "),
         ),
         None => (
-            store.models()?.iter().any(|known| known == model),
+            store
+                .releases()
+                .models()?
+                .iter()
+                .any(|known| known == model),
             String::new(),
         ),
     };

@@ -88,15 +88,8 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let inputs = tensors::read(&bytes).with_context(|| format!("can't use `{path}`"))?;
     let phases = Phases::default();
     let started = Instant::now();
-    let model = phases.during(|| {
-        // One request is answered: programs that it does not need are not loaded.
-        Runtime::new(&store, device)?
-            .loading(Loading::OnDemand)
-            .trial(trial)
-            .eager_fallback(!args.compiled)
-            .load(&name)
-    })?;
-    let loaded = started.elapsed().as_secs_f64();
+    let model = phases.during(|| load(args, &store, &name, device, context))?;
+    let load_seconds = started.elapsed().as_secs_f64();
     if context.verbose > 0 {
         let path = context.store.display();
         note!("loaded `{name}` from `{path}` for {device}, only what is asked for");
@@ -175,15 +168,7 @@ fn load(
     device: Device,
     context: &Context,
 ) -> Result<Model> {
-    let runtime = match device {
-        Device::Cpu => Runtime::new(store, device),
-        // Reads the store while libtorch's CUDA half is loaded.
-        Device::Cuda(_) => {
-            let source = Prefetched::new(Arc::new(store.clone()), name);
-            Runtime::over(Arc::new(source), device)
-        }
-    };
-    let model = runtime?
+    let model = Runtime::new(store, device)?
         .loading(Loading::OnDemand)
         .trial(internal::trial(store, context)?)
         .eager_fallback(!args.compiled)

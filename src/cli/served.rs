@@ -129,7 +129,7 @@ impl From<GraphChoice> for Graphs {
 
 /// Returns the model with this name, or the only one.
 fn model(store: &Store, named: Option<&str>) -> Result<String> {
-    let models = store.models()?;
+    let models = store.releases().models()?;
     let name = match (named, models.as_slice()) {
         (Some(name), _) => name,
         (None, [only]) => only,
@@ -148,7 +148,10 @@ fn model(store: &Store, named: Option<&str>) -> Result<String> {
 fn built_for(store: &Store, model: &str) -> Result<Device> {
     let release = name::release(store, model)?;
     let first = release.programs.first();
-    let program = first.map(|id| store.program(id)).transpose()?.flatten();
+    let program = first
+        .map(|id| store.records().program(id))
+        .transpose()?
+        .flatten();
     Ok(match program.map(|program| program.target.device) {
         Some(DeviceKind::Cuda) => Device::Cuda(0),
         _ => Device::Cpu,

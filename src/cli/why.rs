@@ -126,9 +126,12 @@ fn find(args: &WhyArgs, store: &Store) -> Result<Vec<Why>> {
     let missing = |hint| Missing::new(format!("`{what}` can't be explained"), hint);
     let gone = || missing(AGAIN);
     Ok(match name::find(store, &what)? {
-        Found::Program(id) => vec![why::program(store, &store.program(&id)?.ok_or_else(gone)?)?],
+        Found::Program(id) => vec![why::program(
+            store,
+            &store.records().program(&id)?.ok_or_else(gone)?,
+        )?],
         Found::Artifact(id) => {
-            let artifact = store.artifact(&id)?.ok_or_else(gone)?;
+            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
             let uncalled =
                 "no program calls this artifact, so nothing asked for it; `precast gc` removes it";
             vec![why::artifact(store, &artifact)?.ok_or_else(|| missing(uncalled))?]

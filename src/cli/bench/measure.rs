@@ -10,8 +10,7 @@ use serde::Serialize;
 
 use crate::{
     Device, Model,
-    cli::served::BenchArgs,
-    record::{Program, Sizes},
+    record::Program,
     runtime::{Tensor, cuda::synchronize},
 };
 
@@ -135,29 +134,26 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Returns the time of a launch of the graph alone, on the same inputs: with blank ones a device takes less power,
-    /// and may take less time. None without a graph.
+    /// Returns the time of a session's run, which launches the graph and copies its outputs, on the same inputs: with
+    /// blank ones a device takes less power, and may take less time. None without a graph.
     pub(super) fn launches(&self, model: &Model) -> Result<Option<f64>> {
         let module = self.program.module.as_str();
-        let Some(mut session) = model.session(module, &self.program.sizes) else {
+        let opened = model.session(module, &self.program.sizes).ok();
+        let Some(mut session) = opened.filter(|session| session.is_graph()) else {
             return Ok(None);
         };
-        let own = session.inputs();
-        let shapes = own.iter().map(Tensor::shape);
-        if !shapes.eq(self.inputs.iter().map(Tensor::shape)) {
+        let mut own = session.inputs();
+        if !std::iter::zip(&own, self.inputs).all(|(own, input)| own.shape() == input.shape()) {
             return Ok(None); // a variant with other inputs
         }
-        for (mut to, from) in own.into_iter().zip(self.inputs) {
-            to.copy_from(from)?;
+        for (to, from) in own.iter_mut().zip(self.inputs) {
+            to.write(from)?;
         }
         synchronize(self.device)?;
         let (mut calls, begin) = (0, Instant::now());
         while begin.elapsed() < self.limit {
             for _ in 0..256 {
-                session.replay().map_err(|message| RuntimeError::Tensor {
-                    module: module.into(),
-                    message,
-                })?;
+                session.run()?;
             }
             calls += 256;
             synchronize(self.device)?;
@@ -181,111 +177,4 @@ impl Taken {
             throughput: parallel / self.seconds,
         }
     }
-}
-
-/// Calls one after the other, each waited for; a few at least.
-fn alone(
-    model: &Model,
-    module: &str,
-    inputs: &[Tensor],
-    device: Device,
-    limit: Duration,
-    taken: &mut Taken,
-) -> Result<()> {
-    const LEAST: usize = 10;
-    let (begin, before) = (Instant::now(), taken.alone.len());
-    while begin.elapsed() < limit || taken.alone.len() - before < LEAST {
-        let called = Instant::now();
-        let answer = model.run(module, inputs)?;
-        wait(device)?;
-        taken.alone.push(called.elapsed().as_secs_f64());
-        drop(answer);
-    }
-    Ok(())
-}
-
-/// Calls by every thread at once, not waited for.
-fn together(
-    model: &Model,
-    module: &str,
-    inputs: &[Tensor],
-    device: Device,
-    limit: Duration,
-    threads: u16,
-    taken: &mut Taken,
-) -> Result<()> {
-    let stop = AtomicBool::new(false);
-    let begin = Instant::now();
-    let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
-        let mut calls = 0;
-        while !over() {
-            drop(model.run(module, inputs)?);
-            calls += 1;
-            if calls % 256 == 0 {
-                // So that the queue stays short of what the device holds.
-                wait(device)?;
-            }
-        }
-        wait(device)?;
-        Ok(calls)
-    };
-    let calls: Result<Vec<usize>> = match threads {
-        // A second thread would bring a second team of OpenMP's threads.
-        1 => work(inputs, &|| begin.elapsed() >= limit).map(|calls| vec![calls]),
-        _ => std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..threads)
-                .map(|_| {
-                    let inputs: Vec<_> = inputs.iter().map(Tensor::share).collect();
-                    let (work, stop) = (&work, &stop);
-                    scope.spawn(move || work(&inputs, &|| stop.load(Ordering::Relaxed)))
-                })
-                .collect();
-            std::thread::sleep(limit);
-            stop.store(true, Ordering::Relaxed);
-            threads
-                .into_iter()
-                .map(|thread| thread.join().unwrap_or_else(|_| bail!("a caller panicked")))
-                .collect()
-        }),
-    };
-    taken.together += calls?.iter().sum::<usize>();
-    taken.seconds += begin.elapsed().as_secs_f64();
-    Ok(())
-}
-
-/// Returns the time of a session's run, which launches the graph and copies its outputs, on the same inputs: blank ones take a
-/// device less power, and may take it less time. None without a graph.
-fn launches(
-    model: &Model,
-    module: &str,
-    sizes: &Sizes,
-    inputs: &[Tensor],
-    device: Device,
-    limit: Duration,
-) -> Result<Option<f64>> {
-    let opened = model.session(module, sizes).ok();
-    let Some(mut session) = opened.filter(|session| session.is_graph()) else {
-        return Ok(None);
-    };
-    let mut own = session.inputs();
-    if !std::iter::zip(&own, inputs).all(|(own, input)| own.shape() == input.shape()) {
-        return Ok(None); // a variant with other inputs
-    }
-    for (to, from) in own.iter_mut().zip(inputs) {
-        to.write(from)?;
-    }
-    wait(device)?;
-    let (mut calls, begin) = (0, Instant::now());
-    while begin.elapsed() < limit {
-        for _ in 0..256 {
-            session.run()?;
-        }
-        calls += 256;
-        wait(device)?;
-    }
-    Ok(Some(begin.elapsed().as_secs_f64() / f64::from(calls)))
-}
-
-pub(super) fn wait(device: Device) -> Result<()> {
-    Ok(synchronize(device)?)
 }

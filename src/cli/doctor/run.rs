@@ -114,7 +114,7 @@ pub(super) fn store(context: &Context) -> Vec<Check> {
             INDEX.missing(damage.to_string(), hint)
         }
         None => {
-            let models = opened.models().map_or(0, |models| models.len());
+            let models = opened.releases().models().map_or(0, |models| models.len());
             STORE.ok(format!("`{shown}`, {}", count(models, "model")))
         }
     };
