@@ -336,12 +336,6 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     exit code 0
     ----- stderr
     plan: 3 of 3 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    weights: [ID] ([SIZE])
-    capture: affine batch=1 ([TIME])
-    capture: affine batch=4 ([TIME])
-    capture: affine eager ([TIME])
     gate: affine batch=1: the gate of [ID] holds, with the same artifacts, weights and samples
     published: affine batch=1 [ID]
     gate: affine batch=4: the gate of [ID] holds, with the same artifacts, weights and samples
