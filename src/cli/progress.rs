@@ -189,6 +189,9 @@ impl PlainLines {
     }
 }
 
+/// Width of the column in which lines of bars begin.
+const PREFIX: usize = 9;
+
 /// A bar for the whole, and one line per worker.
 struct Bars {
     all: MultiProgress,
@@ -205,15 +208,18 @@ impl Bars {
         let end: Arc<Mutex<Option<Instant>>> = Arc::default();
         let shared_end = Arc::clone(&end);
         // Counted down between two events.
-        let left = move |_: &ProgressState, out: &mut dyn fmt::Write| {
-            let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some(end) = end {
-                let left = end.saturating_duration_since(Instant::now());
-                let _ = write!(out, ", {}", remaining(left.as_secs_f64()));
-            }
-        };
-        let style = style("{prefix:>9.green.bold} [{bar:20}] {pos}/{len} programs{left}");
-        whole.set_style(style.progress_chars("=> ").with_key("left", left));
+        let style = style("{prefix:>9.green.bold} {whole}").with_key(
+            "whole",
+            move |state: &ProgressState, out: &mut dyn fmt::Write| {
+                let end = *shared_end.lock().unwrap_or_else(PoisonError::into_inner);
+                let rest = end.map(|end| end.saturating_duration_since(Instant::now()));
+                let rest = rest.map(|rest| remaining(rest.as_secs_f64()));
+                let columns = usize::from(console::Term::stderr().size().1);
+                let room = columns.saturating_sub(PREFIX + 1);
+                let _ = out.write_str(&whole_line(room, state.pos(), state.len(), rest));
+            },
+        );
+        whole.set_style(style);
         whole.set_prefix("Building");
         whole.enable_steady_tick(Duration::from_secs(1));
         Self {
@@ -239,6 +245,33 @@ impl Bars {
         });
         bar.clone()
     }
+}
+
+/// Returns the progress of a build in at most `room` characters. A narrow terminal gets a shorter bar, then no word, no
+/// bar, no words around the time, and no time.
+fn whole_line(room: usize, done: u64, of: Option<u64>, remaining: Option<String>) -> String {
+    let of = of.unwrap_or(0);
+    let bar = |width: usize| {
+        let share = (done.min(of) as f64 / of.max(1) as f64 * width as f64) as usize;
+        let head = if share < width { ">" } else { "" };
+        format!("[{:<width$}] ", "=".repeat(share) + head)
+    };
+    let count = format!("{done}/{of}");
+    let long = remaining
+        .map(|remaining| format!(", {remaining}"))
+        .unwrap_or_default();
+    let short = long.replace("about ", "").replace(" left", "");
+    let forms = [
+        format!("{}{count} programs{long}", bar(20)),
+        format!("{}{count} programs{long}", bar(10)),
+        format!("{}{count}{long}", bar(10)),
+        format!("{count}{long}"),
+        format!("{count}{short}"),
+    ];
+    forms
+        .into_iter()
+        .find(|form| form.len() <= room)
+        .unwrap_or(count)
 }
 
 /// Returns text with a colour, where stderr has colours: bars bypass the stream that strips them.
@@ -323,7 +356,41 @@ impl Drop for Bars {
 
 #[cfg(test)]
 mod tests {
-    use super::remaining;
+    use super::{remaining, whole_line};
+
+    #[test]
+    fn the_progress_line_fits_each_terminal() {
+        let line = |columns: usize, seconds: Option<f64>, done: u64, of: u64| {
+            let line = whole_line(columns - 10, done, Some(of), seconds.map(remaining));
+            assert!(line.len() <= columns - 10, "{line}");
+            format!("{columns:>3} {line}")
+        };
+        let some = [120, 80, 60, 40, 30, 20, 15].map(|columns| line(columns, Some(5000.0), 3, 12));
+        insta::assert_snapshot!(some.join("\n"), @"
+        120 [=====>              ] 3/12 programs, about 1 h 20 min left
+         80 [=====>              ] 3/12 programs, about 1 h 20 min left
+         60 [==>       ] 3/12 programs, about 1 h 20 min left
+         40 3/12, about 1 h 20 min left
+         30 3/12, 1 h 20 min
+         20 3/12
+         15 3/12
+        ");
+        let many = [80, 60, 40].map(|columns| line(columns, Some(5000.0), 9000, 10_000));
+        insta::assert_snapshot!(many.join("\n"), @"
+        80 [==================> ] 9000/10000 programs, about 1 h 20 min left
+        60 [=========>] 9000/10000, about 1 h 20 min left
+        40 9000/10000, 1 h 20 min
+        ");
+        let none = [80, 40].map(|columns| line(columns, None, 12, 12));
+        insta::assert_snapshot!(none.join("\n"), @"
+        80 [====================] 12/12 programs
+        40 [==========] 12/12 programs
+        ");
+        assert_eq!(
+            whole_line(60, 0, None, None),
+            "[>                   ] 0/0 programs"
+        );
+    }
 
     #[test]
     fn how_long_it_will_take() {
