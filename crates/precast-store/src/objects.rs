@@ -13,6 +13,7 @@ use super::{
     checksum::created,
     error::{At, StoreError},
     leases::Leases,
+    lock::Mode,
     object::{self, Written},
     pages::{PAGE, Pages},
     publish::{PendingFile, as_published, settle_time},
@@ -235,27 +236,41 @@ impl Objects {
         self.base.index.with(|index| ObjectRow::find(index, digest))
     }
 
-    /// Returns whether the object exists and needs no writing. A damaged file is set aside. A file without a row in the
-    /// index (after a crash) is indexed, a row without a file removed.
+    /// Returns whether the object exists and needs no writing. A file without a row in the index (after a crash) is indexed.
+    /// A damaged file is set aside, and a row without a file removed, while no other process adds to the store: it may be
+    /// publishing this object.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
-        let _adding = self.leases.adding(&[*digest])?;
         let path = self.base.layout.object(digest);
+        let adding = self.leases.adding(&[*digest])?;
         let row = self.row(digest)?;
-        let stored = fs::symlink_metadata(&path).map_or(0, |meta| meta.len());
-        let known = row.as_ref().is_some_and(|row| row.stored == stored);
-        if known && as_published(&path) {
+        let stored = fs::symlink_metadata(&path).ok().map(|meta| meta.len());
+        if stored.is_none() && row.is_none() {
+            return Ok(false);
+        }
+        let known = stored.is_some() && row.map(|row| row.stored) == stored;
+        if known && as_published(&path) || self.index_sound(digest)? {
             return Ok(true);
         }
-        if let Some(size) = self.sound_size(digest)? {
-            return self.index_object(digest, size, stored).map(|()| true);
+        drop(adding);
+        let _deleting = self.base.lock(Mode::Delete)?;
+        if self.index_sound(digest)? {
+            return Ok(true);
         }
         self.base.set_aside(&path)?;
-        if row.is_some() {
-            let forget = "DELETE FROM objects WHERE digest=?";
-            let digest = [digest.as_bytes()];
-            (self.base.index).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
-        }
+        let forget = "DELETE FROM objects WHERE digest=?";
+        let digest = [digest.as_bytes()];
+        (self.base.index).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
         Ok(false)
+    }
+
+    /// Puts the row of an object whose file is sound; returns whether it is.
+    fn index_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
+        let Some(size) = self.sound_size(digest)? else {
+            return Ok(false);
+        };
+        let path = self.base.layout.object(digest);
+        let stored = fs::symlink_metadata(&path).at("look at", &path)?.len();
+        self.index_object(digest, size, stored).map(|()| true)
     }
 
     /// Compresses `content` into a new object file and its row.
@@ -309,6 +324,34 @@ mod tests {
     use std::os::unix::fs::MetadataExt;
 
     use super::{super::testing, *};
+
+    #[test]
+    fn builders_that_publish_one_object_leave_it_in_its_place() {
+        let (_dir, store) = testing::store();
+        let path = store.path();
+        let start = std::sync::Barrier::new(4);
+        thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    let store = crate::Store::open(path).unwrap();
+                    for content in 0_u32..100 {
+                        start.wait();
+                        store.objects().put_bytes(&content.to_le_bytes()).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(fs::read_dir(path.join("quarantine")).unwrap().count(), 0);
+        let wrong = |row: &ObjectRow| {
+            let file = fs::metadata(store.layout().object(&row.digest)).unwrap();
+            file.len() != row.stored || row.size != 4
+        };
+        let rows: Vec<ObjectRow> = store.objects().rows().map(Result::unwrap).collect();
+        assert_eq!(
+            (rows.len(), rows.iter().filter(|row| wrong(row)).count()),
+            (100, 0)
+        );
+    }
 
     #[test]
     fn bytes_come_back_and_are_kept_once() {
