@@ -22,7 +22,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct DepsArgs {
     /// The models, each with `@NUMBER` or `@NAME` for another release than the newest [default: all]
     #[arg(value_name = "MODEL")]
     models: Vec<String>,
@@ -63,7 +63,7 @@ struct Found<'a> {
 /// `precast deps --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document<'a> {
+pub(super) struct DepsDocument<'a> {
     releases: Vec<Named>,
     torch: Found<'a>,
     /// Whether a program runs on a GPU.
@@ -83,7 +83,7 @@ pub(super) struct Selected {
     pub(super) deps: Deps,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &DepsArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
     let selected = Selected::find(&store, &args.models, &args.libtorch)?;
     let (releases, deps) = (&selected.releases, &selected.deps);
@@ -92,7 +92,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         exit::warning(&wrong.message);
         exit::tell_hint(&wrong.hint);
     }
-    let document = Document {
+    let document = DepsDocument {
         releases: Named::all(releases),
         torch: Found {
             version: deps.torch.as_ref().map(|torch| torch.version.as_str()),
@@ -209,7 +209,7 @@ fn releases(store: &Store, models: &[String]) -> Result<Vec<Release>> {
     Ok(found)
 }
 
-fn print(document: &Document<'_>, deps: &Deps, context: &Context) -> Result<()> {
+fn print(document: &DepsDocument<'_>, deps: &Deps, context: &Context) -> Result<()> {
     print_files(deps, context)?;
     let needs = &deps.needs;
     if !needs.host.is_empty() {
@@ -256,9 +256,10 @@ pub(super) fn print_files(deps: &Deps, context: &Context) -> Result<()> {
     let rows = files.iter().map(|file| {
         let place = deps.place(file);
         let folder = place.parent().unwrap_or(Path::new(""));
-        let by = match file.opened {
-            true => format!("{}, while it runs", users(&file.needed_by)),
-            false => users(&file.needed_by),
+        let by = if file.opened {
+            format!("{}, while it runs", users(&file.needed_by))
+        } else {
+            users(&file.needed_by)
         };
         let folder = folder.display().to_string();
         Ok(vec![file.name.clone(), bytes(file.bytes), by, folder])

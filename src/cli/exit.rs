@@ -301,10 +301,10 @@ pub(super) fn tell_warning(warning: &str, hint: Option<&str>) {
     }
 }
 
-type Cause = dyn std::error::Error + 'static;
+type AnyError = dyn std::error::Error + 'static;
 
 /// Returns the line of the user's own code that caused an error of the worker.
-fn place(cause: &Cause) -> Option<String> {
+fn place(cause: &AnyError) -> Option<String> {
     match cause.downcast_ref::<BuildError>()? {
         BuildError::Worker(error) | BuildError::Model { error, .. } => error.location.clone(),
         _ => None,
@@ -312,7 +312,7 @@ fn place(cause: &Cause) -> Option<String> {
 }
 
 /// Returns the log with the Python stack of an error that belongs to no program.
-fn kept_log(cause: &Cause) -> Option<Digest> {
+fn kept_log(cause: &AnyError) -> Option<Digest> {
     match cause.downcast_ref::<BuildError>()? {
         BuildError::Model { log, .. } => Some(*log),
         _ => None,
@@ -320,7 +320,7 @@ fn kept_log(cause: &Cause) -> Option<Digest> {
 }
 
 /// Returns the last output of a worker whose error ended the build.
-fn last_words(cause: &Cause) -> Option<Vec<&str>> {
+fn last_words(cause: &AnyError) -> Option<Vec<&str>> {
     const LINES: usize = 12;
     let error = cause.downcast_ref::<BuildError>()?;
     let ended = matches!(
@@ -349,7 +349,7 @@ fn classify(error: &Error) -> (u8, String) {
     known.unwrap_or_else(|| (BUG, PLEASE_REPORT.to_owned()))
 }
 
-fn code_and_hint(cause: &Cause) -> Option<(u8, String)> {
+fn code_and_hint(cause: &AnyError) -> Option<(u8, String)> {
     let answer = if let Some(it) = cause.downcast_ref::<Usage>() {
         (USAGE, it.hint.clone())
     } else if let Some(it) = cause.downcast_ref::<Missing>() {

@@ -26,7 +26,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct ExportArgs {
     /// The folder to write: a new one, or an empty one
     #[arg(value_name = "DIR")]
     folder: PathBuf,
@@ -43,7 +43,7 @@ pub(super) struct Args {
 /// `precast export --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-pub(super) struct Document {
+pub(super) struct ExportDocument {
     folder: PathBuf,
     /// False for a dry run.
     written: bool,
@@ -60,7 +60,7 @@ pub(super) struct Document {
     environment: Option<Environment>,
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<u8> {
     // Opened as `run` does: gc does not collect what is copied.
     let store = match context.open() {
         Ok(store) => store,
@@ -82,7 +82,7 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         write(&export, folder, context)?;
     }
     let total = export.bytes();
-    let document = Document {
+    let document = ExportDocument {
         folder: folder.to_owned(),
         written: !args.dry_run,
         releases: Named::all(&selected.releases),
@@ -218,7 +218,7 @@ fn room(folder: &Path, needed: u64) -> Result<()> {
     .into())
 }
 
-fn print(document: &Document, deps: &Deps, context: &Context) -> Result<()> {
+fn print(document: &ExportDocument, deps: &Deps, context: &Context) -> Result<()> {
     if !document.written {
         print_files(deps, context)?;
         context.out.line("")?;

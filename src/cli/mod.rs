@@ -193,13 +193,13 @@ enum Command {
     /// Measure the time of a call for each bucket
     Bench(served::BenchArgs),
     /// List the libraries that a host needs to run releases, with their sizes
-    Deps(deps::Args),
+    Deps(deps::DepsArgs),
     /// Write a folder that runs releases on a machine without Python and torch
-    Export(export::Args),
+    Export(export::ExportArgs),
     /// List releases, and go back to an earlier one
     Release(release::ReleaseArgs),
     /// Check every byte of the store, and repair defects on request
-    Verify(verify::Args),
+    Verify(verify::VerifyArgs),
     /// Delete unused programs, artifacts and objects
     Gc(gc::GcArgs),
     /// Check a candidate against eager: how `build` calls itself

@@ -26,7 +26,7 @@ use crate::{
 };
 
 #[derive(clap::Args)]
-pub(super) struct Args {
+pub(super) struct VerifyArgs {
     /// Repair what can be repaired; set aside what can't be used
     #[arg(long)]
     repair: bool,
@@ -41,7 +41,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(untagged)]
-pub(super) enum Document<'a> {
+pub(super) enum VerifyDocument<'a> {
     /// With `--reindex`.
     Reindexed { reindexed: bool },
     Verified {
@@ -89,7 +89,7 @@ impl<'a> DefectReport<'a> {
     }
 }
 
-pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
+pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<u8> {
     if args.host.host {
         return host::run(&args.host, context);
     }
@@ -98,15 +98,18 @@ pub(super) fn run(args: &Args, context: &Context) -> Result<u8> {
         store.audit().reindex()?;
         if context.out.json() {
             let reindexed = true;
-            context.out.document(&Document::Reindexed { reindexed })?;
+            context
+                .out
+                .document(&VerifyDocument::Reindexed { reindexed })?;
         } else {
             context.out.line("made the index again")?;
         }
         return Ok(0);
     }
-    match args.repair {
-        true => repair(&store, context),
-        false => verify(&store, context),
+    if args.repair {
+        repair(&store, context)
+    } else {
+        verify(&store, context)
     }
 }
 
@@ -118,7 +121,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
         Some(_) => FAILED,
     };
     if out.json() {
-        out.document(&Document::Verified {
+        out.document(&VerifyDocument::Verified {
             objects: found.objects,
             bytes: found.bytes,
             records: found.records,
@@ -157,7 +160,7 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
     };
     let out = &context.out;
     if out.json() {
-        out.document(&Document::Repaired {
+        out.document(&VerifyDocument::Repaired {
             found: done.found.iter().map(DefectReport::of).collect(),
             set_aside: &done.set_aside,
             restored: &done.restored,

@@ -41,9 +41,10 @@ pub(in crate::cli) struct HostArgs {
 
 pub(super) fn run(args: &HostArgs, context: &Context) -> Result<u8> {
     let store = context.open()?;
-    let models = match args.models.is_empty() {
-        true => store.releases().models()?,
-        false => args.models.clone(),
+    let models = if args.models.is_empty() {
+        store.releases().models()?
+    } else {
+        args.models.clone()
     };
     if models.is_empty() {
         return Err(Missing {
@@ -81,7 +82,7 @@ pub(super) fn run(args: &HostArgs, context: &Context) -> Result<u8> {
     if context.out.json() {
         context
             .out
-            .document(&super::Document::Host { releases: all })?;
+            .document(&super::VerifyDocument::Host { releases: all })?;
     }
     Ok(if passed { 0 } else { FAILED })
 }
