@@ -330,17 +330,19 @@ mod tests {
         let (_dir, store) = testing::store();
         let path = store.path();
         let start = std::sync::Barrier::new(4);
-        thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    let store = crate::Store::open(path).unwrap();
-                    for content in 0_u32..100 {
-                        start.wait();
-                        store.objects().put_bytes(&content.to_le_bytes()).unwrap();
-                    }
-                });
-            }
+        let builder = || {
+            let store = crate::Store::open(path).unwrap();
+            let put = |content: u32| {
+                start.wait();
+                store.objects().put_bytes(&content.to_le_bytes())
+            };
+            (0..100).map(put).filter_map(Result::err).collect()
+        };
+        let failed: Vec<Vec<StoreError>> = thread::scope(|scope| {
+            let started: Vec<_> = (0..4).map(|_| scope.spawn(builder)).collect();
+            started.into_iter().map(|one| one.join().unwrap()).collect()
         });
+        assert!(failed.iter().all(Vec::is_empty), "{failed:?}");
         assert_eq!(fs::read_dir(path.join("quarantine")).unwrap().count(), 0);
         let wrong = |row: &ObjectRow| {
             let file = fs::metadata(store.layout().object(&row.digest)).unwrap();
