@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, fs, hint::black_box, path::Path};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use precast_builder::{
-    plan::{self, Common, Request, RequestKey, forms},
+    plan::{self, Common, PlanRequest, RequestKey, forms},
     spec::{Overrides, Spec},
 };
 use precast_store::{
@@ -139,7 +139,7 @@ fn warm(criterion: &mut Criterion) {
             bencher.iter(|| {
                 let spec = Spec::load(&file).unwrap();
                 let known = plan::known(&spec, &store, None).unwrap();
-                let plan = plan::plan(&spec, Some(&store), known, &Request::default()).unwrap();
+                let plan = plan::plan(&spec, Some(&store), known, &PlanRequest::default()).unwrap();
                 // The module has an eager program too.
                 assert_eq!(
                     (plan.missing().count(), plan.items.len()),

@@ -17,7 +17,7 @@ pub(super) use self::summary::{EAGER, PADDING};
 use super::{Context, exit::Usage, internal, progress, python::PythonArgs, text, trace};
 use crate::{
     build::{self, BuildError, Launcher, scratch},
-    plan::Request,
+    plan::PlanRequest,
     spec::{CommandLine, Spec, SpecError},
 };
 
@@ -96,8 +96,8 @@ pub(super) struct SpecArgs {
 }
 
 impl SpecArgs {
-    pub(super) fn request(&self, spec: &Spec) -> Result<Request, SpecError> {
-        Ok(Request {
+    pub(super) fn request(&self, spec: &Spec) -> Result<PlanRequest, SpecError> {
+        Ok(PlanRequest {
             only: self.only.clone(),
             command_line: CommandLine::parse(&self.set, spec)?,
             tune: self.tune,

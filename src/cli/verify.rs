@@ -64,12 +64,12 @@ pub(super) enum VerifyDocument<'a> {
         set_aside: &'a [PathBuf],
         /// Objects that were made again from their unpacked files.
         restored: &'a [Digest],
-        /// What is still wrong.
+        /// The defects that are left.
         left: Vec<DefectReport<'a>>,
     },
 }
 
-/// A defect with what it needs. Which further fields there are follows from `kind`.
+/// A defect and its remedy. The further fields depend on `kind`.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct DefectReport<'a> {

@@ -1,4 +1,4 @@
-//! Whether an output is what eager's is, and how far it is from it.
+//! The comparison of an output with eager's.
 
 use half::{bf16, f16};
 use precast_builder::gate::tolerance;
@@ -28,19 +28,19 @@ pub fn equal(a: &Tensor, b: &Tensor) -> Result<bool, TorchError> {
     }
 }
 
-/// What a spec says of tolerances.
+/// The tolerances of a spec.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Said {
+pub struct Tolerances {
     pub rtol: Option<f64>,
     pub atol: Option<f64>,
     /// The coarsest dtype that the output was computed in, where that is not its own; it counts where the spec says
     /// neither tolerance.
-    pub computed_in: Option<Dtype>,
+    pub compute_dtype: Option<Dtype>,
 }
 
 /// Returns the error of one output against eager's, or why it is too large.
 pub fn compare(
-    said: Said,
+    tolerances: Tolerances,
     output: &Output,
     got: &Tensor,
     eager: &Tensor,
@@ -68,10 +68,10 @@ pub fn compare(
         };
     }
     let errors = match got.dtype() {
-        Some(Dtype::Float64) => errors::<f64>(said, dtype, got, eager, |x| x),
-        Some(Dtype::Float32) => errors::<f32>(said, dtype, got, eager, f64::from),
-        Some(Dtype::Float16) => errors::<f16>(said, dtype, got, eager, f64::from),
-        Some(Dtype::Bfloat16) => errors::<bf16>(said, dtype, got, eager, f64::from),
+        Some(Dtype::Float64) => errors::<f64>(tolerances, dtype, got, eager, |x| x),
+        Some(Dtype::Float32) => errors::<f32>(tolerances, dtype, got, eager, f64::from),
+        Some(Dtype::Float16) => errors::<f16>(tolerances, dtype, got, eager, f64::from),
+        Some(Dtype::Bfloat16) => errors::<bf16>(tolerances, dtype, got, eager, f64::from),
         _ => return Err(format!("is {}, no floating point", got.dtype_name())),
     };
     let errors = errors.map_err(failed)??;
@@ -80,7 +80,7 @@ pub fn compare(
 
 /// Compares floats of one type, each as the double that it is.
 fn errors<T: Element>(
-    said: Said,
+    tolerances: Tolerances,
     dtype: Dtype,
     got: &Tensor,
     eager: &Tensor,
@@ -91,13 +91,13 @@ fn errors<T: Element>(
     if pairs().any(|(got, eager)| eager.is_finite() && !got.is_finite()) {
         return Ok(Err("has NaN or infinity where eager has none".to_owned()));
     }
-    // What eager can't say (NaN) compares with nothing; an infinity is a value as others are.
+    // A NaN of eager compares with nothing; an infinity is a value like others.
     if pairs().any(|(got, eager)| eager.is_infinite() && got != eager) {
         return Ok(Err("has another value where eager has infinity".to_owned()));
     }
     let finite = || pairs().filter(|(_, eager)| eager.is_finite());
     let largest = finite().fold(0.0, |largest, (_, eager)| eager.abs().max(largest));
-    let (rtol, atol) = limits(said, dtype, largest);
+    let (rtol, atol) = limits(tolerances, dtype, largest);
     let least = f64::MIN_POSITIVE.max(atol);
     let (mut max_abs, mut max_rel, mut beyond) = (0.0_f64, 0.0_f64, 0_usize);
     let (mut own, mut other, mut both) = (0.0, 0.0, 0.0);
@@ -129,17 +129,17 @@ fn errors<T: Element>(
     }))
 }
 
-fn limits(said: Said, dtype: Dtype, largest: f64) -> (f64, f64) {
+fn limits(tolerances: Tolerances, dtype: Dtype, largest: f64) -> (f64, f64) {
     let own = tolerance(dtype);
-    // What a spec says of one is said of how near both must be.
-    let inner = match (said.rtol, said.atol) {
-        (None, None) => said.computed_in.map_or(own, tolerance),
+    // A spec that sets one tolerance replaces the compute dtype's.
+    let inner = match (tolerances.rtol, tolerances.atol) {
+        (None, None) => tolerances.compute_dtype.map_or(own, tolerance),
         _ => own,
     };
     let (rtol, atol) = (own.0.max(inner.0), own.1.max(inner.1));
     (
-        said.rtol.unwrap_or(rtol),
-        said.atol.unwrap_or(atol * largest.max(1e-30)),
+        tolerances.rtol.unwrap_or(rtol),
+        tolerances.atol.unwrap_or(atol * largest.max(1e-30)),
     )
 }
 
@@ -161,7 +161,12 @@ mod tests {
     }
 
     /// Compares two vectors of this dtype.
-    fn compared(dtype: Dtype, said: Said, got: &[f64], eager: &[f64]) -> Result<Compared, String> {
+    fn compared(
+        dtype: Dtype,
+        tolerances: Tolerances,
+        got: &[f64],
+        eager: &[f64],
+    ) -> Result<Compared, String> {
         let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
         precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
         let tensor = |values: &[f64]| {
@@ -169,7 +174,7 @@ mod tests {
             doubles.to_dtype(dtype).unwrap()
         };
         let output = output(dtype, eager.len() as i64);
-        compare(said, &output, &tensor(got), &tensor(eager))
+        compare(tolerances, &output, &tensor(got), &tensor(eager))
     }
 
     #[test]
@@ -181,35 +186,46 @@ mod tests {
             (Dtype::Bfloat16, 3e-2, 1.3e-1),
         ];
         for (dtype, near, far) in tried {
-            let row = compared(dtype, Said::default(), &[1.0 + near, -1.0], &[1.0, -1.0]).unwrap();
+            let row = compared(
+                dtype,
+                Tolerances::default(),
+                &[1.0 + near, -1.0],
+                &[1.0, -1.0],
+            )
+            .unwrap();
             assert!(row.max_abs.unwrap() > near / 2.0, "{row:?}");
             assert!(row.cosine.unwrap() > 0.99, "{row:?}");
-            let off = compared(dtype, Said::default(), &[1.0 + far, -1.0], &[1.0, -1.0]);
+            let off = compared(
+                dtype,
+                Tolerances::default(),
+                &[1.0 + far, -1.0],
+                &[1.0, -1.0],
+            );
             assert!(
                 off.unwrap_err().starts_with("differs from eager in 1 of 2"),
                 "{dtype}"
             );
-            let said = Said {
+            let tolerances = Tolerances {
                 rtol: Some(far * 2.0),
-                ..Said::default()
+                ..Tolerances::default()
             };
-            assert!(compared(dtype, said, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
-            let strict = Said {
+            assert!(compared(dtype, tolerances, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
+            let strict = Tolerances {
                 rtol: Some(0.0),
                 atol: Some(0.0),
-                computed_in: Some(Dtype::Bfloat16),
+                compute_dtype: Some(Dtype::Bfloat16),
             };
             assert!(compared(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
         }
-        // What was rounded on the way is no nearer than that, whatever it is given back as.
-        let inside = Said {
-            computed_in: Some(Dtype::Bfloat16),
-            ..Said::default()
+        // A value that was rounded to bfloat16 keeps that error in any output dtype.
+        let inside = Tolerances {
+            compute_dtype: Some(Dtype::Bfloat16),
+            ..Tolerances::default()
         };
         assert!(compared(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
         assert!(compared(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
         // A spec that says one of the two leaves the other where it is without it.
-        let one = Said {
+        let one = Tolerances {
             rtol: Some(1e-4),
             ..inside
         };
@@ -218,44 +234,82 @@ mod tests {
         assert!(zero(1e-6).is_ok());
         // The tolerance of a small element follows the rest of the output.
         let large = [1000.0, 1e-3];
-        assert!(compared(Dtype::Float32, Said::default(), &[1000.0, 2e-3], &large).is_ok());
-        assert!(compared(Dtype::Int32, Said::default(), &[3.0, 4.0], &[3.0, 4.0]).is_ok());
-        assert!(compared(Dtype::Int32, Said::default(), &[3.0, 5.0], &[3.0, 4.0]).is_err());
+        assert!(
+            compared(
+                Dtype::Float32,
+                Tolerances::default(),
+                &[1000.0, 2e-3],
+                &large
+            )
+            .is_ok()
+        );
+        assert!(
+            compared(
+                Dtype::Int32,
+                Tolerances::default(),
+                &[3.0, 4.0],
+                &[3.0, 4.0]
+            )
+            .is_ok()
+        );
+        assert!(
+            compared(
+                Dtype::Int32,
+                Tolerances::default(),
+                &[3.0, 5.0],
+                &[3.0, 4.0]
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn nan_and_infinity_only_where_eager_has_them() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
-        let told = |got: f64, eager: f64| {
-            let refused = compared(Dtype::Float32, Said::default(), &[1.0, got], &[1.0, eager]);
+        let refusal = |got: f64, eager: f64| {
+            let refused = compared(
+                Dtype::Float32,
+                Tolerances::default(),
+                &[1.0, got],
+                &[1.0, eager],
+            );
             refused.err().unwrap_or_default()
         };
         for bad in [nan, inf, -inf] {
-            assert_eq!(told(bad, 2.0), "has NaN or infinity where eager has none");
+            assert_eq!(
+                refusal(bad, 2.0),
+                "has NaN or infinity where eager has none"
+            );
         }
         assert_eq!(
-            (told(nan, nan), told(2.0, nan)),
+            (refusal(nan, nan), refusal(2.0, nan)),
             (String::new(), String::new())
         );
         assert_eq!(
-            (told(inf, inf), told(-inf, -inf)),
+            (refusal(inf, inf), refusal(-inf, -inf)),
             (String::new(), String::new())
         );
         for other in [-inf, 2.0, nan] {
             assert_eq!(
-                told(other, inf),
+                refusal(other, inf),
                 "has another value where eager has infinity"
             );
         }
-        let rest = compared(Dtype::Float32, Said::default(), &[5.0, inf], &[1.0, inf]);
+        let rest = compared(
+            Dtype::Float32,
+            Tolerances::default(),
+            &[5.0, inf],
+            &[1.0, inf],
+        );
         assert!(rest.is_err(), "the rest is compared as ever");
     }
 
     #[test]
     fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
-        let wrong = compared(Dtype::Float32, Said::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
+        let wrong =
+            compared(Dtype::Float32, Tolerances::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
         assert_eq!(wrong, "is float32 [1], eager's is float32 [2]");
-        let row = compared(Dtype::Float32, Said::default(), &[], &[]).unwrap();
+        let row = compared(Dtype::Float32, Tolerances::default(), &[], &[]).unwrap();
         assert_eq!(row.max_abs, Some(0.0));
     }
 }

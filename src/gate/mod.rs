@@ -1,7 +1,7 @@
 //! The gate's checker: runs a candidate program and compares it with eager.
 //!
-//! A build starts it in a process of its own (`precast_builder::gate` says why, and what passes). It is here because it needs
-//! the builder's candidates and the runtime, which know nothing of each other.
+//! A build starts it in a process of its own: `precast_builder::gate` has the reason and the rules. It is here because it
+//! needs the builder's requests and the runtime, which do not depend on each other.
 
 mod compare;
 mod samples;
@@ -28,18 +28,18 @@ use precast_store::{
     target::DeviceKind,
 };
 
-use self::compare::{Said, compare, equal};
+use self::compare::{Tolerances, compare, equal};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// Rounds of which fewer decide nothing, and how long they may take.
-const LEAST: usize = 7;
-const LONGEST: Duration = Duration::from_secs(60);
+/// The minimum of rounds for a measurement that decides, and the time limit of these.
+const MIN_ROUNDS: usize = 7;
+const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
 
-/// What matters little to a call that takes as long: what is in the caches.
+/// Calls that take as long do not depend on the caches.
 const LONG: Duration = Duration::from_millis(50);
 
-/// Opens the store that the build has open, which knows what its user trusts.
+/// Opens the store of the build, which its user trusts.
 fn open(store: &Path) -> Result<Store, StoreError> {
     let options = Options {
         shared: true,
@@ -99,8 +99,9 @@ impl<'a> Bench<'a> {
     fn new(request: &'a GateRequest) -> Fallible<Self> {
         let store = open(&request.store)?;
         let device = first(request.program.target.device);
-        // The runtime comes first: it loads the device's half of libtorch, without which no tensor can be on the device.
-        // The gate is about the artifact, so eager may not answer in its place. This process is the trial of a first load.
+        // The runtime comes first: it loads the device's half of libtorch, without which no tensor can be on the
+        // device. The gate is about the artifact, so eager may not answer in its place. This process is the trial of a
+        // first load.
         let trial = Trial::here().remember(trial_memory(store.path()));
         let runtime = Runtime::new(&store, device)?
             .eager_fallback(false)
@@ -177,13 +178,13 @@ impl<'a> Bench<'a> {
     /// Compares one output with eager's.
     fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
         let output = &self.request.program.outputs[index];
-        let computed_in = self.request.computed_in.get(index).copied().flatten();
-        let said = Said {
+        let tolerances = Tolerances {
             rtol: self.request.rtol,
             atol: self.request.atol,
-            computed_in,
+            compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
         };
-        compare(said, output, got, eager).map_err(|why| format!("output `{}` {why}", output.name))
+        compare(tolerances, output, got, eager)
+            .map_err(|why| format!("output `{}` {why}", output.name))
     }
 
     /// Loads a program with these steps.
@@ -303,8 +304,8 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
-    /// Compares what the runtime makes of smaller requests with eager at their own sizes. Where a bucket is wrong only then, the
-    /// dimensions that were smaller are exact; the reason is in the report. Samples of one dimension come first.
+    /// Compares the runtime's answers to smaller requests with eager at their own sizes. If a bucket is wrong only then,
+    /// its smaller dimensions are exact; the report has the reason. Samples of one dimension come first.
     fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
         let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
@@ -370,17 +371,18 @@ impl<'a> Bench<'a> {
     /// Returns the microseconds of calls of each model.
     fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
         // A measurement that decides takes more rounds.
-        let (most, each, least) = match self.request.exclusive {
-            false => (20, Duration::from_secs(1), 1),
-            true => (200, Duration::from_secs(4), LEAST),
+        let (max, each, min) = if self.request.exclusive {
+            (200, Duration::from_secs(4), MIN_ROUNDS)
+        } else {
+            (20, Duration::from_secs(1), 1)
         };
-        let longest = each * u32::try_from(models.len())?;
+        let limit = each * u32::try_from(models.len())?;
         let begun = Instant::now();
         let more = |round: usize| {
-            let enough = if round < least { LONGEST } else { longest };
-            round < most && (round == 0 || begun.elapsed() <= enough)
+            let limit = if round < min { ROUNDS_LIMIT } else { limit };
+            round < max && (round == 0 || begun.elapsed() <= limit)
         };
-        by_turns(models.len(), more, |index| {
+        in_rounds(models.len(), more, |index| {
             let started = Instant::now();
             let out = models[index].run(&self.request.program.module, &self.sample.inputs)?;
             synchronize(self.device)?;
@@ -391,10 +393,10 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Returns the microseconds of calls of so many, in as many rounds as there are to be. They take turns, and turns at being
-/// first, so that what else the machine does meets all of them alike. What the one before left in caches is not what a
-/// process finds there that only runs this one: a turn is two calls, of which the second counts, unless they are long.
-fn by_turns(
+/// Returns the microseconds of the calls of `count` models, in rounds of one call each. Each round begins with another
+/// model, so that other work on the machine affects all of them equally. The caches hold data of the previous model, as
+/// they do not in production: each call is made twice, and the second one counts, unless calls are long.
+fn in_rounds(
     count: usize,
     more: impl Fn(usize) -> bool,
     mut call: impl FnMut(usize) -> Fallible<Duration>,
@@ -402,8 +404,8 @@ fn by_turns(
     let mut taken: Vec<Vec<f64>> = vec![Vec::new(); count];
     let mut round = 0;
     while more(round) {
-        for turn in 0..count {
-            let index = (turn + round) % count;
+        for place in 0..count {
+            let index = (place + round) % count;
             let mut time = call(index)?;
             if time < LONG {
                 time = call(index)?;
@@ -441,7 +443,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_counts_the_call_that_follows_one_of_its_own() {
+    fn the_second_of_two_calls_counts() {
         let mut order = Vec::new();
         let call = |index: usize| {
             let first = order.last() != Some(&index);
@@ -449,9 +451,9 @@ mod tests {
             let millis = [[20, 10], [5, 1], [80, 70]][index][usize::from(!first)];
             Ok(Duration::from_millis(millis))
         };
-        let taken = by_turns(3, |round| round < 2, call).unwrap();
+        let taken = in_rounds(3, |round| round < 2, call).unwrap();
         assert_eq!(taken, [vec![10e3; 2], vec![1e3; 2], vec![80e3; 2]]);
-        // Who takes long is called once a turn; the other round begins with another one.
+        // A long call is made once a round; the second round begins with another one.
         assert_eq!(order, [0, 0, 1, 1, 2, 1, 1, 2, 0, 0]);
     }
 }

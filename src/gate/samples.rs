@@ -6,7 +6,8 @@ use precast_store::{
     record::{Dtype, Input, Program, Sizes},
 };
 
-/// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal distribution.
+/// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal
+/// distribution.
 pub(crate) fn samples(
     program: &Program,
     sizes: &Sizes,

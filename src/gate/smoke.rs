@@ -21,7 +21,7 @@ pub(super) fn check(request: &SmokeRequest) -> Verdict {
     }
 }
 
-/// Returns what is wrong with an answer of the new weights.
+/// Returns the defect of an answer with the new weights.
 fn run(request: &SmokeRequest) -> Fallible<Option<String>> {
     let Some(program) = request.programs.first() else {
         return Ok(None);

@@ -11,9 +11,9 @@ use precast_store::record::{Sizes, form_name};
 
 use super::{
     BuildError, Launcher,
-    capture::inputs_request,
     model::{in_spec, open_model},
     protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
+    tasks::inputs_request,
     worker::{self, Worker},
 };
 use crate::{
@@ -24,7 +24,7 @@ use crate::{
 /// How long one module may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// What a check is given.
+/// The arguments of a check.
 pub struct CheckOptions<'a> {
     /// The spec whose modules are looked at.
     pub spec: &'a Spec,
@@ -34,24 +34,24 @@ pub struct CheckOptions<'a> {
     pub scratch: PathBuf,
     /// Look at every submodule too.
     pub all: bool,
-    /// Say what torch.compile would compile again for.
+    /// Find the reasons for which torch.compile would compile again.
     pub recompiles: bool,
-    /// Say what each bucket costs at least.
+    /// Compute the minimum cost of each bucket.
     pub cost: bool,
     /// Set from outside to end it early.
     pub cancel: Arc<AtomicBool>,
 }
 
-/// What was found in one module.
+/// The findings in one module.
 #[derive(Clone, Debug)]
 pub struct CheckedModule {
     /// The module's title in the spec, or the submodule's name.
     pub module: String,
-    /// Its place in the spec; none for those that only `all` looks at.
+    /// Its place in the spec; none for a submodule that the spec does not name.
     pub index: Option<usize>,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
-    /// Whether a build needs it: not those that only `all` looks at, nor those that may be left out (`fullgraph = false`).
+    /// Whether a build needs it: the spec names it, and it may not be left out (`fullgraph = false`).
     pub needed: bool,
     /// The bucket that was looked at.
     pub bucket: String,
@@ -100,7 +100,7 @@ fn check_all(
             let title = module.name.clone();
             match one(options, &module, title, None, &opened, worker) {
                 Ok(checked) => found.push(checked),
-                // The model does not call it on its sample inputs, or calls it with what is no tensor.
+                // The model does not call it on its sample inputs, or not with tensors.
                 Err(BuildError::Worker(error)) if error.code == "bad_input" => {
                     found.push(not_called(&module, error.message));
                 }

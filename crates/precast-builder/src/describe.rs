@@ -17,7 +17,7 @@ use super::{
 /// How long making the model, and looking at it, may take.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// What a description is given.
+/// The arguments of a description.
 pub struct DescribeOptions {
     /// Starts the Python worker.
     pub launcher: Launcher,

@@ -14,15 +14,15 @@ use super::{
     options::{Options, Summary},
     progress::{Event, Progress},
     protocol::{Request, SavedWeights},
-    release::summarise,
+    release::{Parts, summarise},
     scratch::{BUILD, Scratch, sweep},
-    shims, weights,
-    work::{self, Job, Starting},
+    shims, weight_file, weights,
+    work::{self, Done, Starting},
     workers::Workers,
 };
-use crate::plan::{self, Plan, State};
+use crate::plan::{self, Known, Plan, State};
 
-/// Makes whatever is missing. Finished programs stay in the store whatever happens after.
+/// Builds the missing programs and publishes the release. Finished programs stay in the store, also after an error.
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
     let built = match build_all(options, progress) {
         Err(error) if error.is_index() => {
@@ -43,7 +43,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         check_release_name(name)?;
     }
     if let Some(file) = spec.model.weights.file() {
-        weights::check(file)?;
+        weight_file::check(file)?;
     }
     store.audit().check_index()?;
     for seq in store.audit().set_damaged_releases_aside(&spec.model.name)? {
@@ -57,20 +57,10 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         programs: plan.wanted(),
         missing,
     });
-    let shim = match &plan.known {
-        Some(known) => shims::known(store, &spec.model.name, &known.target)?,
-        None => None,
-    };
     if missing == 0
-        && let Some(same) = same_entry(options, &plan)?
-        && let Some(shim) = shim
-        && weights::restored(options, &same)?
+        && let Some(parts) = without_python(options, &plan)?
     {
-        // Only the model can say whether a file with other tensors fits.
-        if let Some(weights) = weights::kept(options, &plan, &same, &shim)? {
-            let done = work::Done::default();
-            return summarise(options, &plan, done, Some((weights, shim)), started);
-        }
+        return summarise(options, &plan, Done::default(), parts, started);
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -81,7 +71,6 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     store.writable("build")?;
     sweep(&options.scratch, BUILD, false);
     let scratch = Scratch::new(&options.scratch, BUILD)?;
-
     let workers = Workers {
         options,
         scratch: scratch.path(),
@@ -93,72 +82,71 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         let workers = &workers;
         let numbers = 1..=workers.at_once(&plan);
         let starting = numbers.map(|number| scope.spawn(move || workers.warm_up(number)));
-        let result = make(workers, starting.collect(), started);
+        let result = with_model(workers, starting.collect(), started);
         workers.stop.set();
         result
     })
 }
 
-/// Makes what is missing once the model says what that is.
-fn make(
+/// Returns the parts of the release when its programs are all there, and no worker is needed for its weights and shim.
+fn without_python(options: &Options<'_>, plan: &Plan) -> Result<Option<Parts>, BuildError> {
+    let Options { spec, store, .. } = options;
+    let Some(known) = &plan.known else {
+        return Ok(None);
+    };
+    let Some(shim) = shims::known(store, &spec.model.name, &known.target)? else {
+        return Ok(None);
+    };
+    let Some(same) = same_entry(options, plan, known)? else {
+        return Ok(None);
+    };
+    if !weights::restored(options, &same)? {
+        return Ok(None);
+    }
+    // Only the model can say whether a file with other tensors fits.
+    let weights = weights::kept(options, plan, &same, &shim)?;
+    Ok(weights.map(|weights| Parts {
+        known: known.clone(),
+        weights,
+        shim,
+    }))
+}
+
+/// Opens the model and builds the missing programs.
+fn with_model(
     workers: &Workers<'_>,
     starting: Vec<Starting<'_>>,
     started: Instant,
 ) -> Result<Summary, BuildError> {
-    let Workers {
-        options, progress, ..
-    } = workers;
+    let options = workers.options;
     let Options { spec, store, .. } = options;
-    let (mut first, known) = open(workers)?;
-    let planned = || plan::plan(spec, Some(store), Some(known.clone()), &options.request);
-    // gc leaves what is held until the release has it; what went before that is missing in the second plan.
-    store.leases().keep(&planned()?.hits())?;
-    let plan = planned()?;
+    let (mut worker, model) = open(workers)?;
+    let known = &model.known;
+    let plan = held_plan(options, known)?;
     for item in plan.missing() {
         if let State::Miss { reasons, .. } = &item.state {
-            let module = &spec.modules[item.module].name;
-            progress.event(&Event::Missing {
-                module,
+            workers.progress.event(&Event::Missing {
+                module: &spec.modules[item.module].name,
                 bucket: &item.form.name(),
                 reasons,
             });
         }
     }
     let out = workers.scratch.join("weights");
-    let weights: SavedWeights =
-        first
-            .worker
-            .call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
-    let jobs: Vec<Job> = plan
-        .items
-        .iter()
-        .enumerate()
-        .filter_map(|(index, item)| match &item.state {
-            State::Miss {
-                key: Some((id, request)),
-                ..
-            } => Some(Job {
-                index,
-                item,
-                id: *id,
-                request,
-            }),
-            _ => None,
-        })
-        .collect();
+    let saved: SavedWeights = worker.call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
     let shim = shims::known(store, &spec.model.name, &known.target)?;
     if options.locked && shim.is_none() {
         return Err(BuildError::LockedShim {
-            torch: known.target.torch,
+            torch: known.target.torch.clone(),
         });
     }
-    let (same, aliases) = (same_entry(options, &plan)?, weights.aliases.clone());
+    let same = same_entry(options, &plan, known)?;
     let try_file = |shim: Option<&Shim>| {
-        let same = same.as_ref();
-        weights::try_file(options, &plan, same, &aliases, shim)
+        weights::try_file(options, &plan, same.as_ref(), &saved.aliases, shim)
     };
     let (tried, compiled) = (try_file(shim.as_ref())?, shim.is_none());
-    let (done, weights, shim) = work::run(workers, &plan, &jobs, first, starting, weights, shim)?;
+    let first = (worker, &model);
+    let (done, weights, shim) = work::run(workers, &plan, first, starting, &saved, shim)?;
     if compiled && !plan.hits().is_empty() {
         try_file(Some(&shim))?;
     }
@@ -168,14 +156,39 @@ fn make(
         let path = path.display().to_string();
         return Err(BuildError::SourceChanged { path });
     }
-    summarise(options, &plan, done, Some((weights, shim)), started)
+    let parts = Parts {
+        known: model.known,
+        weights,
+        shim,
+    };
+    summarise(options, &plan, done, parts, started)
 }
 
-/// Returns the last release of a model that was made by what makes it now: its weights are those of now.
-fn same_entry(options: &Options<'_>, plan: &Plan) -> Result<Option<Release>, StoreError> {
-    let Some(known) = &plan.known else {
-        return Ok(None);
-    };
+/// Makes the plan, and holds the programs that it found: gc leaves them until the release has them. If gc was faster,
+/// the plan is made again.
+fn held_plan(options: &Options<'_>, known: &Known) -> Result<Plan, BuildError> {
+    let Options { spec, store, .. } = options;
+    loop {
+        let plan = plan::plan(spec, Some(store), Some(known.clone()), &options.request)?;
+        let found = plan.found();
+        store.leases().keep(&found)?;
+        let mut there = store.records().known(&found)?;
+        let mut lost = false;
+        for id in &found {
+            lost |= store.records().lacks(id, &mut there)?.is_some();
+        }
+        if !lost {
+            return Ok(plan);
+        }
+    }
+}
+
+/// Returns the last release of a model that the same sources made: its weights are the current ones.
+fn same_entry(
+    options: &Options<'_>,
+    plan: &Plan,
+    known: &Known,
+) -> Result<Option<Release>, StoreError> {
     let Options { spec, store, .. } = options;
     // Whether weights come from a file is in the key of every program: none is in a release of the other kind.
     let hits: HashSet<Digest> = plan.hits().into_iter().collect();

@@ -34,7 +34,7 @@ pub enum BuildError {
         /// The error of the operating system.
         source: io::Error,
     },
-    /// The interpreter has a torch that is too old, or newer than what was tried.
+    /// The interpreter has a torch that is too old, or newer than the tried versions.
     #[error("Python at `{}` has torch {found}, which {why}", program.display())]
     WrongTorch {
         /// Path of the interpreter.
@@ -84,7 +84,7 @@ pub enum BuildError {
     /// The worker was ended because of its memory.
     #[error("the worker took too much memory: {what}")]
     WorkerGreedy {
-        /// What it took and what was allowed, in words.
+        /// The memory that it took, and the limit, in words.
         what: String,
         /// The end of its log.
         log: String,
@@ -100,7 +100,7 @@ pub enum BuildError {
     /// A message that the other side can't read, or a worker of another version.
     #[error("the worker and this binary don't understand each other: {message}")]
     Protocol {
-        /// What was wrong with the message.
+        /// The defect of the message.
         message: String,
     },
     /// The build's private folder can't be made, read or written.
@@ -119,7 +119,7 @@ pub enum BuildError {
         /// Standard error of the process that ran it.
         log: String,
     },
-    /// Its shared object asks the loader for what no artifact needs.
+    /// Its shared object has a hazard for the loader.
     #[error("the {of}'s shared object is refused: {what}")]
     UnsafeObject {
         /// `artifact` or `shim`.
@@ -132,7 +132,7 @@ pub enum BuildError {
     BadWeights {
         /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         message: String,
     },
     /// The spec's weight file failed the smoke run of the programs that are there.
@@ -140,7 +140,7 @@ pub enum BuildError {
     Weights {
         /// Path of the file.
         path: PathBuf,
-        /// What became of a tensor or an output.
+        /// The tensor or the output, and its defect.
         message: String,
     },
     /// A source had another digest at the end of the build than in the plan.
@@ -149,7 +149,7 @@ pub enum BuildError {
         /// Path of the source, relative to the spec's folder.
         path: String,
     },
-    /// The build was told not to compile and something is missing.
+    /// The build may not compile, and a program is missing.
     #[error("{missing} of {total} programs are missing and `--locked` forbids compiling")]
     Locked {
         /// Programs that are not in the store.
@@ -157,7 +157,7 @@ pub enum BuildError {
         /// Programs that the spec asks for.
         total: usize,
     },
-    /// The build was told not to compile, and no release of the model has the shim for this torch.
+    /// The build may not compile, and no release of the model has the shim for this torch.
     #[error("no release has the shim for torch {torch}, and `--locked` forbids compiling")]
     LockedShim {
         /// Full version of the torch.
@@ -196,7 +196,7 @@ pub enum BuildError {
         /// Programs that the spec asks for.
         total: usize,
     },
-    /// The model lacks what the spec names.
+    /// The model lacks a name of the spec.
     #[error(transparent)]
     Spec(Box<SpecError>),
     /// The caller ended the build.
@@ -211,7 +211,7 @@ pub enum BuildError {
 }
 
 impl BuildError {
-    /// Returns what the user can do.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> String {
         let text = match self {
             Self::NoPython { .. } => {
@@ -220,17 +220,7 @@ impl BuildError {
             Self::NoGate { .. } => {
                 "a build starts its own program for each gate: leave the file in its place, and see that processes can be started"
             }
-            Self::WrongTorch { why, .. } => {
-                let [(a, b), (c, d)] = TRIED;
-                let all_the_same = match why {
-                    Unfit::Untried => "`--untried-torch` builds with it all the same; or ",
-                    Unfit::TooOld | Unfit::NoVersion => "",
-                };
-                return format!(
-                    "{all_the_same}install torch {a}.{b} to {c}.{d} there, or name another interpreter with `--python PATH` \
-                     or `PRECAST_PYTHON`"
-                );
-            }
+            Self::WrongTorch { why, .. } => return wrong_torch(*why),
             Self::OtherTorch { .. } => {
                 "name the interpreter of that libtorch with `--python PATH`, and leave out `--libtorch`"
             }
@@ -327,7 +317,7 @@ impl BuildError {
         }
     }
 
-    /// Returns a stable word for what failed, as failure records keep it.
+    /// Returns a stable word for the failure, as failure records keep it.
     pub fn code(&self) -> &str {
         match self {
             Self::Worker(error) | Self::Model { error, .. } => &error.code,
@@ -365,6 +355,19 @@ impl BuildError {
             _ => "",
         }
     }
+}
+
+/// Returns the hint for a Python whose torch is not used.
+fn wrong_torch(why: Unfit) -> String {
+    let [(a, b), (c, d)] = TRIED;
+    let all_the_same = match why {
+        Unfit::Untried => "`--untried-torch` builds with it all the same; or ",
+        Unfit::TooOld | Unfit::NoVersion => "",
+    };
+    format!(
+        "{all_the_same}install torch {a}.{b} to {c}.{d} there, or name another interpreter with `--python PATH` or \
+         `PRECAST_PYTHON`"
+    )
 }
 
 /// Returns names in backticks.

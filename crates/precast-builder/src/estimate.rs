@@ -1,14 +1,17 @@
 //! The estimate of a build's remaining time: for each kind of task, the mean time × the remaining tasks, divided by the
 //! number of workers.
 //!
-//! Means are those of this build. Until a kind has one, its mean comes from receipts of the programs that are replaced, or
-//! of the last release. Without either there is no estimate.
+//! Means are those of this build. Until a kind has one, its mean comes from receipts of the programs that are replaced,
+//! or of the last release. Without either there is no estimate.
 
 use precast_store::{Digest, Store};
 
 use crate::plan::{Plan, State};
 
-use super::schedule::{Kind, Schedule};
+use super::{
+    schedule::Schedule,
+    task::{Kind, Task},
+};
 
 /// How many receipts are read: a release may have thousands.
 const SAMPLE: usize = 32;
@@ -31,7 +34,7 @@ impl Mean {
     }
 }
 
-/// What tasks took, by [`Kind`].
+/// The times of tasks, by [`Kind`].
 #[derive(Default)]
 pub(super) struct Estimate {
     receipts: [Mean; 5],
@@ -77,7 +80,7 @@ impl Estimate {
         }
     }
 
-    /// Takes note of what a task took.
+    /// Adds the time of a task.
     pub fn took(&mut self, kind: Kind, seconds: f64) {
         self.measured[kind as usize].add(seconds);
     }
@@ -104,18 +107,19 @@ impl Estimate {
     }
 
     /// Returns about how many seconds so many workers will still take, where there is anything to go by.
-    pub fn remaining(&self, schedule: &Schedule, workers: usize) -> Option<f64> {
+    pub fn remaining(&self, schedule: &Schedule<Task>, workers: usize) -> Option<f64> {
         let mean = |kind: Kind| {
             let measured = self.measured[kind as usize].get();
             measured.or(self.receipts[kind as usize].get())
         };
-        let captures = schedule.remaining(Kind::Capture);
+        let captures = schedule.remaining(Kind::Capture as usize);
         let to_come = match captures {
             0 => 0.0,
             _ => captures as f64 * self.lacked.get().or(self.artifacts.get())?,
         };
-        let compiles = schedule.remaining(Kind::Compile) as f64 + to_come;
-        let mut seconds = schedule.remaining(Kind::Gate) as f64 * mean(Kind::Gate).unwrap_or(0.0);
+        let compiles = schedule.remaining(Kind::Compile as usize) as f64 + to_come;
+        let mut seconds =
+            schedule.remaining(Kind::Gate as usize) as f64 * mean(Kind::Gate).unwrap_or(0.0);
         for (count, kind) in [(captures as f64, Kind::Capture), (compiles, Kind::Compile)] {
             if count > 0.0 {
                 seconds += count * mean(kind)?;
@@ -128,15 +132,19 @@ impl Estimate {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::schedule::{Captures, Task};
+    use crate::schedule::{Able, Captures};
     use precast_store::testing;
 
     #[test]
     fn nothing_to_go_by_is_no_estimate() {
-        let mut schedule = Schedule::new(2, false);
+        let mut schedule = Schedule::of_build(2, false);
         let mut estimate = Estimate::default();
         assert_eq!(estimate.remaining(&schedule, 2), None);
-        schedule.next(Captures::Holds, false, 0);
+        let able = Able {
+            captures: Captures::Holds,
+            worker: true,
+        };
+        schedule.next(able, false, 0);
         estimate.took(Kind::Capture, 4.0);
         estimate.lacked(1);
         schedule.lacks(0, Digest::of(b"a"), 1);
@@ -147,7 +155,7 @@ mod tests {
             "no compile has ended"
         );
         estimate.took(Kind::Compile, 10.0);
-        // One capture, and two compiles: one that is known and one that the capture will bring.
+        // One capture and two compiles: a known one, and one of the second capture.
         assert_eq!(estimate.remaining(&schedule, 1), Some(24.0));
         assert_eq!(estimate.remaining(&schedule, 2), Some(12.0));
         estimate.took(Kind::Gate, 1.0);
@@ -167,13 +175,19 @@ mod tests {
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store);
         estimate.read(&Digest::of(b"gone"), &store);
-        assert_eq!(estimate.remaining(&Schedule::new(1, false), 1), Some(7.0));
+        assert_eq!(
+            estimate.remaining(&Schedule::of_build(1, false), 1),
+            Some(7.0)
+        );
         assert_eq!(estimate.of(2, 3, 1), Some(17.0));
         assert_eq!(estimate.of(2, 3, 2), Some(8.5));
         assert_eq!(estimate.receipts(), 1);
         assert_eq!(Estimate::default().of(1, 1, 1), None);
-        // What this build measured is a better guess.
+        // A measurement of this build is the better estimate.
         estimate.took(Kind::Compile, 5.0);
-        assert_eq!(estimate.remaining(&Schedule::new(1, false), 1), Some(9.0));
+        assert_eq!(
+            estimate.remaining(&Schedule::of_build(1, false), 1),
+            Some(9.0)
+        );
     }
 }

@@ -7,11 +7,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{BuildError, check::CheckedModule, estimate::Estimate};
 use crate::{
-    plan::{self, Request, State},
+    plan::{self, PlanRequest, State},
     spec::Spec,
 };
 
-/// What a build would do.
+/// The forecast of a build.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Forecast {
@@ -22,7 +22,8 @@ pub struct Forecast {
     pub stopped: usize,
     /// Programs that the spec asks for.
     pub programs: usize,
-    /// How many artifacts are compiled for the others at most: some buckets may share some. None where a module was not looked at.
+    /// How many artifacts are compiled for the others at most: some buckets may share some. None where a module was not
+    /// looked at.
     pub artifacts: Option<u64>,
     /// About how long that takes with so many workers; none where no earlier build says it.
     pub seconds: Option<f64>,
@@ -32,8 +33,8 @@ pub struct Forecast {
     pub receipts: u32,
 }
 
-/// Returns what a build of a spec would do after a check of its modules. `torch` is the folder of the package `torch` that the
-/// build would use; without it, that of the last build counts.
+/// Returns what a build of a spec would do after a check of its modules. `torch` is the folder of the package `torch`
+/// that the build would use; without it, that of the last build counts.
 pub fn forecast(
     spec: &Spec,
     store: Option<&Store>,
@@ -45,7 +46,7 @@ pub fn forecast(
         Some(store) => plan::known(spec, store, torch)?,
         None => None,
     };
-    let plan = plan::plan(spec, store, known, &Request::default())?;
+    let plan = plan::plan(spec, store, known, &PlanRequest::default())?;
     let of = |index| checked.iter().find(|one| one.index == Some(index));
     let compiled = plan.missing().filter(|item| {
         let there = matches!(&item.state, State::Miss { capture_only, .. } if *capture_only);

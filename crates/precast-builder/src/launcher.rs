@@ -28,17 +28,17 @@ pub struct Launcher {
     pub args: Vec<OsString>,
     /// Start `program` itself, instead of the embedded worker under it.
     pub replaces_worker: bool,
-    /// The folder of the interpreter's package `torch`, where it is known: the plan is for this one. Without it the plan is
-    /// for the torch of the last build.
+    /// The folder of the interpreter's package `torch`, where it is known: the plan is for this one. Without it the
+    /// plan is for the torch of the last build.
     pub torch: Option<PathBuf>,
-    /// Take also a torch that is newer than what was tried.
+    /// Also take a torch that is newer than the tried versions.
     pub untried: bool,
     /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
     pub headers: Option<PathBuf>,
 }
 
 /// A Python program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
-/// argument. It imports torch only if that is newer than what was tried.
+/// argument. It imports torch only if that is newer than the tried versions.
 pub const WHAT_IS_OFF: &str = include_str!("../worker/torch_private/versions.py");
 
 /// How to start the process of a gate: see [`gate`](super::gate).
@@ -117,8 +117,8 @@ impl Launcher {
     }
 }
 
-/// Writes the embedded worker into `private` and returns its folder. Each worker has files of its own: writing shared ones
-/// again would empty, for a moment, what a worker that is just starting reads.
+/// Writes the embedded worker into `private` and returns its folder. Each worker has files of its own: writing shared
+/// ones again would empty, for a moment, what a worker that is just starting reads.
 fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
     let folder = private.join("precast_worker");
     let write = || {
@@ -135,7 +135,7 @@ fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
     Ok(folder)
 }
 
-/// Returns where a worker writes what it has to say.
+/// Returns the path of a worker's log.
 pub(super) fn log(private: &Path) -> PathBuf {
     private.join("log")
 }

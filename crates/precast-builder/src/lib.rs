@@ -1,32 +1,34 @@
 //! Builds the missing programs of a plan: capture, compile, gate, publish.
 //!
-//! Workers are long-lived Python processes (`worker`) that exchange one JSON document per line ([`protocol`]). The first
-//! worker holds the model and captures; every worker compiles. A program with all its artifacts is run in a process of its
-//! own and compared with eager ([`gate`]). Its record is published only then, so that only tested programs can be
-//! dispatched to. A program that fails never stops the others. The release is published at the end, unless the build was
-//! interrupted.
+//! Workers are long-lived Python processes (`worker`) that exchange one JSON document per line ([`protocol`]). The
+//! first worker holds the model and captures; every worker compiles. A program with all its artifacts is run in a
+//! process of its own and compared with eager ([`gate`]). Its record is published only then, so that only tested
+//! programs can be dispatched to. A program that fails never stops the others. The release is published at the end,
+//! unless the build was interrupted.
 //!
 //! | file | holds |
 //! |---|---|
 //! | `engine` | one build from plan to release |
-//! | `schedule` | the graph of tasks: waiting, ready, running, done and failed |
-//! | `work` | the threads that run tasks, one for each worker |
+//! | `schedule` | a graph of tasks: waiting, ready, running, done and failed |
+//! | `executor` | the threads' access to it: which one takes a task, and which one waits |
+//! | `task` | the tasks of a build, and the programs that they are about |
+//! | `slot` | a thread's slot for a worker process |
+//! | `tasks` | the tasks as functions: capture, compile, gate, shim |
+//! | `work` | the threads: each runs the next task, and keeps its result for others |
+//! | `publish` | artifacts, programs and failures on their way into the store |
+//! | `release` | the release of a build: its programs, and those it lacks |
 //! | `workers` | the start of worker processes |
 //! | `check` | problems of a model, found before a build |
 //! | `describe` | the modules and inputs of a model, for a new spec |
-//! | `task`, `capture`, `compile` | the data of a task; captures and compiles |
 //! | `estimate` | the remaining time of a build |
-//! | `publish` | programs and artifacts on their way into the store |
-//! | `release` | the release of a build: its programs, and those it lacks |
 //! | `shims` | the shim of a release: found, or compiled by a worker |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
+//! | `weights`, `weight_file` | the weight set of a release; a file of weights |
 //! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
 //! | `limits` | memory and time limits of a process, and its end |
 //! | `lifeline` | the end of child processes when the build is killed |
 //! | `scratch` | a build's private folder, and those of killed builds |
-//! | `gate` | the comparison of a candidate with eager |
-//! | `regate` | reuse of an earlier gate |
-//! | `tune` | gating the candidates of a program, and keeping the fastest |
+//! | `gate` | the comparison of a candidate with eager, and the choice of the fastest |
 //!
 //! Not promised: a sandbox. The worker runs the model's own code with the rights of its user.
 //!
@@ -37,32 +39,31 @@
 //! ```text
 //! lifeline, limits, schedule, spec
 //! plan
-//! estimate, progress, protocol
+//! progress, protocol
 //! error
-//! launcher, scratch
-//! shims, worker
-//! describe, gate
-//! options
-//! task, weights, workers
+//! executor, launcher, scratch, task, weight_file
+//! estimate, shims, worker
+//! describe, options
+//! workers
 //! model
-//! work
-//! capture, compile, regate, tune
-//! check, publish
-//! forecast
-//! release
+//! slot
+//! gate
+//! publish, weights
+//! tasks
+//! check, work
+//! forecast, release
 //! engine
 //! ```
 
 pub mod plan;
 pub mod spec;
 
-mod capture;
 mod check;
-mod compile;
 mod describe;
 mod engine;
 mod error;
 mod estimate;
+mod executor;
 mod forecast;
 pub mod gate;
 mod launcher;
@@ -73,13 +74,14 @@ mod options;
 pub mod progress;
 pub mod protocol;
 mod publish;
-mod regate;
 mod release;
 mod schedule;
 pub mod scratch;
 mod shims;
+mod slot;
 mod task;
-mod tune;
+mod tasks;
+mod weight_file;
 mod weights;
 mod work;
 mod worker;

@@ -1,12 +1,12 @@
 //! Child processes of a build end with it, even when it is killed.
 //!
-//! A killed build (`kill -9`, or the kernel's OOM killer) can't end its children, so the kernel does. Each child holds the
-//! read end of a pipe; only the build has the write end. When that end closes, the kernel sends `SIGKILL` to the child's
-//! process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the child's
-//! program need not know of them.
+//! A killed build (`kill -9`, or the kernel's OOM killer) can't end its children, so the kernel does. Each child holds
+//! the read end of a pipe; only the build has the write end. When that end closes, the kernel sends `SIGKILL` to the
+//! child's process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the
+//! child's program need not know of them.
 //!
-//! `PR_SET_PDEATHSIG` does not fit: it is bound to the thread that starts the child, and workers outlive that thread. It
-//! also does not end the compilers that a worker has started.
+//! `PR_SET_PDEATHSIG` does not fit: it is bound to the thread that starts the child, and workers outlive that thread.
+//! It also does not end the compilers that a worker has started.
 //!
 //! If the build is killed before these settings are made, the child reads the end of its stdin and exits.
 //!
@@ -33,7 +33,7 @@ pub(super) fn spawn(command: &mut Command) -> io::Result<(Child, Lifeline)> {
     // Other children that start now inherit it too: a read end more does no harm.
     fcntl_setfd(&theirs, FdFlags::empty())?;
     let child = command.process_group(0).spawn()?;
-    // What a kernel can't do here ends later, by the end of its stdin.
+    // If the kernel refuses this, the child ends later, at the end of its stdin.
     let _ = end_on_close(&theirs, child.id());
     Ok((child, Lifeline { _ours: ours }))
 }

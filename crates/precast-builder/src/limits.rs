@@ -1,8 +1,9 @@
 //! Limits of a child process, and its end together with all its descendants.
 //!
-//! The memory limit counts anonymous and shared pages of a worker and its descendants. A limit of the address space would
-//! stop CUDA, which reserves terabytes without using them. Without a limit per worker, all workers together are limited by
-//! the memory of the machine: when they come near it, the build ends the largest one, before the kernel chooses a process.
+//! The memory limit counts anonymous and shared pages of a worker and its descendants. A limit of the address space
+//! would stop CUDA, which reserves terabytes without using them. Without a limit per worker, all workers together are
+//! limited by the memory of the machine: when they come near it, the build ends the largest one, before the kernel
+//! chooses a process.
 
 use std::{
     collections::HashMap,
@@ -24,7 +25,7 @@ const SHARE: u64 = 90;
 /// Says to end: from outside, because the build is over, or because a part of it is.
 #[derive(Clone, Default)]
 pub struct Stop {
-    /// Set for what it is a part of.
+    /// Flags of the larger parts that it belongs to.
     above: Vec<Arc<AtomicBool>>,
     own: Arc<AtomicBool>,
 }
@@ -37,7 +38,7 @@ impl Stop {
         }
     }
 
-    /// Returns one for a part of what this one ends: it is set with this one, and by itself.
+    /// Returns a stop for a part: it is set with this one, or by itself.
     pub fn of_part(&self) -> Self {
         Self {
             above: [&self.above[..], std::slice::from_ref(&self.own)].concat(),
@@ -56,7 +57,7 @@ impl Stop {
     }
 }
 
-/// What the workers of a build may take.
+/// The memory limits of a build's workers.
 #[derive(Clone, Default)]
 pub struct Limits {
     /// Bytes for each worker; none: as much as the machine has, for all together.
@@ -84,7 +85,7 @@ impl Limits {
     }
 }
 
-/// Looks at what one process takes.
+/// Measures the memory of one process.
 pub struct Watch {
     pid: u32,
     limits: Limits,
@@ -97,7 +98,7 @@ impl Watch {
         family(self.pid).into_iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// Says what the process took, when that is too much.
+    /// Returns a description of the memory of the process, if it is over the limit.
     pub fn check(&mut self) -> Option<String> {
         if self.looked.elapsed() < EVERY {
             return None;

@@ -12,7 +12,7 @@ use super::{
     BuildError,
     progress::Event,
     protocol::{Opened, Request},
-    weights,
+    weight_file,
     worker::Worker,
     workers::Workers,
 };
@@ -24,14 +24,15 @@ use crate::{
 /// How long importing the entry and making the model may take.
 pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(1800);
 
-/// The worker that holds the model.
-pub(super) struct First {
-    pub worker: Worker,
+/// The model, once a worker holds it.
+pub(super) struct LoadedModel {
+    pub known: Known,
+    /// Distinguishes the model's weights from others.
     pub fingerprint: Option<String>,
 }
 
-/// Starts the worker that holds the model, and learns from it what keys are made of.
-pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> {
+/// Starts the worker that holds the model. Returns it, and the part of the keys that the model decides.
+pub(super) fn open(workers: &Workers<'_>) -> Result<(Worker, LoadedModel), BuildError> {
     let options = workers.options;
     let (mut worker, hello) = workers.start(0)?;
     for one in &hello.off {
@@ -72,14 +73,14 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(First, Known), BuildError> 
         cxx11_abi: hello.cxx11_abi,
     };
     let target = Target::with_torch(spec.target.device, &spec.target.isa, &torch);
-    let first = First {
-        worker,
+    let model = LoadedModel {
+        known: Known { entry, target },
         fingerprint: opened.fingerprint,
     };
-    Ok((first, Known { entry, target }))
+    Ok((worker, model))
 }
 
-/// Every callable beside the entry that captures will use: graph passes, and what gives sample inputs.
+/// Returns every callable beside the entry that captures will use: graph passes, and the source of sample inputs.
 fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
     let modules = spec.modules.iter().map(|module| &module.compile);
     let layers = modules.chain([&spec.compile]).chain(command_line.layers());
@@ -104,14 +105,14 @@ pub(super) fn open_model(
         device: spec.target.device.to_string(),
         also: callables(spec, command_line),
         weights: spec.model.weights.file().map(Path::to_owned),
-        unused_weights: weights::unused(spec),
+        unused_weights: weight_file::unused(spec),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;
     Ok(opened)
 }
 
-/// Points at the place in the spec where what a worker refused is written, if it is written there.
+/// Points at the place in the spec that a worker refused, if the spec has it.
 pub(super) fn in_spec(spec: &Spec, error: BuildError) -> BuildError {
     let (BuildError::Worker(failure) | BuildError::Model { error: failure, .. }) = &error else {
         return error;

@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::{GateCommand, Launcher, protocol::Finding};
 use crate::{plan, spec::Spec};
 
-/// What a build is given.
+/// The arguments of a build.
 pub struct Options<'a> {
     /// The spec to build.
     pub spec: &'a Spec,
@@ -25,12 +25,12 @@ pub struct Options<'a> {
     /// Where the build's private folder is made; it is removed at the end.
     pub scratch: PathBuf,
     /// The part of the spec to build, and the settings of the command line.
-    pub request: plan::Request,
+    pub request: plan::PlanRequest,
     /// How many workers may be alive at once.
     pub jobs: usize,
     /// Bytes that each worker may take; none: as much as the machine has, for all of them together.
     pub memory: Option<u64>,
-    /// How long one capture, compile or check may take; none: what no sound one takes.
+    /// Time limit of one capture, compile or check; none for the default limits.
     pub timeout: Option<Duration>,
     /// Fail instead of compiling.
     pub locked: bool,
@@ -38,13 +38,13 @@ pub struct Options<'a> {
     pub release: Option<String>,
     /// Modules that a release may be without, where nothing answers them.
     pub without: Vec<String>,
-    /// Publish a release also where it lacks what the newest one has.
+    /// Publish a release even if it lacks programs of the newest one.
     pub allow_lost: bool,
     /// Set from outside to end the build early.
     pub cancel: Arc<AtomicBool>,
 }
 
-/// The result for one program.
+/// The result of one program.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "state", rename_all = "lowercase")]
@@ -65,7 +65,7 @@ pub enum Outcome {
         message: String,
         /// The user's file and line that caused it, as `model.py:12`.
         location: Option<String>,
-        /// What to do about it.
+        /// A hint for the user.
         hint: String,
         /// Whether `fail_policy` is `raise`, so that the build fails.
         raise: bool,
@@ -106,10 +106,10 @@ pub struct Built {
     pub narrowed: Option<String>,
 }
 
-/// What a build did.
+/// The results of a build.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// `module batch=1 seq=32` and what became of it, in the order of the spec.
+    /// `module batch=1 seq=32` and its result, in the order of the spec.
     pub programs: Vec<(String, Outcome)>,
     /// For each module that could not be captured, the findings of a check that stop its build.
     pub findings: Vec<(String, Vec<Finding>)>,
@@ -127,9 +127,9 @@ pub struct Summary {
     pub unanswered: Vec<String>,
     /// The same, where the caller allows a release without them.
     pub without: Vec<String>,
-    /// Modules that got eager for what no bucket covers, though the spec does not ask for it.
+    /// Modules that got eager for uncovered requests, though the spec does not ask for it.
     pub eager_unasked: Vec<String>,
-    /// The weight sets of the newest release before and of the one that was published, where they differ.
+    /// The weight sets of the newest release before and of the new one, if they differ.
     pub weights_changed: Option<(Digest, Digest)>,
     /// Seconds of the whole build.
     pub seconds: f64,

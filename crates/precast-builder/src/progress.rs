@@ -78,7 +78,7 @@ pub enum Event<'a> {
     End {
         /// Number of the worker, from 0.
         worker: usize,
-        /// Kind of the job, as it was said at its begin.
+        /// Kind of the job, as at its begin.
         job: &'a str,
         /// The program or segment that it is about, for people.
         what: &'a str,
@@ -95,7 +95,7 @@ pub enum Event<'a> {
     Again {
         /// Number of the worker, from 0.
         worker: usize,
-        /// Kind of the job, as it was said at its begin.
+        /// Kind of the job, as at its begin.
         job: &'a str,
         /// The program or segment that it is about, for people.
         what: &'a str,
@@ -168,7 +168,7 @@ pub enum Event<'a> {
     },
 }
 
-/// Hears what a build does. Called from several threads.
+/// Receives the events of a build. Called from several threads.
 pub trait Progress: Sync {
     /// Takes one event; a slow answer holds up the build.
     fn event(&self, event: &Event<'_>);

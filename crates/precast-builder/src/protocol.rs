@@ -1,14 +1,14 @@
 //! The messages between `precast` and its Python worker: one JSON document per line, in both directions.
 //!
-//! The worker reads requests on stdin and answers on its original stdout. Output of torch, a model or a compiler goes to the
-//! worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one `result` or `error` of
-//! that id, and may send `event`s before. A worker serves one request at a time and stays alive. Paths in answers are
-//! absolute and lie in the `out` folder of the request; the store takes its own copy of these files.
+//! The worker reads requests on stdin and answers on its original stdout. Output of torch, a model or a compiler goes
+//! to the worker's stderr, which is its log. A request has an `id`; the worker answers it with exactly one `result` or
+//! `error` of that id, and may send `event`s before. A worker serves one request at a time and stays alive. Paths in
+//! answers are absolute and lie in the `out` folder of the request; the store takes its own copy of these files.
 //!
-//! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the build.
-//! `PRECAST_HEADER_DIR` may name a folder that outlives builds, for precompiled C++ headers: they take 10 s and are the same
-//! for every build on a machine.
-//! The worker uses either folder only if this user owns it and no other user can write it.
+//! Environment of a worker: `TORCHINDUCTOR_CACHE_DIR`, `TRITON_CACHE_DIR` and `TMPDIR` are private folders of the
+//! build. `PRECAST_HEADER_DIR` may name a folder that outlives builds, for precompiled C++ headers: they take 10 s and
+//! are the same for every build on a machine. The worker uses either folder only if this user owns it and no other user
+//! can write it.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     plan::{OUT_OF_MEMORY, Pass},
-    spec::{Bounds, PaddingRule, compile::Options},
+    spec::{Bounds, PaddingRule, compile::InductorOptions},
 };
 
 mod checked;
@@ -32,15 +32,15 @@ pub use self::checked::{
 };
 pub(crate) use crate::plan::PROTOCOL;
 
-/// What to do about a bug.
+/// The hint for a bug.
 pub(super) const REPORT: &str =
     "this is a bug of precast: please report it, with what `precast build -vv` prints";
 
-/// What a worker is asked to do.
+/// A request to a worker.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Says what the worker is: answered with [`Hello`].
+    /// Asks for the versions of the worker: answered with [`Hello`].
     Hello,
     /// Imports the compiler, and compiles the C++ headers that every compile on a machine needs. Answered with
     /// [`WarmedUp`]; without it the first compile takes longer.
@@ -83,7 +83,7 @@ pub(crate) enum Request {
         sizes: Sizes,
         out: PathBuf,
     },
-    /// Looks for what will break in one module, and compiles nothing: answered with [`Checked`].
+    /// Checks one module, and compiles nothing: answered with [`Checked`].
     Check {
         /// `dynamic` are the dimensions that the spec asks a dynamic artifact for.
         module: ModuleRequest,
@@ -93,12 +93,12 @@ pub(crate) enum Request {
         buckets: Vec<Sizes>,
         /// `module:callable` whose sample inputs are used where the spec leaves the module's inputs out.
         samples: Option<String>,
-        /// Whether to say what torch.compile would compile again for.
+        /// Whether to find the reasons for which torch.compile would compile again.
         recompiles: bool,
-        /// Whether to say what each bucket costs at least.
+        /// Whether to compute the minimum cost of each bucket.
         cost: bool,
     },
-    /// Says what a spec for the model would say: answered with [`Described`].
+    /// Describes the model for a new spec: answered with [`Described`].
     Describe {
         /// `module:callable` that gives sample inputs.
         samples: Option<String>,
@@ -147,7 +147,7 @@ pub(crate) struct ModuleRequest {
     pub dynamic: Option<BTreeMap<String, Bounds>>,
     /// [`Sampled::structure`], for inputs that were found by running the model.
     pub structure: Option<Value>,
-    /// `trusted` where padding is not judged.
+    /// `trusted` if padding is not checked.
     pub padding: PaddingRule,
 }
 
@@ -176,15 +176,15 @@ pub(crate) enum Line {
 #[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct WorkerError {
-    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`, `no_method`, `bad_input`,
-    /// `capture`, `pass`, `compile`, `shim`, `weights`, `protocol`, `internal`.
+    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`,
+    /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period: names the thing.
     pub message: String,
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(default)]
     pub location: Option<String>,
-    /// What to do about it, where the worker knows more than the code tells.
+    /// A hint, if the worker knows more than the code tells.
     #[serde(default)]
     pub hint: Option<String>,
     /// The value in the spec that is wrong, where it is that.
@@ -196,7 +196,7 @@ pub struct WorkerError {
 }
 
 impl WorkerError {
-    /// Returns what the user can do: what the worker says, or else what helps against errors of this kind.
+    /// Returns a hint for the user: the worker's, or the one for errors of this kind.
     pub fn hint(&self) -> String {
         if let Some(hint) = &self.hint {
             return hint.clone();
@@ -232,7 +232,7 @@ impl WorkerError {
     }
 }
 
-/// What the worker is.
+/// The versions of a worker.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Hello {
     pub protocol: u32,
@@ -243,7 +243,7 @@ pub(crate) struct Hello {
     pub torch_git: String,
     pub cuda: Option<String>,
     pub cxx11_abi: bool,
-    /// What does not work with this torch.
+    /// The feature that is off with this torch.
     pub off: Vec<Off>,
 }
 
@@ -252,7 +252,7 @@ pub(crate) struct Hello {
 pub struct Off {
     /// The feature, in words.
     pub what: String,
-    /// Why, and what happens instead.
+    /// The reason, and the behaviour instead.
     pub why: String,
 }
 
@@ -263,7 +263,7 @@ pub(crate) struct WarmedUp {
     pub seconds: BTreeMap<String, f64>,
 }
 
-/// What importing the entry and making the model showed.
+/// The result of importing the entry and making the model.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Opened {
     /// The project's own files that were imported or read, sorted by path.
@@ -272,13 +272,13 @@ pub struct Opened {
     pub packages: Vec<Package>,
     /// FQN -> class name of every submodule; the model itself is under the empty name.
     pub modules: BTreeMap<String, String>,
-    /// FQN -> method -> keys of `[compile]`: what `get_torch_compile_config` and `torch.compiler.disable` say.
+    /// FQN -> method -> keys of `[compile]`, from `get_torch_compile_config` and `torch.compiler.disable`.
     #[serde(default)]
     pub declared: BTreeMap<String, BTreeMap<String, Value>>,
     /// Tells weights from others, by some of the values of each: an entry may draw other ones in another worker.
     #[serde(default)]
     pub fingerprint: Option<String>,
-    /// What the user should know of the model, as that it was in training mode.
+    /// Notes for the user about the model, as that it was in training mode.
     #[serde(default)]
     pub notes: Vec<String>,
 }
@@ -288,8 +288,8 @@ pub struct Opened {
 pub(crate) struct Sampled {
     /// Tensors in order, named by the parameter and the path inside it (`cache.0`).
     pub inputs: Vec<Input>,
-    /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple": […]}`
-    /// and `{"dict": {…}}`.
+    /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple":
+    /// […]}` and `{"dict": {…}}`.
     pub structure: Value,
 }
 
@@ -307,14 +307,14 @@ pub(crate) struct SavedWeights {
 pub(crate) struct Captured {
     pub segments: Vec<Segment>,
     pub steps: Vec<CapturedStep>,
-    /// What runs, or may run, when the segments are compiled.
+    /// The passes that run, or may run, when the segments are compiled.
     #[serde(default)]
     pub passes: SegmentPasses,
     pub inputs: Vec<Input>,
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
-    /// What is checked while it runs; the values are outputs of steps.
+    /// The checks of a run; their values are outputs of steps.
     #[serde(default)]
     pub checks: Vec<record::Check>,
     /// How many values there are.
@@ -323,13 +323,13 @@ pub(crate) struct Captured {
     /// Dimensions in which a request can't be smaller than this bucket, each with the reason.
     #[serde(default)]
     pub exact: BTreeMap<String, String>,
-    /// What the user should know of the module, as that an output is no tensor.
+    /// Notes for the user about the module, as that an output is no tensor.
     #[serde(default)]
     pub notes: Vec<String>,
     /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
     #[serde(default)]
     pub computed_in: Vec<Option<record::Dtype>>,
-    /// A safetensors file with `in.0`, `in.1`, … (inputs) and `out.0`, … (what eager answers).
+    /// A safetensors file with inputs `in.0`, `in.1`, … and eager's outputs `out.0`, ….
     pub samples: PathBuf,
     /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no
     /// name in the model. Named by their content, so that those of several captures can be put together.
@@ -339,9 +339,9 @@ pub(crate) struct Captured {
     /// Sizes in layouts are then those of the sample inputs.
     #[serde(default)]
     pub dynamic: Option<BTreeMap<String, Bounds>>,
-    /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none where the graph can't be
-    /// one. It holds no weights: its flat inputs are the module's inputs in call order and then `exported_weights`; its outputs are
-    /// `outputs`.
+    /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none where the graph
+    /// can't be one. It holds no weights: its flat inputs are the module's inputs in call order and then
+    /// `exported_weights`; its outputs are `outputs`.
     #[serde(default)]
     pub exported: Option<PathBuf>,
     /// Tensor names in the weight set, in the order the graph takes them after the inputs.
@@ -353,7 +353,7 @@ pub(crate) struct Captured {
     pub receipt: Measured,
 }
 
-/// What was measured of the module itself, in Python, on the sample inputs.
+/// Measurements of the module itself, in Python, on the sample inputs.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Measured {
     /// Median microseconds of a call.
@@ -408,7 +408,7 @@ pub enum Axis {
     Named(String),
 }
 
-/// What a spec for a model would say.
+/// The content of a new spec for a model.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Described {
     /// Name of the model's class.
@@ -421,7 +421,7 @@ pub struct Described {
     pub regions: Vec<DescribedRegion>,
     /// The coarsest floating dtype that an output has, or was computed in.
     pub dtype: Option<record::Dtype>,
-    /// What the user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
@@ -454,7 +454,7 @@ pub struct DescribedRegion {
 /// Graph passes for the segments of a program.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct SegmentPasses {
-    /// Those of the module's own passes that run on segments, in order.
+    /// The module's own passes on segments, in order.
     pub own: Vec<Pass>,
     /// Option sets that installed packages offer for these segments, for `--tune` to try.
     pub offered: Vec<Offer>,
@@ -465,7 +465,7 @@ pub(crate) struct SegmentPasses {
 pub(crate) struct Offer {
     /// Passes after the module's own.
     pub passes: Vec<Pass>,
-    pub options: Options,
+    pub options: InductorOptions,
 }
 
 /// One distinct piece of a captured program.

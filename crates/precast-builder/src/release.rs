@@ -1,6 +1,6 @@
 //! The release of a build: its programs, those it lacks, and the outcome of every item of the plan.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::time::Instant;
 
 use precast_store::{
     Digest, Store, StoreError,
@@ -11,22 +11,31 @@ use super::{
     BuildError,
     gate::StoredWeights,
     options::{Options, Outcome, Summary},
-    shims, work,
+    shims,
+    work::Done,
 };
 use crate::{
-    plan::{self, Item, Known, Plan, Reason, State},
+    plan::{Item, Known, Plan, Reason, State},
     spec::{Origin, Spec},
 };
+
+/// The parts of a release that all of its programs share.
+pub(super) struct Parts {
+    pub known: Known,
+    pub weights: StoredWeights,
+    pub shim: Shim,
+}
 
 /// Publishes the release, if it differs from the newest one, and returns the outcome of every item.
 pub(super) fn summarise(
     options: &Options<'_>,
     plan: &Plan,
-    mut done: work::Done,
-    needs: Option<(StoredWeights, Shim)>,
+    mut done: Done,
+    parts: Parts,
     started: Instant,
 ) -> Result<Summary, BuildError> {
-    let mut programs = Vec::new();
+    let spec = options.spec;
+    let (mut programs, mut eager_unasked) = (Vec::new(), Vec::new());
     for (index, item) in plan.items.iter().enumerate() {
         let outcome = match (&item.state, done.outcomes.remove(&index)) {
             (State::Hit { id }, _) => Outcome::Hit { id: *id },
@@ -34,13 +43,17 @@ pub(super) fn summarise(
             (State::Miss { .. }, Some(outcome)) => outcome,
             (State::Miss { .. }, None) => return Err(BuildError::Interrupted),
         };
-        programs.push((item.name(options.spec), outcome));
+        if matches!(outcome, Outcome::Built(_)) && item.eager_unasked() {
+            eager_unasked.push(spec.title(item.module));
+        }
+        programs.push((item.name(spec), outcome));
     }
+    let findings = done.findings.into_iter();
     let mut summary = Summary {
         programs,
-        findings: (done.findings.into_iter())
+        findings: findings
             .filter(|(_, findings)| !findings.is_empty())
-            .map(|(module, findings)| (options.spec.title(module), findings))
+            .map(|(module, findings)| (spec.title(module), findings))
             .collect(),
         compiled: done.compiled,
         release: plan.release.clone(),
@@ -49,19 +62,11 @@ pub(super) fn summarise(
         lost: vec![],
         unanswered: vec![],
         without: vec![],
-        eager_unasked: vec![],
+        eager_unasked,
         weights_changed: None,
         seconds: started.elapsed().as_secs_f64(),
     };
-    for (item, (_, outcome)) in plan.items.iter().zip(&summary.programs) {
-        let title = options.spec.title(item.module);
-        if matches!(outcome, Outcome::Built(_)) && item.eager_unasked() {
-            summary.eager_unasked.push(title);
-        }
-    }
-    if let (Some((weights, shim)), Some(known)) = (needs, &plan.known) {
-        publish(options, plan, known, (weights, shim), &mut summary)?;
-    }
+    publish(options, plan, parts, &mut summary)?;
     Ok(summary)
 }
 
@@ -69,46 +74,40 @@ pub(super) fn summarise(
 struct Wanted<'a> {
     item: &'a Item,
     id: Option<Digest>,
-    /// Whether a narrowed build left it out: it is not there, and nobody tried to make it as it is now.
+    /// Whether a narrowed build left it out: it is missing, and no build with its key was tried.
     left_out: bool,
     /// Whether the module can do without it.
     skipped: bool,
 }
 
-/// Returns every program that the spec asks for, also those beyond a narrowed build.
-fn wanted<'a>(narrowed: bool, whole: &'a Plan, spec: &Spec, summary: &Summary) -> Vec<Wanted<'a>> {
-    let own: BTreeMap<&String, &Outcome> = (summary.programs.iter())
-        .map(|(name, outcome)| (name, outcome))
-        .collect();
-    let all = whole.items.iter().map(|item| {
-        let outcome = own.get(&item.name(spec)).copied();
-        let (id, left_out) = match (outcome, &item.state) {
-            (Some(outcome), _) => (outcome.id(), false),
-            (None, State::Hit { id }) => (Some(*id), false),
-            (
-                None,
-                State::Miss {
-                    reasons, before, ..
-                },
-            ) => {
+/// Returns every program that the spec asks for, in its order, also those beyond a narrowed build.
+fn wanted<'a>(plan: &'a Plan, summary: &Summary) -> Vec<Wanted<'a>> {
+    let outcomes = summary.programs.iter().map(|(_, outcome)| outcome);
+    let own = plan.items.iter().zip(outcomes);
+    let own = own.map(|(item, outcome)| Wanted {
+        item,
+        id: outcome.id(),
+        left_out: false,
+        skipped: matches!(outcome, Outcome::Skipped { .. }),
+    });
+    let beyond = plan.beyond.iter().map(|item| Wanted {
+        item,
+        id: item.hit(),
+        left_out: match &item.state {
+            State::Miss {
+                reasons, before, ..
+            } => {
                 let failed = matches!(reasons[..], [Reason::FailedBefore { .. }]);
                 let needless = item.form.optional && before.is_none();
-                (None, narrowed && !failed && !needless)
+                !failed && !needless
             }
-            (None, State::Skipped { .. }) => (None, false),
-        };
-        let skipped = match outcome {
-            Some(outcome) => matches!(outcome, Outcome::Skipped { .. }),
-            None => matches!(item.state, State::Skipped { .. }),
-        };
-        Wanted {
-            item,
-            id,
-            left_out,
-            skipped,
-        }
+            _ => false,
+        },
+        skipped: matches!(item.state, State::Skipped { .. }),
     });
-    all.collect()
+    let mut all: Vec<Wanted<'_>> = own.chain(beyond).collect();
+    all.sort_by_key(|wanted| wanted.item.place);
+    all
 }
 
 /// Returns the modules that nothing of a release would answer, though everything was tried.
@@ -131,8 +130,8 @@ fn leaves_out(wanted: &[Wanted<'_>], module: usize) -> bool {
     own.all(|program| program.skipped && !program.item.settings.compile.fullgraph)
 }
 
-/// Returns the programs with these keys, each with its module in the spec. Programs of other modules and other devices are
-/// left out: they left the spec.
+/// Returns the programs with these keys, each with its module in the spec. Programs of other modules and other devices
+/// are left out: they left the spec.
 fn in_spec<'a>(
     store: &Store,
     ids: impl IntoIterator<Item = &'a Digest>,
@@ -156,12 +155,12 @@ fn in_spec<'a>(
     Ok(found)
 }
 
-/// Returns the names of those programs of the newest release that the new one would lose without the user's consent. `gone`
-/// are the programs that only the newest one has.
+/// Returns the names of those programs of the newest release that the new one would lose without the user's consent.
+/// `gone` are the programs that only the newest one has.
 ///
-/// A bucket that left the spec is the user's change. It counts only where another program of its module could not be built:
-/// that one may have been meant to replace it. The consent is `allow_lost`, `without`, or a `fail_policy` that a spec
-/// states as `fallback_eager`, where eager is there.
+/// A bucket that left the spec is the user's change. It counts only where another program of its module could not be
+/// built: that one may have been meant to replace it. The consent is `allow_lost`, `without`, or a `fail_policy` that a
+/// spec states as `fallback_eager`, where eager is there.
 fn lost(
     options: &Options<'_>,
     wanted: &[Wanted<'_>],
@@ -193,75 +192,29 @@ fn lost(
         .collect()
 }
 
+/// Publishes the release, unless it would lack programs without the user's consent: the summary then says which.
 fn publish(
     options: &Options<'_>,
     plan: &Plan,
-    known: &Known,
-    (weights, shim): (StoredWeights, Shim),
+    parts: Parts,
     summary: &mut Summary,
 ) -> Result<(), BuildError> {
     let (spec, store) = (options.spec, options.store);
-    let narrowed = options.request.only.is_some();
-    let beyond;
-    let whole = match narrowed {
-        false => plan,
-        // A narrowed build keeps what the spec asks for beyond it and the store has.
-        true => {
-            let request = plan::Request {
-                only: None,
-                // What is not tuned yet is kept as it is.
-                tune: false,
-                ..options.request.clone()
-            };
-            beyond = plan::plan(spec, Some(store), Some(known.clone()), &request)?;
-            &beyond
-        }
-    };
-    let wanted = wanted(narrowed, whole, spec, summary);
-    let lacks = wanted.iter().filter(|program| program.left_out);
-    let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
+    let wanted = wanted(plan, summary);
     let newest = store.releases().get(&spec.model.name, None)?;
-    let served = || newest.iter().flat_map(|newest| &newest.programs);
-    for module in unanswered(&wanted, spec) {
-        let title = spec.title(module);
-        if leaves_out(&wanted, module)
-            && !(in_spec(store, served(), spec)?.iter()).any(|(index, _)| *index == module)
-        {
-            continue;
-        }
-        let named = |name: &String| *name == title || *name == spec.modules[module].name;
-        match options.without.iter().any(named) {
-            true => summary.without.push(title),
-            false => summary.unanswered.push(title),
-        }
-    }
+    let served = newest.as_ref().map_or(&[][..], |newest| &newest.programs);
+    sort_unanswered(options, &wanted, served, summary)?;
     if let Some(name) = &options.release {
-        let missing = match narrowed {
-            false => summary.failed().0,
-            true => {
-                let missing = |program: &&Wanted<'_>| {
-                    let item = program.item;
-                    program.id.is_none()
-                        && matches!(item.state, State::Miss { .. })
-                        && (program.left_out || !item.form.optional)
-                };
-                wanted.iter().filter(missing).count()
-            }
-        };
-        if missing > 0 {
-            return Err(BuildError::Incomplete {
-                name: name.clone(),
-                missing,
-                total: whole.wanted(),
-            });
-        }
+        complete(name, options, &wanted, summary)?;
     }
     let programs: Vec<Digest> = wanted.iter().filter_map(|program| program.id).collect();
     if programs.is_empty() || !summary.unanswered.is_empty() {
         return Ok(());
     }
+    let lacks = wanted.iter().filter(|program| program.left_out);
+    let lacks: Vec<String> = lacks.map(|program| program.item.name(spec)).collect();
     if lacks.is_empty() {
-        let gone = served().filter(|id| !programs.contains(id));
+        let gone = served.iter().filter(|id| !programs.contains(id));
         let gone = in_spec(store, gone, spec)?;
         summary.lost = lost(options, &wanted, &gone, &summary.without);
         if !summary.lost.is_empty() {
@@ -276,13 +229,13 @@ fn publish(
         rollback: None,
         programs,
         lacks,
-        weights: weights.object,
-        aliases: weights.aliases,
+        weights: parts.weights.object,
+        aliases: parts.weights.aliases,
         shims: vec![],
-        entry: known.entry.clone(),
+        entry: parts.known.entry,
         provenance: Provenance::now(),
     };
-    release.shims = shims::of_release(shim, &release, plan.release.as_ref());
+    release.shims = shims::of_release(parts.shim, &release, plan.release.as_ref());
     let (release, new) = store.releases().put(&release)?;
     if let (true, false, Some(before)) = (new, release.is_partial(), &newest) {
         summary.lost = store.releases().lost(before, &release)?;
@@ -293,4 +246,58 @@ fn publish(
     summary.release = Some(release);
     summary.published = new;
     Ok(())
+}
+
+/// Sorts the unanswered modules into permitted ones (`without`) and the others. `served` are the programs of
+/// the newest release.
+fn sort_unanswered(
+    options: &Options<'_>,
+    wanted: &[Wanted<'_>],
+    served: &[Digest],
+    summary: &mut Summary,
+) -> Result<(), StoreError> {
+    let spec = options.spec;
+    for module in unanswered(wanted, spec) {
+        let title = spec.title(module);
+        if leaves_out(wanted, module)
+            && !(in_spec(options.store, served, spec)?.iter()).any(|(index, _)| *index == module)
+        {
+            continue;
+        }
+        let named = |name: &String| *name == title || *name == spec.modules[module].name;
+        if options.without.iter().any(named) {
+            summary.without.push(title);
+        } else {
+            summary.unanswered.push(title);
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a named release that lacks programs.
+fn complete(
+    name: &str,
+    options: &Options<'_>,
+    wanted: &[Wanted<'_>],
+    summary: &Summary,
+) -> Result<(), BuildError> {
+    let missing = if options.request.only.is_none() {
+        summary.failed().0
+    } else {
+        let missing = |program: &&Wanted<'_>| {
+            let item = program.item;
+            program.id.is_none()
+                && matches!(item.state, State::Miss { .. })
+                && (program.left_out || !item.form.optional)
+        };
+        wanted.iter().filter(missing).count()
+    };
+    if missing == 0 {
+        return Ok(());
+    }
+    Err(BuildError::Incomplete {
+        name: name.to_owned(),
+        missing,
+        total: wanted.iter().filter(|one| one.item.wanted()).count(),
+    })
 }

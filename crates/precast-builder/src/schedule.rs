@@ -1,44 +1,39 @@
-//! The schedule of a build: a graph of tasks, each in a state, with a count per state.
+//! A graph of tasks, each in a state, with a count per state. It does not know the work of a task.
 //!
-//! ```text
-//! capture a program ──▶ compile every artifact that it lacks ──▶ gate the program, and publish it
-//! store the weights, compile the shim ──────────────────────────────┘
-//! ```
+//! A task is waiting until everything it needs has ended. Then it is ready, running, and done or failed. Some tasks
+//! need another one to succeed: they fail with it. Others only need its end.
 //!
-//! A task is waiting until everything it needs has ended. Then it is ready, running, and done or failed. A capture adds
-//! the compiles that its program lacks; an artifact that several programs lack is one task. A gate needs its compiles to
-//! end, not to succeed: another option set may do without the one that failed. A failed capture fails its gate.
-//!
-//! Workers are equal: each takes the next ready task that it can do. Gates come first, since they finish a program, then
-//! compiles, the largest first. A worker that holds the model prefers captures, which bring work for the others.
+//! Each task is of a kind. Ready tasks of lower kinds are taken first, and those of one kind in their order. Workers
+//! are equal: each takes the next ready task that it can do.
 //!
 //! A task that ran out of memory is retried once, with no other task running: see [`Schedule::wait_exclusive`].
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    hash::Hash,
+};
 
-use precast_store::Digest;
+/// The resource that tasks of a kind need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Needs {
+    /// A worker that holds the model.
+    Model,
+    /// A worker.
+    Worker,
+    Nothing,
+}
 
-/// One thing to do; programs are numbered in the order of the plan.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Task {
-    StoreWeights,
-    Shim,
-    Capture(usize),
-    Compile(Digest),
-    Gate(usize),
+/// A task, as the schedule sees it.
+pub(super) trait Node: Copy + Eq + Hash {
+    /// The needs of each kind, in the order in which kinds are taken.
+    const KINDS: &'static [Needs];
+
+    /// Returns its place in [`Self::KINDS`].
+    fn kind(self) -> usize;
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
-    StoreWeights,
-    Shim,
-    Capture,
-    Compile,
-    Gate,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum TaskState {
     Waiting,
     Ready,
     Running,
@@ -46,130 +41,147 @@ pub(super) enum State {
     Failed,
 }
 
-/// What a worker can do about captures.
+/// Whether a worker can do tasks that need the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Captures {
-    /// It holds the model.
     Holds,
     /// It may load the model, which takes a while.
     MayLoad,
     Never,
 }
 
+/// The abilities of a thread that asks for a task.
+#[derive(Clone, Copy)]
+pub(super) struct Able {
+    pub captures: Captures,
+    /// Whether it has a worker.
+    pub worker: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    Run(Task),
-    /// Load the model, to help with captures. It is no task: nothing waits for it.
+pub(super) enum Next<T> {
+    Run(T),
+    /// Load the model, to help with tasks that need it. It is no task: nothing waits for it.
     LoadModel,
+    /// End the worker: no task needs one.
+    EndWorker,
     /// Nothing now, but a running task may bring more.
     Wait,
     Over,
 }
 
-/// How many tasks of one kind are in each state, in the order of [`State`].
+/// The number of tasks in each state, in the order of [`TaskState`].
 pub(super) type Counts = [usize; 5];
 
-#[derive(Default)]
-pub(super) struct Schedule {
-    nodes: Vec<Node>,
-    index: HashMap<Task, usize>,
-    /// By kind, the ready nodes behind the order in which they are taken.
-    ready: [BTreeSet<(Order, usize)>; 5],
-    counts: [Counts; 5],
+/// Ready tasks of one kind are taken in this order.
+pub(super) type Order = (usize, usize);
+
+pub(super) struct Schedule<T> {
+    tasks: Vec<Entry<T>>,
+    index: HashMap<T, usize>,
+    /// By kind, the ready tasks in their order.
+    ready: Vec<BTreeSet<(Order, usize)>>,
+    counts: Vec<Counts>,
     /// Workers that load the model now.
     loading: usize,
-    /// Tasks that wait to run alone, and whether one does.
+    /// Tasks that wait to run exclusively, and whether one does.
     waiting: usize,
     exclusive: bool,
 }
 
-/// Ready tasks of one kind are taken in this order.
-type Order = (usize, usize);
-
-struct Node {
-    task: Task,
-    state: State,
+struct Entry<T> {
+    task: T,
+    state: TaskState,
     order: Order,
-    /// How many tasks it waits for, and which ones wait for it.
+    /// The number of tasks that it waits for.
     needs: usize,
-    needed_by: Vec<usize>,
+    /// The tasks that wait for it, and whether they need its success.
+    needed_by: Vec<(usize, bool)>,
 }
 
-impl Task {
-    fn kind(self) -> Kind {
-        match self {
-            Self::StoreWeights => Kind::StoreWeights,
-            Self::Shim => Kind::Shim,
-            Self::Capture(_) => Kind::Capture,
-            Self::Compile(_) => Kind::Compile,
-            Self::Gate(_) => Kind::Gate,
+impl<T: Node> Schedule<T> {
+    pub fn new() -> Self {
+        Self {
+            tasks: Vec::new(),
+            index: HashMap::new(),
+            ready: vec![BTreeSet::new(); T::KINDS.len()],
+            counts: vec![Counts::default(); T::KINDS.len()],
+            loading: 0,
+            waiting: 0,
+            exclusive: false,
         }
     }
-}
 
-impl Schedule {
-    /// Starts with the capture and the gate of each program, the weights, and the shim if it must be compiled.
-    pub fn new(programs: usize, shim: bool) -> Self {
-        let mut schedule = Self::default();
-        let weights = schedule.add(Task::StoreWeights, (0, 0));
-        let shim = shim.then(|| schedule.add(Task::Shim, (0, 0)));
-        for program in 0..programs {
-            let capture = schedule.add(Task::Capture(program), (program, 0));
-            let gate = schedule.add(Task::Gate(program), (program, 0));
-            schedule.need(gate, weights);
-            if let Some(shim) = shim {
-                schedule.need(gate, shim);
-            }
-            schedule.need(gate, capture);
+    /// Returns the number of tasks.
+    pub fn len(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Adds a task. Returns whether it is new.
+    pub fn add(&mut self, task: T, order: Order) -> bool {
+        if self.index.contains_key(&task) {
+            return false;
         }
-        schedule
+        let place = self.tasks.len();
+        self.tasks.push(Entry {
+            task,
+            state: TaskState::Ready,
+            order,
+            needs: 0,
+            needed_by: Vec::new(),
+        });
+        self.index.insert(task, place);
+        self.counts[task.kind()][TaskState::Ready as usize] += 1;
+        self.ready[task.kind()].insert((order, place));
+        true
     }
 
-    /// Adds an artifact that a program lacks; larger ones are compiled first. Returns whether it is a new task.
-    pub fn lacks(&mut self, program: usize, artifact: Digest, size: usize) -> bool {
-        let task = Task::Compile(artifact);
-        let known = self.index.get(&task).copied();
-        // Of equally large ones the later is taken first: buckets come in ascending order.
-        let order = (usize::MAX - size, usize::MAX - self.nodes.len());
-        let compile = known.unwrap_or_else(|| self.add(task, order));
-        let gate = self.index[&Task::Gate(program)];
-        self.need(gate, compile);
-        known.is_none()
+    /// Lets a task wait for the end of another one; with `success` it fails if that one does.
+    pub fn need(&mut self, task: T, needed: T, success: bool) {
+        let (task, needed) = (self.index[&task], &mut self.tasks[self.index[&needed]]);
+        let ended = matches!(needed.state, TaskState::Done | TaskState::Failed);
+        if ended || needed.needed_by.iter().any(|(other, _)| *other == task) {
+            return;
+        }
+        needed.needed_by.push((task, success));
+        self.tasks[task].needs += 1;
+        self.set(task, TaskState::Waiting);
     }
 
-    /// Takes the next task for a worker, which ends it with [`Self::ended`]. The last `reserved` compiles are left to others.
-    pub fn next(&mut self, captures: Captures, may_load: bool, reserved: usize) -> Next {
+    /// Takes the next task for a worker, which ends it with [`Self::ended`]. `may_load`: whether another worker may
+    /// load the model. `idle`: the number of workers without a task; as many tasks are left to them before others are
+    /// started.
+    pub fn next(&mut self, able: Able, may_load: bool, idle: usize) -> Next<T> {
+        if able.worker && !self.needs_workers() {
+            return Next::EndWorker;
+        }
         if self.exclusive || self.waiting > 0 {
             return Next::Wait;
         }
-        use Kind::{Capture, Compile, Gate, Shim, StoreWeights};
-        let kinds: &[Kind] = match captures {
-            Captures::Holds => &[Capture, StoreWeights, Shim, Gate, Compile],
-            _ => &[StoreWeights, Shim, Gate, Compile],
-        };
-        for kind in kinds {
-            let ready = &self.ready[*kind as usize];
-            if *kind == Compile && ready.len() <= reserved {
-                continue;
-            }
-            if let Some((_, node)) = ready.first().copied() {
-                self.set(node, State::Running);
-                return Next::Run(self.nodes[node].task);
+        let reserved = if able.worker { 0 } else { idle };
+        for (kind, needs) in T::KINDS.iter().enumerate() {
+            let can = match needs {
+                Needs::Model => able.captures == Captures::Holds,
+                Needs::Worker => self.ready[kind].len() > reserved,
+                Needs::Nothing => true,
+            };
+            if can && let Some((_, place)) = self.ready[kind].first().copied() {
+                self.set(place, TaskState::Running);
+                return Next::Run(self.tasks[place].task);
             }
         }
-        // Another worker loads the model only if more than one capture waits.
-        let waiting = self.ready[Capture as usize].len();
-        if captures == Captures::MayLoad && may_load && waiting > self.loading + 1 {
+        // Another worker loads the model only if more than one task waits for it.
+        let waiting: usize = (kinds::<T>(|needs| needs == Needs::Model))
+            .map(|kind| self.ready[kind].len())
+            .sum();
+        if able.captures == Captures::MayLoad && may_load && waiting > self.loading + 1 {
             self.loading += 1;
             return Next::LoadModel;
         }
-        match self.over() {
-            true => Next::Over,
-            false => Next::Wait,
-        }
+        if self.over() { Next::Over } else { Next::Wait }
     }
 
-    /// Takes note that a worker has loaded the model, or failed to.
+    /// Notes that a worker has loaded the model, or failed to.
     pub fn loaded(&mut self) {
         self.loading -= 1;
     }
@@ -179,44 +191,42 @@ impl Schedule {
         self.loading > 0
     }
 
-    /// Takes note that a running task ended: what waited only for it is ready.
-    pub fn ended(&mut self, task: Task, done: bool) {
-        let node = self.index[&task];
-        let state = if done { State::Done } else { State::Failed };
-        self.set(node, state);
-        for waiting in std::mem::take(&mut self.nodes[node].needed_by) {
-            self.nodes[waiting].needs -= 1;
-            let state = self.nodes[waiting].state;
-            if let (Task::Capture(_), false) = (task, done) {
-                self.set(waiting, State::Failed);
-            } else if self.nodes[waiting].needs == 0 && state == State::Waiting {
-                self.set(waiting, State::Ready);
+    /// Notes that a running task ended: a task that waited only for it is ready.
+    pub fn ended(&mut self, task: T, done: bool) {
+        let place = self.index[&task];
+        self.set(
+            place,
+            if done {
+                TaskState::Done
+            } else {
+                TaskState::Failed
+            },
+        );
+        for (waiting, success) in std::mem::take(&mut self.tasks[place].needed_by) {
+            let entry = &mut self.tasks[waiting];
+            entry.needs -= 1;
+            let ready = entry.needs == 0 && entry.state == TaskState::Waiting;
+            if success && !done {
+                self.set(waiting, TaskState::Failed);
+            } else if ready {
+                self.set(waiting, TaskState::Ready);
             }
         }
     }
 
-    /// Returns whether nothing is left, and nothing runs that could bring more.
+    /// Returns whether no task is left or running.
     pub fn over(&self) -> bool {
-        use Kind::{Capture, Compile, Gate, Shim, StoreWeights};
-        let mut kinds = [StoreWeights, Shim, Capture, Compile, Gate].into_iter();
-        kinds.all(|kind| self.remaining(kind) == 0)
+        kinds::<T>(|_| true).all(|kind| self.remaining(kind) == 0)
     }
 
-    /// Returns whether a capture, a compile or the shim is left or running: what only a worker process can do.
+    /// Returns whether a task that needs a worker is left or running.
     pub fn needs_workers(&self) -> bool {
-        let kinds = [Kind::Capture, Kind::Compile, Kind::Shim];
-        kinds.into_iter().any(|kind| self.remaining(kind) > 0)
+        kinds::<T>(|needs| needs != Needs::Nothing).any(|kind| self.remaining(kind) > 0)
     }
 
-    /// Returns how many tasks of a kind have not ended.
-    pub fn remaining(&self, kind: Kind) -> usize {
-        let counts = self.counts(kind);
-        counts[..State::Done as usize].iter().sum()
-    }
-
-    /// Returns how many tasks of a kind are in each state.
-    pub fn counts(&self, kind: Kind) -> Counts {
-        self.counts[kind as usize]
+    /// Returns the number of tasks of a kind that have not ended.
+    pub fn remaining(&self, kind: usize) -> usize {
+        self.counts[kind][..TaskState::Done as usize].iter().sum()
     }
 
     /// Asks, from within a running task, for the time in which no other task runs. Others begin no task from now on.
@@ -226,15 +236,14 @@ impl Schedule {
 
     /// Returns whether the caller of [`Self::wait_exclusive`] is the only one that runs now.
     pub fn begin_exclusive(&mut self) -> bool {
-        let running = self
-            .counts
-            .iter()
-            .map(|counts| counts[State::Running as usize]);
-        let running: usize = running.sum();
-        // Those that wait as well have their task running, and do nothing.
-        let alone = !self.exclusive && running == self.waiting;
-        self.exclusive |= alone;
-        alone
+        let counts = self.counts.iter();
+        let running: usize = counts
+            .map(|counts| counts[TaskState::Running as usize])
+            .sum();
+        // The other tasks that wait count as running, and do nothing.
+        let begins = !self.exclusive && running == self.waiting;
+        self.exclusive |= begins;
+        begins
     }
 
     pub fn end_exclusive(&mut self) {
@@ -242,55 +251,43 @@ impl Schedule {
         self.exclusive = false;
     }
 
-    fn add(&mut self, task: Task, order: Order) -> usize {
-        let node = self.nodes.len();
-        self.nodes.push(Node {
-            task,
-            state: State::Ready,
-            order,
-            needs: 0,
-            needed_by: Vec::new(),
-        });
-        self.index.insert(task, node);
-        self.counts[task.kind() as usize][State::Ready as usize] += 1;
-        self.ready[task.kind() as usize].insert((order, node));
-        node
-    }
-
-    fn need(&mut self, node: usize, needed: usize) {
-        let ended = matches!(self.nodes[needed].state, State::Done | State::Failed);
-        if ended || self.nodes[needed].needed_by.contains(&node) {
-            return;
-        }
-        self.nodes[needed].needed_by.push(node);
-        self.nodes[node].needs += 1;
-        self.set(node, State::Waiting);
-    }
-
-    fn set(&mut self, node: usize, state: State) {
-        let Node {
-            task,
-            order,
-            state: before,
-            ..
-        } = self.nodes[node];
-        let kind = task.kind() as usize;
+    fn set(&mut self, place: usize, state: TaskState) {
+        let entry = &mut self.tasks[place];
+        let (kind, order) = (entry.task.kind(), entry.order);
+        let before = std::mem::replace(&mut entry.state, state);
         self.counts[kind][before as usize] -= 1;
         self.counts[kind][state as usize] += 1;
-        self.ready[kind].remove(&(order, node));
-        if state == State::Ready {
-            self.ready[kind].insert((order, node));
+        self.ready[kind].remove(&(order, place));
+        if state == TaskState::Ready {
+            self.ready[kind].insert((order, place));
         }
-        self.nodes[node].state = state;
     }
+}
+
+/// Returns the kinds with such needs.
+fn kinds<T: Node>(which: impl Fn(Needs) -> bool) -> impl Iterator<Item = usize> {
+    let kinds = T::KINDS.iter().enumerate();
+    kinds.filter_map(move |(kind, needs)| which(*needs).then_some(kind))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use precast_store::Digest;
 
-    fn run(schedule: &mut Schedule, captures: Captures) -> Task {
-        match schedule.next(captures, true, 0) {
+    use super::*;
+    use crate::task::{Kind, Task};
+
+    const HOLDS: Able = able(Captures::Holds);
+    const MAY_LOAD: Able = able(Captures::MayLoad);
+    const NEVER: Able = able(Captures::Never);
+
+    const fn able(captures: Captures) -> Able {
+        let worker = false;
+        Able { captures, worker }
+    }
+
+    fn run(schedule: &mut Schedule<Task>, able: Able) -> Task {
+        match schedule.next(able, true, 0) {
             Next::Run(task) => task,
             other => panic!("{other:?}"),
         }
@@ -302,108 +299,107 @@ mod tests {
 
     #[test]
     fn a_program_is_captured_compiled_and_gated() {
-        let mut all = Schedule::new(1, false);
-        assert_eq!(all.counts(Kind::Gate), [1, 0, 0, 0, 0]);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
-        assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
-        assert_eq!(all.next(Captures::Never, true, 0), Next::Wait);
+        let mut all = Schedule::of_build(1, false);
+        assert_eq!(all.counts[Kind::Gate as usize], [1, 0, 0, 0, 0]);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
+        assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
+        assert_eq!(all.next(NEVER, true, 0), Next::Wait);
         all.ended(Task::StoreWeights, true);
         assert!(all.lacks(0, artifact("small"), 1));
         assert!(all.lacks(0, artifact("large"), 2));
         all.ended(Task::Capture(0), true);
-        assert_eq!(
-            run(&mut all, Captures::Never),
-            Task::Compile(artifact("large"))
-        );
-        assert_eq!(
-            run(&mut all, Captures::Never),
-            Task::Compile(artifact("small"))
-        );
+        assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("large")));
+        assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("small")));
         all.ended(Task::Compile(artifact("small")), true);
-        assert_eq!(all.next(Captures::Holds, true, 0), Next::Wait);
+        assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
         assert!(all.needs_workers());
-        // The gate decides what the one that failed means.
+        // The gate decides about the failed one.
         all.ended(Task::Compile(artifact("large")), false);
         assert!(!all.needs_workers());
-        assert_eq!(all.counts(Kind::Compile), [0, 0, 0, 1, 1]);
-        assert_eq!(run(&mut all, Captures::Never), Task::Gate(0));
-        assert_eq!(all.next(Captures::Never, true, 0), Next::Wait);
+        assert_eq!(all.counts[Kind::Compile as usize], [0, 0, 0, 1, 1]);
+        assert_eq!(run(&mut all, NEVER), Task::Gate(0));
+        assert_eq!(all.next(NEVER, true, 0), Next::Wait);
         all.ended(Task::Gate(0), true);
-        assert_eq!(all.next(Captures::Never, true, 0), Next::Over);
+        assert_eq!(all.next(NEVER, true, 0), Next::Over);
+        let able = Able {
+            worker: true,
+            ..NEVER
+        };
+        assert_eq!(all.next(able, true, 0), Next::EndWorker);
     }
 
     #[test]
     fn gates_wait_for_the_shim() {
-        let mut all = Schedule::new(1, true);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
-        assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
+        let mut all = Schedule::of_build(1, true);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
+        assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);
         all.ended(Task::Capture(0), true);
         assert!(all.needs_workers());
-        assert_eq!(run(&mut all, Captures::Never), Task::Shim);
-        assert_eq!(all.next(Captures::Holds, true, 0), Next::Wait);
+        assert_eq!(run(&mut all, NEVER), Task::Shim);
+        assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
         all.ended(Task::Shim, true);
         assert!(!all.needs_workers());
-        assert_eq!(run(&mut all, Captures::Never), Task::Gate(0));
+        assert_eq!(run(&mut all, NEVER), Task::Gate(0));
         // A build with nothing else to do compiles it too.
-        let mut all = Schedule::new(0, true);
-        assert_eq!(run(&mut all, Captures::Holds), Task::StoreWeights);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Shim);
+        let mut all = Schedule::of_build(0, true);
+        assert_eq!(run(&mut all, HOLDS), Task::StoreWeights);
+        assert_eq!(run(&mut all, HOLDS), Task::Shim);
     }
 
     #[test]
     fn programs_share_an_artifact() {
-        let mut all = Schedule::new(2, false);
+        let mut all = Schedule::of_build(2, false);
         for program in 0..2 {
-            assert_eq!(run(&mut all, Captures::Holds), Task::Capture(program));
+            assert_eq!(run(&mut all, HOLDS), Task::Capture(program));
         }
-        assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
+        assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);
         assert!(all.lacks(0, artifact("a"), 1));
         assert!(!all.lacks(1, artifact("a"), 1));
         all.ended(Task::Capture(0), true);
         all.ended(Task::Capture(1), true);
-        assert_eq!(run(&mut all, Captures::Never), Task::Compile(artifact("a")));
+        assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("a")));
         all.ended(Task::Compile(artifact("a")), true);
-        assert_eq!(run(&mut all, Captures::Never), Task::Gate(0));
-        assert_eq!(run(&mut all, Captures::Never), Task::Gate(1));
+        assert_eq!(run(&mut all, NEVER), Task::Gate(0));
+        assert_eq!(run(&mut all, NEVER), Task::Gate(1));
     }
 
     #[test]
     fn a_failed_capture_fails_its_gate_and_no_other() {
-        let mut all = Schedule::new(2, false);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
+        let mut all = Schedule::of_build(2, false);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
         all.ended(Task::Capture(0), false);
-        assert_eq!(all.counts(Kind::Gate), [1, 0, 0, 0, 1]);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(1));
+        assert_eq!(all.counts[Kind::Gate as usize], [1, 0, 0, 0, 1]);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(1));
         all.ended(Task::Capture(1), true);
-        assert_eq!(run(&mut all, Captures::Holds), Task::StoreWeights);
+        assert_eq!(run(&mut all, HOLDS), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Gate(1));
+        assert_eq!(run(&mut all, HOLDS), Task::Gate(1));
         all.ended(Task::Gate(1), true);
         assert!(all.over());
     }
 
     #[test]
     fn the_model_is_loaded_once_more_where_captures_wait() {
-        let mut all = Schedule::new(3, false);
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(0));
-        assert_eq!(run(&mut all, Captures::MayLoad), Task::StoreWeights);
-        assert_eq!(all.next(Captures::MayLoad, false, 0), Next::Wait);
-        assert_eq!(all.next(Captures::MayLoad, true, 0), Next::LoadModel);
+        let mut all = Schedule::of_build(3, false);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
+        assert_eq!(run(&mut all, MAY_LOAD), Task::StoreWeights);
+        assert_eq!(all.next(MAY_LOAD, false, 0), Next::Wait);
+        assert_eq!(all.next(MAY_LOAD, true, 0), Next::LoadModel);
         all.loaded();
-        assert_eq!(run(&mut all, Captures::Holds), Task::Capture(1));
-        // One that is left is not worth it.
-        assert_eq!(all.next(Captures::MayLoad, true, 0), Next::Wait);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(1));
+        // A single capture does not pay for a load.
+        assert_eq!(all.next(MAY_LOAD, true, 0), Next::Wait);
     }
 
     #[test]
     fn an_exclusive_task_runs_alone() {
-        let mut all = Schedule::new(2, false);
-        let tasks = [0, 1].map(|_| run(&mut all, Captures::Holds));
+        let mut all = Schedule::of_build(2, false);
+        let tasks = [0, 1].map(|_| run(&mut all, HOLDS));
         all.wait_exclusive();
         assert!(!all.begin_exclusive());
-        assert_eq!(all.next(Captures::Holds, true, 0), Next::Wait);
+        assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
         all.wait_exclusive();
         // Both wait: one of them begins, the other one waits for its end.
         assert!(all.begin_exclusive());
@@ -411,9 +407,9 @@ mod tests {
         all.end_exclusive();
         all.ended(tasks[0], true);
         assert!(all.begin_exclusive());
-        assert_eq!(all.next(Captures::Holds, true, 0), Next::Wait);
+        assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
         all.end_exclusive();
         all.ended(tasks[1], true);
-        assert_eq!(run(&mut all, Captures::Never), Task::StoreWeights);
+        assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
     }
 }

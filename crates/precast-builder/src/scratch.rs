@@ -7,11 +7,11 @@
 //!     └── worker-1/ …
 //! ```
 //!
-//! A build removes its folder at its end. A killed build can't: the next build, `precast gc` and `precast verify --repair`
-//! remove every folder of this user with an unlocked `owner`. An export writes into such a folder beside its place, which
-//! the next export beside it removes. Locks of another machine (or of an earlier boot) are not
-//! visible: such a folder is removed a week after its last change. A folder without `owner` is new, or of an older version:
-//! it is removed after a day.
+//! A build removes its folder at its end. A killed build can't: the next build, `precast gc` and `precast verify
+//! --repair` remove every folder of this user with an unlocked `owner`. An export writes into such a folder beside its
+//! place, which the next export beside it removes. Locks of another machine (or of an earlier boot) are not visible:
+//! such a folder is removed a week after its last change. A folder without `owner` is new, or of an older version: it
+//! is removed after a day.
 
 use std::{
     fs::{self, File, Permissions},

@@ -1,7 +1,7 @@
-//! The shim of a build: that of an earlier release of the model, or one that a worker compiles.
+//! The shim of a build: from an earlier release of the model, or compiled by a worker.
 //!
-//! It depends on the torch, the architecture and the shim's sources only, so most builds find it. The worker keeps what it
-//! compiles beside the precompiled headers, so another model with the same torch gets it at once.
+//! It depends on the torch, the architecture and the shim's sources only, so most builds find it. The worker keeps what
+//! it compiles beside the precompiled headers, so another model with the same torch gets it at once.
 
 use std::{
     path::{Path, PathBuf},
@@ -30,7 +30,7 @@ pub(crate) struct CompiledShim {
     pub why: Option<String>,
 }
 
-/// Returns whether a shim is what a build for this target would compile. One without a CUDA half is compiled again for CUDA:
+/// Returns whether a shim fits a target and the current sources. One without a CUDA half is compiled again for CUDA:
 /// its headers may be there by now.
 fn fits(shim: &Shim, target: &Target) -> bool {
     shim.source == precast_shim::source()
@@ -78,7 +78,7 @@ pub(super) fn request(target: &Target, scratch: &Path) -> Request {
     }
 }
 
-/// Puts what a worker compiled into the store.
+/// Puts a compiled shim into the store.
 pub(super) fn put(
     store: &Store,
     target: &Target,
@@ -99,7 +99,8 @@ pub(super) fn put(
     })
 }
 
-/// Refuses a shared object of an artifact or a shim with hazards. A file of another format passes here and fails at the gate.
+/// Refuses a shared object of an artifact or a shim with hazards. A file of another format passes here and fails at the
+/// gate.
 pub(super) fn harmless(of: &'static str, bytes: &[u8]) -> Result<(), BuildError> {
     if !bytes.starts_with(b"\x7fELF") {
         return Ok(());

@@ -1,7 +1,7 @@
 //! The weight set of a release: the parameters of the model, or a file that the spec names.
 //!
-//! A worker loads that file into the model before it captures, so that the gate uses the weights that will be served. An
-//! unreadable file is an error before Python starts. The model decides about its tensors: a missing tensor, another
+//! A worker loads that file into the model before it captures, so that the gate uses the weights that will be served.
+//! An unreadable file is an error before Python starts. The model decides about its tensors: a missing tensor, another
 //! dtype or shape, and an unknown tensor are errors as soon as the model exists.
 //!
 //! If only the values of the file changed, the build needs no Python, because programs hold no weights: a file with the
@@ -10,121 +10,31 @@
 //! Existing programs were compared with eager under other weights. They pass a smoke run with the new file
 //! ([`SmokeRequest`]) before a release has it. A refused file leaves nothing in the store.
 
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{ErrorKind, Read},
-    path::Path,
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use precast_store::{
-    Digest, Store,
+    Digest,
     record::{Release, Shim},
-};
-use safetensors::{
-    Dtype, SafeTensors,
-    tensor::{Metadata, TensorInfo, TensorView},
 };
 
 use super::{
     BuildError,
-    gate::{self, GateProcess, SmokeRequest, StoredWeights},
+    gate::{GateProcess, LIMIT, SmokeRequest, StoredWeights},
     limits::{Limits, Stop},
     options::Options,
     progress::{Event, Progress},
     protocol::SavedWeights,
+    weight_file::{same_tensors, spoilt},
 };
-use crate::{
-    plan::{self, Item, Plan},
-    spec::{Spec, glob},
-};
+use crate::plan::{self, Item, Plan};
 
-/// Checks that a file can be a weight set, by its header: that needs no model and no Python.
-pub(super) fn check(path: &Path) -> Result<(), BuildError> {
-    header(path).map(drop)
-}
-
-fn header(path: &Path) -> Result<Metadata, BuildError> {
-    read_header(path).map_err(|message| BuildError::BadWeights {
-        path: path.to_owned(),
-        message,
-    })
-}
-
-fn read_header(path: &Path) -> Result<Metadata, String> {
-    /// The format's own limit.
-    const HEADER_LIMIT: u64 = 100_000_000;
-    const LENGTH: u64 = 8;
-    let no_safetensors = || "it is no safetensors file".to_owned();
-    let mut file = File::open(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => "it is not there".to_owned(),
-        _ => error.to_string(),
-    })?;
-    let meta = file.metadata().map_err(|error| error.to_string())?;
-    if !meta.is_file() {
-        return Err("it is a folder or another special file".to_owned());
-    }
-    let mut length = [0; LENGTH as usize];
-    file.read_exact(&mut length).map_err(|_| no_safetensors())?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_LIMIT || length > meta.len() - LENGTH {
-        return Err(no_safetensors());
-    }
-    let mut header = Vec::new();
-    (file.take(length).read_to_end(&mut header)).map_err(|error| error.to_string())?;
-    let header: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| format!("{}: {error}", no_safetensors()))?;
-    let ends = LENGTH + length + header.data_len() as u64;
-    if ends != meta.len() {
-        let has = meta.len();
-        let cut = if has < ends { "it was cut off: " } else { "" };
-        return Err(format!(
-            "{cut}its tensors end at byte {ends}, the file at byte {has}"
-        ));
-    }
-    use safetensors::Dtype as D;
-    let known = [
-        D::F64,
-        D::F32,
-        D::F16,
-        D::BF16,
-        D::I64,
-        D::I32,
-        D::I16,
-        D::I8,
-        D::U8,
-        D::BOOL,
-    ];
-    let mut tensors: Vec<_> = header.tensors().into_iter().collect();
-    tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    match tensors
-        .iter()
-        .find(|(_, info)| !known.contains(&info.dtype))
-    {
-        Some((name, info)) => Err(format!(
-            "tensor `{name}` is {}, which no weight set can hold",
-            info.dtype
-        )),
-        None => Ok(header),
-    }
-}
-
-/// Returns the names of the tensors in the spec's file that the model may lack; none where the file can't be read.
-pub(super) fn unused(spec: &Spec) -> Vec<String> {
-    let file = spec.model.weights.file().map(read_header);
-    let names = file.and_then(Result::ok).into_iter();
-    let names = names.flat_map(|header| header.offset_keys());
-    let globs = &spec.model.unused_weights;
-    names
-        .filter(|name| globs.iter().any(|glob| glob::matches(glob, name)))
-        .collect()
-}
-
-/// Puts the weight set into the store, and its bytes where the gates will look for them.
+/// Puts the weight set into the store, and its bytes where the gates will look for them. A file that a worker wrote
+/// into `scratch` is removed.
 pub(super) fn put(
     options: &Options<'_>,
     written: &SavedWeights,
     progress: &dyn Progress,
+    scratch: &Path,
 ) -> Result<StoredWeights, BuildError> {
     let named = options.spec.model.weights.file();
     let file = named.or(written.file.as_deref());
@@ -134,14 +44,22 @@ pub(super) fn put(
         progress.event(&Event::Weights { object, bytes });
         options.store.objects().map(&object)?;
     }
+    if let Some(file) = written
+        .file
+        .as_ref()
+        .filter(|file| file.starts_with(scratch))
+    {
+        // If this fails, the file is removed with its folder.
+        let _ = fs::remove_file(file);
+    }
     Ok(StoredWeights {
         object: object.map(|(object, _)| object),
         aliases: written.aliases.clone(),
     })
 }
 
-/// Returns whether the weight set of a release is in the store, after restoring it from its unpacked file or from the file
-/// that the spec names. The model makes others again.
+/// Returns whether the weight set of a release is in the store, after restoring it from its unpacked file or from the
+/// file that the spec names. The model makes others again.
 pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool, BuildError> {
     let Options { spec, store, .. } = options;
     let Some(object) = &release.weights else {
@@ -183,24 +101,8 @@ pub(super) fn kept(
     Ok(Some(kept))
 }
 
-/// Returns whether a file has the tensors of a release's weights: the same names, dtypes and shapes.
-fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result<bool, BuildError> {
-    let Some(last) = &last.weights else {
-        return Ok(false);
-    };
-    let last = store.objects().map(last)?;
-    let Ok((_, last)) = SafeTensors::read_metadata(&last) else {
-        return Ok(false);
-    };
-    let layouts = |header: &Metadata| -> BTreeMap<String, (Dtype, Vec<usize>)> {
-        let layout = |(name, info): (String, &TensorInfo)| (name, (info.dtype, info.shape.clone()));
-        header.tensors().into_iter().map(layout).collect()
-    };
-    Ok(layouts(&header(path)?) == layouts(&last))
-}
-
-/// Puts the file of weights that the spec names, after a smoke run with the existing programs. Returns its digest; none for the
-/// weights of before. `same` is the release that has the programs. Without a shim nothing is run.
+/// Puts the file of weights that the spec names, after a smoke run with the existing programs. Returns its digest; none
+/// for the weights of before. `same` is the release that has the programs. Without a shim nothing is run.
 pub(super) fn try_file(
     options: &Options<'_>,
     plan: &Plan,
@@ -296,87 +198,12 @@ fn smoke(
     let process = GateProcess {
         command: &options.gate,
         limits: &Limits::new(options.memory),
-        limit: options.timeout.unwrap_or(gate::LIMIT),
+        limit: options.timeout.unwrap_or(LIMIT),
         stop: &Stop::new(&options.cancel),
     };
     match process.ask(&request) {
         Ok(_) => Ok(Ok(())),
         Err(BuildError::Gate { message, .. }) => Ok(Err(message)),
         Err(error) => Err(error),
-    }
-}
-
-/// Returns the name of a tensor with NaN or infinity that had only numbers before, as an error: a run with sample inputs may
-/// not read it.
-fn spoilt(store: &Store, before: &Digest, after: &Digest) -> Result<Option<String>, BuildError> {
-    let (before, after) = (store.objects().map(before)?, store.objects().map(after)?);
-    let (Ok(before), Ok(after)) = (
-        SafeTensors::deserialize(&before),
-        SafeTensors::deserialize(&after),
-    ) else {
-        return Ok(None);
-    };
-    let was_finite = |name: &str| before.tensor(name).is_ok_and(|before| finite(&before));
-    let mut spoilt = after.iter();
-    let spoilt = spoilt.find(|(name, after)| !finite(after) && was_finite(name));
-    Ok(spoilt.map(|(name, _)| format!("tensor `{name}` has NaN or infinity, and had none before")))
-}
-
-/// Returns whether a tensor has only numbers: no exponent has all of its bits set.
-fn finite(tensor: &TensorView<'_>) -> bool {
-    fn all<const N: usize>(bytes: &[u8], exponent: u64) -> bool {
-        bytes.as_chunks::<N>().0.iter().all(|chunk| {
-            let mut bits = [0; 8];
-            bits[..N].copy_from_slice(chunk);
-            u64::from_le_bytes(bits) & exponent != exponent
-        })
-    }
-    let bytes = tensor.data();
-    match tensor.dtype() {
-        Dtype::F16 => all::<2>(bytes, 0x7c00),
-        Dtype::BF16 => all::<2>(bytes, 0x7f80),
-        Dtype::F32 => all::<4>(bytes, 0x7f80_0000),
-        Dtype::F64 => all::<8>(bytes, 0x7ff0_0000_0000_0000),
-        _ => true,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_no_number_is_found_in_every_dtype() {
-        let is_finite = |dtype, bytes: &[u8]| {
-            let size = bytes.len() / 2;
-            let both = [&vec![0; size][..], &bytes[..size]].concat();
-            finite(&TensorView::new(dtype, vec![2], &both).unwrap())
-        };
-        for value in [0.0, 1.0, -2.5, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let (single, double) = ((value as f32).to_le_bytes(), value.to_le_bytes());
-            // The upper half of a float32 is a bfloat16.
-            for (dtype, bytes) in [
-                (Dtype::F64, &double[..]),
-                (Dtype::F32, &single[..]),
-                (Dtype::BF16, &single[2..]),
-            ] {
-                let twice = [bytes, bytes].concat();
-                assert_eq!(
-                    is_finite(dtype, &twice),
-                    value.is_finite(),
-                    "{dtype:?} {value}"
-                );
-            }
-        }
-        for (bits, is) in [
-            (0x3c00_u16, true),
-            (0xfbff, true),
-            (0x7c00, false),
-            (0xfe00, false),
-        ] {
-            let twice = [bits.to_le_bytes(), bits.to_le_bytes()].concat();
-            assert_eq!(is_finite(Dtype::F16, &twice), is, "{bits:x}");
-        }
-        assert!(is_finite(Dtype::I64, &[255; 16]), "a number of integers");
     }
 }

@@ -1,529 +1,290 @@
-//! Runs the tasks of a build: one thread per worker takes the next task that it can do from the
-//! [schedule](super::schedule).
+//! The threads of a build, one for each worker: each takes the next task that it can do, and keeps its result for the
+//! tasks that wait for it.
 //!
-//! Captures, compiles and the shim run in the thread's worker process, which is started on first use. Gates run in processes of their
-//! own, and the thread itself stores weights. When no capture and no compile remains, workers end, which frees memory for
-//! gates.
+//! Captures, compiles and the shim run in the thread's worker process, which is started on first use. Gates run in
+//! processes of their own, and the thread itself stores weights.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    fs,
-    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError},
+    collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, ScopedJoinHandle},
-    time::{Duration, Instant},
 };
 
-use precast_store::{
-    Digest,
-    record::{Shim, SourceFile},
-};
-use serde_json::Value;
+use precast_store::{Digest, record::Shim};
 
 use super::{
     BuildError,
     estimate::Estimate,
-    gate::StoredWeights,
-    limits::Stop,
-    model::{First, open_model},
-    options::{Options, Outcome},
-    progress::{Event, Progress},
-    protocol::{Finding, Request, SavedWeights},
-    schedule::{Captures, Kind, Next, Schedule, Task},
-    task::{CapturedProgram, Compile},
+    executor::Executor,
+    gate::{StoredWeights, candidates::Candidate},
+    model::LoadedModel,
+    options::Outcome,
+    progress::Event,
+    protocol::{Finding, SavedWeights},
+    publish::{self, MissingArtifact},
+    schedule::{Next, Schedule},
+    slot::{Context, Slot},
+    task::{Job, Task, TaskFailure, jobs},
+    tasks::{self, CaptureFailure, CapturedProgram},
     weights,
     worker::Worker,
     workers::Workers,
 };
-use crate::plan::{Item, Plan};
+use crate::plan::Plan;
 
-/// One program to make.
-pub(super) struct Job<'a> {
-    /// Index into the plan's items.
-    pub index: usize,
-    pub item: &'a Item,
-    pub id: Digest,
-    pub request: &'a Value,
-}
-
-/// What was done.
+/// The results of a build's tasks.
 #[derive(Default)]
 pub(super) struct Done {
     /// By index into the plan's items.
     pub outcomes: HashMap<usize, Outcome>,
     pub compiled: usize,
-    /// What stops the build of modules that can't be captured, by their place in the spec.
+    /// The findings that stop the build of modules that can't be captured, by their place in the spec.
     pub findings: BTreeMap<usize, Vec<Finding>>,
-}
-
-/// What a thread does, as progress names it.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Action {
-    LoadModel,
-    Inputs,
-    Capture,
-    Check,
-    Compile,
-    Shim,
-    Gate,
-    Measure,
-}
-
-impl Action {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::LoadModel => "open",
-            Self::Inputs => "inputs",
-            Self::Capture => "capture",
-            Self::Check => "check",
-            Self::Compile => "compile",
-            Self::Shim => "shim",
-            Self::Gate => "gate",
-            Self::Measure => "measure",
-        }
-    }
-
-    /// Returns the kind of task whose time this is.
-    fn kind(self) -> Option<Kind> {
-        match self {
-            Self::Capture => Some(Kind::Capture),
-            Self::Compile => Some(Kind::Compile),
-            Self::Gate => Some(Kind::Gate),
-            Self::Shim => Some(Kind::Shim),
-            Self::LoadModel | Self::Inputs | Self::Check | Self::Measure => None,
-        }
-    }
 }
 
 /// A worker that was started before there was a task for it.
 pub(super) type Starting<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 
-/// A thread's place for a worker process.
-pub(super) struct Slot {
-    number: usize,
-    worker: Option<Box<Worker>>,
-    /// Whether its worker still counts as one that is being started.
-    starting: bool,
-    /// Whether its worker failed to make the same model as the first one: then it captures nothing.
-    other_model: bool,
+struct Work<'a> {
+    context: &'a Context<'a>,
+    jobs: &'a [Job<'a>],
+    /// The weights that the worker saved.
+    saved: &'a SavedWeights,
+    results: Mutex<Results>,
 }
 
-impl Slot {
-    fn captures(&self) -> Captures {
-        let loaded = self.worker.as_ref().is_some_and(|worker| worker.opened);
-        match (self.number, self.other_model) {
-            (0, _) => Captures::Holds,
-            (_, true) => Captures::Never,
-            _ if loaded => Captures::Holds,
-            _ => Captures::MayLoad,
-        }
-    }
-}
-
-/// Why an artifact could not be compiled, with the worker's log.
-pub(super) type CompileFailure = Arc<(BuildError, Vec<u8>)>;
-
-pub(super) struct Work<'a> {
-    pub workers: &'a Workers<'a>,
-    pub options: &'a Options<'a>,
-    pub progress: &'a dyn Progress,
-    pub plan: &'a Plan,
-    pub jobs: &'a [Job<'a>],
-    given: SavedWeights,
-    /// Tells the model's weights from others.
-    fingerprint: Option<String>,
-    pub weights: OnceLock<StoredWeights>,
-    pub shim: OnceLock<Shim>,
-    state: Mutex<State>,
-    changed: Condvar,
-    /// Ends the loads of further models.
-    loads: Stop,
-    /// Warnings of programs that were reported already.
-    pub noted: Mutex<BTreeSet<String>>,
-}
-
-/// What the threads share.
-pub(super) struct State {
-    pub schedule: Schedule,
-    pub estimate: Estimate,
+/// Results that other tasks wait for.
+#[derive(Default)]
+struct Results {
+    weights: Option<StoredWeights>,
+    shim: Option<Shim>,
     /// Captured programs that wait for their artifacts, by job.
-    pub captured: HashMap<usize, CapturedProgram>,
-    pub compiles: HashMap<Digest, Compile>,
-    pub failures: HashMap<Digest, CompileFailure>,
-    /// How many more workers may load the model.
-    more_models: usize,
-    /// Workers that wait for a task, or are being started: compiles are left to them before others are started.
-    idle: usize,
-    pub done: Done,
-    fatal: Option<BuildError>,
+    captured: HashMap<usize, CapturedProgram>,
+    compiles: HashMap<Digest, MissingArtifact>,
+    failures: HashMap<Digest, Arc<TaskFailure>>,
+    /// Warnings of programs that were reported already.
+    noted: BTreeSet<String>,
+    done: Done,
 }
 
-/// Does `jobs`, starting with a worker that holds the model and those that were started. Returns the weight set and the
-/// shim too, as the store has them.
+/// Builds what a plan lacks, with a worker that holds the model and others that were started. Returns the weight set
+/// and the shim too, as the store has them.
 pub(super) fn run(
     workers: &Workers<'_>,
     plan: &Plan,
-    jobs: &[Job<'_>],
-    first: First,
+    (first, model): (Worker, &LoadedModel),
     starting: Vec<Starting<'_>>,
-    weights: SavedWeights,
+    saved: &SavedWeights,
     shim: Option<Shim>,
 ) -> Result<(Done, StoredWeights, Shim), BuildError> {
-    let named = workers.options.spec.model.weights.file();
-    let work = Work {
+    let options = workers.options;
+    let jobs = jobs(options.spec, plan);
+    let schedule = Schedule::of_build(jobs.len(), shim.is_none());
+    let file = options.spec.model.weights.file();
+    let models = workers.more_models(file.or(saved.file.as_deref()));
+    let context = Context {
         workers,
-        options: workers.options,
-        progress: workers.progress,
-        plan,
-        jobs,
-        weights: OnceLock::new(),
-        shim: shim.clone().map_or_else(OnceLock::new, OnceLock::from),
-        fingerprint: first.fingerprint,
-        state: Mutex::new(State {
-            schedule: Schedule::new(jobs.len(), shim.is_none()),
-            estimate: Estimate::new(plan, workers.options.store),
-            captured: HashMap::new(),
-            compiles: HashMap::new(),
-            failures: HashMap::new(),
-            more_models: workers.more_models(named.or(weights.file.as_deref())),
-            idle: starting.len(),
-            done: Done::default(),
-            fatal: None,
+        model,
+        executor: Executor::new(schedule, models, starting.len(), &workers.stop),
+        estimate: Mutex::new(Estimate::new(plan, options.store)),
+    };
+    let work = Work {
+        context: &context,
+        jobs: &jobs,
+        saved,
+        results: Mutex::new(Results {
+            shim,
+            ..Results::default()
         }),
-        given: weights,
-        changed: Condvar::new(),
-        loads: workers.stop.of_part(),
-        noted: Mutex::default(),
     };
     thread::scope(|scope| {
         let mut starting = starting.into_iter();
-        let mut first = Some(Box::new(first.worker));
-        for number in 0..workers.options.jobs.max(1) {
-            let (worker, starting) = match first.take() {
-                Some(worker) => (Some(worker), None),
-                None => (None, starting.next()),
-            };
-            let slot = Slot {
-                number,
-                worker,
-                starting: false,
-                other_model: false,
-            };
-            let work = &work;
-            scope.spawn(move || work.serve(slot, starting));
+        let (work, mut first) = (&work, Some(first));
+        for number in 0..options.jobs.max(1) {
+            let first = first.take();
+            let starting = first.is_none().then(|| starting.next()).flatten();
+            scope.spawn(move || work.serve(number, first, starting));
         }
     });
-    let state = work.state.into_inner();
-    let state = state.unwrap_or_else(PoisonError::into_inner);
-    match (
-        state.fatal,
-        work.weights.into_inner(),
-        work.shim.into_inner(),
-    ) {
-        (Some(error), ..) => Err(error),
-        (None, Some(weights), Some(shim)) => Ok((state.done, weights, shim)),
-        (None, ..) => Err(BuildError::Interrupted),
+    let results = work.results.into_inner();
+    let results = results.unwrap_or_else(PoisonError::into_inner);
+    context.executor.finish()?;
+    match (results.weights, results.shim) {
+        (Some(weights), Some(shim)) => Ok((results.done, weights, shim)),
+        _ => Err(BuildError::Interrupted),
     }
 }
 
 impl Work<'_> {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn results(&self) -> MutexGuard<'_, Results> {
+        self.results.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does tasks until nothing is left that could bring more.
-    fn serve(&self, mut slot: Slot, starting: Option<Starting<'_>>) {
-        if let Some(starting) = starting {
-            // One that could not get ready is started again when there is a task for it.
-            slot.worker = starting.join().ok().and_then(Result::ok).map(Box::new);
-            slot.starting = true;
-        }
-        while let Some(next) = self.next(&mut slot) {
+    /// Runs tasks until none is left.
+    fn serve(&self, number: usize, worker: Option<Worker>, starting: Option<Starting<'_>>) {
+        let executor = &self.context.executor;
+        let mut started = starting.is_some();
+        // A worker that could not get ready is started again when there is a task for it.
+        let ready = starting.and_then(|starting| starting.join().ok().and_then(Result::ok));
+        let mut slot = Slot::new(self.context, number, worker.or(ready));
+        while let Some(next) = executor.next(slot.able(), std::mem::take(&mut started)) {
             match next {
-                Next::Run(task) => {
-                    let result = self.run_task(&mut slot, task);
-                    let mut state = self.lock();
-                    let done = matches!(result, Ok(true));
-                    state.schedule.ended(task, done);
-                    if let Err(error) = result {
-                        state.fatal.get_or_insert(error);
-                        // Nothing waits for the other tasks.
-                        self.workers.stop.set();
-                    }
-                }
-                _ => self.load_model(&mut slot),
+                Next::Run(task) => executor.ended(task, self.run_task(&mut slot, task)),
+                Next::LoadModel => executor.loaded(slot.load_model()),
+                _ => slot.end_worker(),
             }
-            self.changed.notify_all();
         }
-        // Nor for a model that is still being loaded.
-        self.workers.stop.set();
+        // Nothing waits for a model that is still being loaded.
+        self.context.workers.stop.set();
     }
 
     /// Returns whether the task succeeded; an error ends the build.
-    fn run_task(&self, slot: &mut Slot, task: Task) -> Result<bool, BuildError> {
+    fn run_task(&self, slot: &mut Slot<'_>, task: Task) -> Result<bool, BuildError> {
+        let Workers {
+            options,
+            progress,
+            scratch,
+            ..
+        } = self.context.workers;
         match task {
-            Task::StoreWeights => self.store_weights().map(|()| true),
-            Task::Shim => self.compile_shim(slot).map(|()| true),
-            Task::Capture(job) => self.capture(slot, job),
-            Task::Compile(artifact) => self.compile(slot, artifact),
-            Task::Gate(job) => self.gate(slot.number, job).map(|()| true),
+            Task::StoreWeights => {
+                let stored = weights::put(options, self.saved, *progress, scratch)?;
+                self.results().weights = Some(stored);
+            }
+            Task::Shim => {
+                let shim = tasks::compile_shim(slot)?;
+                self.results().shim = Some(shim);
+            }
+            Task::Capture(job) => return self.capture(slot, job),
+            Task::Compile(artifact) => return self.compile(slot, artifact),
+            Task::Gate(job) => {
+                let outcome = self.gate(slot, job)?;
+                let index = self.jobs[job].index;
+                self.results().done.outcomes.insert(index, outcome);
+            }
         }
+        Ok(true)
     }
 
-    fn next(&self, slot: &mut Slot) -> Option<Next> {
-        let mut state = self.lock();
-        // Under the lock of its first choice: between two, another thread would start a worker for what this one can do.
-        state.idle -= usize::from(std::mem::take(&mut slot.starting));
-        loop {
-            if self.workers.stop.is_set() && !state.schedule.over() {
-                state.fatal.get_or_insert(BuildError::Interrupted);
+    fn capture(&self, slot: &mut Slot<'_>, number: usize) -> Result<bool, BuildError> {
+        let job = &self.jobs[number];
+        match tasks::capture(slot, job) {
+            Ok((program, compiles)) => {
+                self.captured(number, program, compiles);
+                Ok(true)
             }
-            if state.fatal.is_some() {
-                return None;
-            }
-            let may_load = state.more_models > 0;
-            if !state.schedule.needs_workers() && slot.worker.is_some() {
-                // Ended without the lock: that takes a while where it holds memory of a device.
-                drop(state);
-                slot.worker = None;
-                state = self.lock();
-                continue;
-            }
-            let reserved = if slot.worker.is_some() { 0 } else { state.idle };
-            let next = state.schedule.next(slot.captures(), may_load, reserved);
-            state.more_models -= usize::from(next == Next::LoadModel);
-            match next {
-                Next::Over => return None,
-                Next::Wait => {
-                    let idle = usize::from(slot.worker.is_some());
-                    state.idle += idle;
-                    let changed = self.changed.wait(state);
-                    state = changed.unwrap_or_else(PoisonError::into_inner);
-                    state.idle -= idle;
+            Err(CaptureFailure { failure, module }) => {
+                if let Some(module) = module
+                    && self.is_first_check(job)
+                {
+                    let findings = tasks::check(slot, job, module);
+                    let mut results = self.results();
+                    results.done.findings.insert(job.item.module, findings);
                 }
-                next => return Some(next),
+                let outcome = self.failed(job, failure)?;
+                self.results().done.outcomes.insert(job.index, outcome);
+                Ok(false)
             }
         }
     }
 
-    fn store_weights(&self) -> Result<(), BuildError> {
-        let stored = weights::put(self.options, &self.given, self.progress)?;
-        let written = self.given.file.as_ref();
-        if let Some(written) = written.filter(|file| file.starts_with(self.workers.scratch)) {
-            // The store has it; if this fails, it goes with the folder that it is in.
-            let _ = fs::remove_file(written);
+    /// Returns whether no other bucket of the module has been checked.
+    fn is_first_check(&self, job: &Job<'_>) -> bool {
+        match self.results().done.findings.entry(job.item.module) {
+            Entry::Vacant(entry) => entry.insert(vec![]).is_empty(),
+            Entry::Occupied(_) => false,
         }
-        self.weights.get_or_init(|| stored);
-        Ok(())
     }
 
-    /// Loads the model in this thread's worker too. Why it could not is of no matter: the first worker has it.
-    fn load_model(&self, slot: &mut Slot) {
-        let number = slot.number;
-        let loaded = match self.worker(slot) {
-            Ok(worker) => {
-                let load = || self.load_same_model(worker);
-                self.timed(number, Action::LoadModel, "the model", load).0
+    /// Keeps a captured program for its gate, and schedules the compiles that it needs.
+    fn captured(&self, number: usize, program: CapturedProgram, compiles: Vec<MissingArtifact>) {
+        let (context, job) = (self.context, &self.jobs[number]);
+        let keys = program.candidates.iter().flat_map(|one| &one.keys);
+        let artifacts: BTreeSet<&Digest> = keys.collect();
+        let mut results = self.results();
+        for message in &program.captured.notes {
+            if results.noted.insert(message.clone()) {
+                context.event(&Event::Note { message });
             }
-            Err(error) => Err(error),
-        };
-        let kept = matches!(
-            loaded,
-            Ok(_) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
-        );
-        if !kept {
-            // It is in an unknown state, or gone.
-            slot.worker = None;
         }
-        let mut state = self.lock();
-        state.schedule.loaded();
-        if !matches!(loaded, Ok(true)) {
-            slot.other_model = true;
-            // The entry does not make the same model twice.
-            state.more_models = 0;
-        }
-    }
-
-    /// Loads the model in a worker beside the first. Returns whether it is the same one; else the worker captures nothing.
-    fn load_same_model(&self, worker: &mut Worker) -> Result<bool, BuildError> {
-        worker.stop = self.loads.clone();
-        let opened = open_model(
-            self.options.spec,
-            &self.options.request.command_line,
-            worker,
-        );
-        worker.stop = self.workers.stop.clone();
-        let opened = opened?;
-        let known = self.plan.known.as_ref().map(|known| &known.entry.sources);
-        let changed = |source: &&SourceFile| known.is_some_and(|known| !known.contains(source));
-        if let Some(source) = opened.sources.iter().find(changed) {
-            worker.opened = false;
-            return Err(BuildError::SourceChanged {
-                path: source.path.clone(),
-            });
-        }
-        worker.opened = opened.fingerprint == self.fingerprint;
-        Ok(worker.opened)
-    }
-
-    /// Runs `body` between the two events of an action, and returns its result with the seconds it took.
-    pub(super) fn timed<T>(
-        &self,
-        worker: usize,
-        action: Action,
-        what: &str,
-        body: impl FnOnce() -> T,
-    ) -> (T, f64) {
-        let job = action.name();
-        self.progress.event(&Event::Begin { worker, job, what });
-        let remaining = {
-            let state = self.lock();
-            state.estimate.remaining(&state.schedule, self.options.jobs)
-        };
-        if let Some(seconds) = remaining {
-            self.progress.event(&Event::Remaining { seconds });
-        }
-        let started = Instant::now();
-        let result = body();
-        let seconds = started.elapsed().as_secs_f64();
-        if let Some(kind) = action.kind() {
-            self.lock().estimate.took(kind, seconds);
-        }
-        self.progress.event(&Event::End {
-            worker,
-            job,
-            what,
-            seconds,
+        context.event(&Event::Captured {
+            module: &job.module.name,
+            bucket: &job.bucket,
+            steps: program.captured.steps.len(),
+            artifacts: artifacts.len(),
+            missing: compiles.len(),
         });
-        (result, seconds)
-    }
-
-    /// Runs `body`, which is part of a task, while no other task runs.
-    pub(super) fn exclusive<T>(&self, body: impl FnOnce() -> T) -> T {
-        let mut state = self.lock();
-        state.schedule.wait_exclusive();
-        // Others may wait as well, and for this one.
-        self.changed.notify_all();
-        while !state.schedule.begin_exclusive() {
-            let changed = self.changed.wait(state);
-            state = changed.unwrap_or_else(PoisonError::into_inner);
-        }
-        drop(state);
-        let result = body();
-        self.lock().schedule.end_exclusive();
-        self.changed.notify_all();
-        result
-    }
-
-    /// Ends the loads of further models, for they take memory, and returns when they have ended. No other one begins.
-    fn end_loads(&self) {
-        self.loads.set();
-        let mut state = self.lock();
-        state.more_models = 0;
-        while state.schedule.loads_model() {
-            let changed = self.changed.wait(state);
-            state = changed.unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    /// Runs `body` as [`Self::timed`] does, and once more with no other task running when memory was short: another
-    /// task, the worker itself or another process on the device may have had it. `failed` returns the error.
-    pub(super) fn retried<T>(
-        &self,
-        worker: usize,
-        action: Action,
-        what: &str,
-        mut body: impl FnMut() -> T,
-        failed: impl Fn(&T) -> Option<&BuildError>,
-    ) -> (T, f64) {
-        let first = self.timed(worker, action, what, &mut body);
-        // A worker that exceeded a limit of its own, or had no company, exceeds it again.
-        let again = |error: &&BuildError| match error {
-            BuildError::WorkerGreedy { .. } => {
-                self.options.memory.is_none() && self.options.jobs > 1
-            }
-            _ => error.short_of_memory(),
-        };
-        let Some(error) = failed(&first.0).filter(again) else {
-            return first;
-        };
-        self.progress.event(&Event::Again {
-            worker,
-            job: action.name(),
-            what,
-            message: &error.to_string(),
-        });
-        self.end_loads();
-        self.exclusive(|| self.timed(worker, action, what, body))
-    }
-
-    /// Asks this thread's worker, as [`Self::retried`] does, and returns the answer with the worker's log of it.
-    pub(super) fn ask<T: serde::de::DeserializeOwned>(
-        &self,
-        slot: &mut Slot,
-        (action, what): (Action, &str),
-        request: &Request,
-        limit: Duration,
-    ) -> (Result<T, BuildError>, Vec<u8>) {
-        let limit = self.limit(limit);
-        let number = slot.number;
-        let ask = || self.ask_once(slot, request, limit);
-        self.retried(number, action, what, ask, |(answer, _)| {
-            answer.as_ref().err()
-        })
-        .0
-    }
-
-    fn ask_once<T: serde::de::DeserializeOwned>(
-        &self,
-        slot: &mut Slot,
-        request: &Request,
-        limit: Duration,
-    ) -> (Result<T, BuildError>, Vec<u8>) {
-        let number = slot.number;
-        let worker = match self.worker(slot) {
-            Ok(worker) => worker,
-            Err(error) => return (Err(error), vec![]),
-        };
-        // A worker that was started again has no model yet.
-        let needs_model = matches!(
-            request,
-            Request::Capture { .. } | Request::Inputs { .. } | Request::Check { .. }
-        );
-        if needs_model && !worker.opened {
-            let loaded = self.load_same_model(worker);
-            worker.opened |= matches!(loaded, Ok(false));
-            if let Err(error) = loaded {
-                if !matches!(error, BuildError::Worker(_)) {
-                    slot.worker = None;
-                }
-                return (Err(error), vec![]);
+        context.estimate().lacked(compiles.len());
+        results.captured.insert(number, program);
+        for compile in compiles {
+            let (key, size) = (compile.key, compile.segment.graph.len());
+            let lacks = |schedule: &mut Schedule<Task>| schedule.lacks(number, key, size);
+            if context.executor.with(lacks) {
+                results.compiles.insert(key, compile);
             }
         }
-        let start = worker.log_len();
-        let mut on_event = |phase: &str| {
-            let worker = number;
-            self.progress.event(&Event::Phase { worker, phase });
+    }
+
+    /// Compiles an artifact. The reason of a failure is kept for the gates that wait for it.
+    fn compile(&self, slot: &mut Slot<'_>, artifact: Digest) -> Result<bool, BuildError> {
+        let Some(compile) = self.results().compiles.remove(&artifact) else {
+            unreachable!("a compile is kept with its task, and runs once");
         };
-        let answer = worker.call(request, limit, &mut on_event);
-        let log = worker.log_since(start);
-        if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
-            // It is in an unknown state, or gone: the next task gets a fresh one.
-            slot.worker = None;
+        let compiled = tasks::compile(slot, compile);
+        let mut results = self.results();
+        match compiled {
+            Ok(missing) => results.done.compiled += usize::from(missing),
+            Err(failure) if failure.error.ends_build() => return Err(failure.error),
+            Err(failure) => {
+                results.failures.insert(artifact, Arc::new(failure));
+                return Ok(false);
+            }
         }
-        (answer, log)
+        Ok(true)
     }
 
-    /// Returns how long something may take.
-    pub(super) fn limit(&self, usual: Duration) -> Duration {
-        self.options.timeout.unwrap_or(usual)
-    }
-
-    /// Returns the worker of a slot, starting one where there is none.
-    fn worker<'w>(&self, slot: &'w mut Slot) -> Result<&'w mut Worker, BuildError> {
-        let worker = match slot.worker.take() {
-            Some(worker) => worker,
-            None => Box::new(self.workers.start(slot.number)?.0),
+    /// Gates a program and publishes it.
+    fn gate(&self, slot: &Slot<'_>, number: usize) -> Result<Outcome, BuildError> {
+        let job = &self.jobs[number];
+        let mut results = self.results();
+        let captured = results.captured.remove(&number);
+        let (Some(mut captured), Some(weights), Some(shim)) =
+            (captured, results.weights.clone(), results.shim.clone())
+        else {
+            unreachable!("a gate waits for its capture, the weights and the shim");
         };
-        Ok(slot.worker.insert(worker))
+        let refused = refuse(&mut captured.candidates, &results.failures);
+        drop(results);
+        if let Some(failure) = refused {
+            return publish::failure(self.context, job, &failure);
+        }
+        let compiled = captured.compiled;
+        let gated = tasks::gate(slot, job, captured, &weights, &shim);
+        gated
+            .and_then(|program| publish::program(self.context, job, &program, compiled))
+            .or_else(|failure| self.failed(job, failure))
     }
+
+    /// Records a failure of a program. An error that ends the build is returned.
+    fn failed(&self, job: &Job<'_>, failure: TaskFailure) -> Result<Outcome, BuildError> {
+        if failure.error.ends_build() {
+            return Err(failure.error);
+        }
+        publish::failure(self.context, job, &failure)
+    }
+}
+
+/// Refuses candidates with an artifact that could not be compiled. Returns the reason where no candidate is left.
+fn refuse(
+    candidates: &mut [Candidate],
+    failures: &HashMap<Digest, Arc<TaskFailure>>,
+) -> Option<Arc<TaskFailure>> {
+    let mut first = None;
+    for candidate in candidates.iter_mut() {
+        if let Some(failure) = candidate.keys.iter().find_map(|key| failures.get(key)) {
+            candidate.refused = Some(failure.error.to_string());
+            first.get_or_insert_with(|| failure.clone());
+        }
+    }
+    first.filter(|_| candidates.iter().all(|one| one.refused.is_some()))
 }

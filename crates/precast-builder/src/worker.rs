@@ -1,8 +1,8 @@
 //! One Python worker: a child process that answers one request at a time and stays alive between them.
 //!
 //! The worker is not trusted. It runs in a process group of its own, which ends with it, and its files are in a private
-//! folder. A timeout, too much memory, a cancelled build and a worker that dies are errors of the request, with the end of
-//! the worker's log. Before the build ends a worker, the worker writes its Python stack to its log.
+//! folder. A timeout, too much memory, a cancelled build and a worker that dies are errors of the request, with the end
+//! of the worker's log. Before the build ends a worker, the worker writes its Python stack to its log.
 
 use std::{
     fs::File,
@@ -43,12 +43,12 @@ pub struct Worker {
     private: PathBuf,
     log: PathBuf,
     next: u64,
-    /// What it takes, and may take.
+    /// Its memory, and the limit.
     watch: Watch,
     /// Cancels its current request.
     pub stop: Stop,
     ended: bool,
-    /// What it was started as, and whether its torch may be newer than what was tried.
+    /// Its program, and whether its torch may be newer than the tried versions.
     program: PathBuf,
     untried: bool,
     /// Whether it holds the model, and the same one as the first worker.
@@ -115,7 +115,7 @@ impl Worker {
         })
     }
 
-    /// Asks what it is.
+    /// Asks for its versions.
     pub fn hello(&mut self) -> Result<Hello, BuildError> {
         let hello: Hello = self.call(&Request::Hello, HELLO_LIMIT, &mut |_| {})?;
         if hello.protocol != PROTOCOL {
@@ -299,7 +299,7 @@ impl Drop for Worker {
     }
 }
 
-/// Reads an answer. An error names the field that is not what it should be.
+/// Reads an answer. An error names the wrong field.
 fn answer<T: DeserializeOwned>(value: Value) -> Result<T, BuildError> {
     serde_path_to_error::deserialize(value).map_err(|error| BuildError::Protocol {
         message: format!("field `{}` of its answer: {}", error.path(), error.inner()),

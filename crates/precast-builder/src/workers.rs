@@ -1,11 +1,11 @@
 //! The worker processes of one build: their start, and the number of them that hold the model.
 //!
 //! A worker needs some seconds to start: Python imports torch, then the compiler. The first compile on a machine also
-//! precompiles C++ headers, in ten seconds. So if a build has new programs, workers for their compiles start while the first
-//! one loads the model. Later workers start when there is a task for them.
+//! precompiles C++ headers, in ten seconds. So if a build has new programs, workers for their compiles start while the
+//! first one loads the model. Later workers start when there is a task for them.
 //!
-//! The first worker holds the model. Others load it too, to help with captures, while all of their models together take at
-//! most an eighth of the machine's memory, or 2 GiB of a device.
+//! The first worker holds the model. Others load it too, to help with captures, while all of their models together take
+//! at most an eighth of the machine's memory, or 2 GiB of a device.
 
 use std::{path::Path, time::Duration};
 
@@ -24,7 +24,7 @@ use crate::plan::{Plan, Reason, State};
 /// How long getting ready may take.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(600);
 
-/// What every process of a build is started with.
+/// The start of every process of a build.
 pub(super) struct Workers<'a> {
     pub options: &'a Options<'a>,
     pub scratch: &'a Path,
@@ -44,7 +44,7 @@ impl Workers<'_> {
         new.count().min(self.options.jobs.max(1) - 1)
     }
 
-    /// Starts a worker and waits until it says what it is.
+    /// Starts a worker and waits for its versions.
     pub fn start(&self, number: usize) -> Result<(Worker, Hello), BuildError> {
         let started = std::time::Instant::now();
         let mut worker = Worker::spawn(

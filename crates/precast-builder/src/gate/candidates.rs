@@ -16,21 +16,21 @@
 //! and 10.0). `triton.enable_pdl=true` is tried with the passes that offer it only: alone it took 0.98 to 1.07 times as long
 //! on an H200 (`benches/results/kernels-h200.json`).
 //!
-//! **Keys.** The choice depends on a measurement, so it can't be part of a key that is computed before. The request key of a
-//! tuned program has only the fact that it is tuned; its artifact keys have the chosen options. A build without `--tune`
-//! uses the tuned program unless the newest release has the untuned one, so that it does not undo the tuning. `--tune` finds
-//! the tuned program too, and does not tune again. When only names or sources changed and every candidate has the same
-//! artifacts as before, any build reuses the earlier choice and its table.
+//! **Keys.** The choice depends on a measurement, so it can't be part of a key that is computed before. The request key
+//! of a tuned program has only the fact that it is tuned; its artifact keys have the chosen options. A build without
+//! `--tune` uses the tuned program unless the newest release has the untuned one, so that it does not undo the tuning.
+//! `--tune` finds the tuned program too, and does not tune again. When only names or sources changed and every
+//! candidate has the same artifacts as before, any build reuses the earlier choice and its table.
 
 use precast_store::{Digest, target::DeviceKind};
 use serde_json::Value;
 
 use crate::{
     plan::{ArtifactKey, Item, Known, Pass},
-    protocol::{Segment, SegmentPasses},
+    protocol::{Offer, Segment, SegmentPasses},
     spec::{
         Compile, Mode,
-        compile::{ATTENTION, Options},
+        compile::{ATTENTION, InductorOptions},
     },
 };
 
@@ -38,10 +38,10 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OptionSet {
     pub mode: Mode,
-    pub options: Options,
+    pub options: InductorOptions,
     /// Graph passes that run on segments, in order.
     pub passes: Vec<Pass>,
-    /// What the table calls it: how it differs from the module's own settings.
+    /// Its name in the table: the difference to the module's own settings.
     pub name: String,
 }
 
@@ -64,11 +64,11 @@ impl Candidate {
     }
 }
 
-/// What a program has that some options are about.
+/// The properties of a program that some options need.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Has {
     convolution: bool,
-    /// One that torch has several kernels for.
+    /// An attention that torch has several kernels for.
     attention: bool,
     device: bool,
 }
@@ -117,12 +117,23 @@ pub(crate) fn option_sets(
         });
     }
     sets.push(own.clone());
-    let implied: &[&str] = match mode.autotunes() {
-        true => &["coordinate_descent_tuning", "max_autotune"],
-        false => &[],
+    if all {
+        sets.extend(tuned(settings, has, &own));
+        sets.extend(offered(settings, passes, &own));
+    }
+    sets
+}
+
+/// Returns the options that `--tune` tries, each beside the module's own.
+fn tuned(settings: &Compile, has: Has, own: &OptionSet) -> Vec<OptionSet> {
+    let implied: &[&str] = if settings.mode.autotunes() {
+        &["coordinate_descent_tuning", "max_autotune"]
+    } else {
+        &[]
     };
     let descent = ("coordinate_descent_tuning", Value::from(true));
     let kernel = |name: &str| (ATTENTION, Value::from(name));
+    let plain_weights = frozen(settings) && !has.device;
     let tried = [
         (vec![descent.clone()], true),
         (vec![("epilogue_fusion", false.into())], true),
@@ -131,36 +142,37 @@ pub(crate) fn option_sets(
         (vec![kernel("efficient")], has.attention),
         (vec![kernel("flash")], has.attention),
         (vec![kernel("efficient"), descent], has.attention),
-        (
-            vec![("freezing", false.into())],
-            frozen(settings) && !has.device,
-        ),
+        (vec![("freezing", false.into())], plain_weights),
     ];
-    for (added, applies) in tried {
-        let says = |key: &str| {
-            key != "freezing" && (settings.options.contains_key(key) || implied.contains(&key))
-        };
-        if !all || !applies || added.iter().any(|(key, _)| says(key)) {
-            continue;
-        }
-        let mut options = settings.options.clone();
-        let name: Vec<String> = (added.iter())
-            .map(|(key, value)| option((&key.to_string(), value)))
+    let set_already = |key: &str| {
+        key != "freezing" && (settings.options.contains_key(key) || implied.contains(&key))
+    };
+    let tried = tried
+        .into_iter()
+        .filter(|(added, applies)| *applies && !added.iter().any(|(key, _)| set_already(key)));
+    let set = |(added, _): (Vec<(&str, Value)>, bool)| {
+        let added = added
+            .into_iter()
+            .map(|(key, value)| (key.to_owned(), value));
+        let added: Vec<(String, Value)> = added.collect();
+        let name: Vec<String> = added
+            .iter()
+            .map(|(key, value)| option((key, value)))
             .collect();
-        options.extend(
-            added
-                .into_iter()
-                .map(|(key, value)| (key.to_owned(), value)),
-        );
-        sets.push(OptionSet {
-            mode,
+        let mut options = settings.options.clone();
+        options.extend(added);
+        OptionSet {
             options,
-            passes: passes.own.clone(),
             name: name.join(" "),
-        });
-    }
-    let offered = passes.offered.iter().filter(|_| all);
-    for offer in offered {
+            ..own.clone()
+        }
+    };
+    tried.map(set).collect()
+}
+
+/// Returns the offers of installed packages that the settings do not decide already.
+fn offered(settings: &Compile, passes: &SegmentPasses, own: &OptionSet) -> Vec<OptionSet> {
+    let set = |offer: &Offer| {
         let new: Vec<&Pass> = (offer.passes.iter())
             .filter(|pass| !passes.own.contains(pass))
             .collect();
@@ -169,7 +181,7 @@ pub(crate) fn option_sets(
         if offer.options.iter().any(contradicted)
             || (new.is_empty() && offer.options.iter().all(already_set))
         {
-            continue;
+            return None;
         }
         let name = (offer.passes.iter().map(|pass| pass.callable.clone()))
             .chain(offer.options.iter().map(option))
@@ -177,14 +189,14 @@ pub(crate) fn option_sets(
             .join(" ");
         let mut options = settings.options.clone();
         options.extend(offer.options.clone());
-        sets.push(OptionSet {
-            mode,
+        Some(OptionSet {
             options,
             passes: passes.own.iter().chain(new).cloned().collect(),
             name,
-        });
-    }
-    sets
+            ..own.clone()
+        })
+    };
+    passes.offered.iter().filter_map(set).collect()
 }
 
 fn frozen(settings: &Compile) -> bool {
@@ -248,7 +260,6 @@ pub(crate) fn candidates(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::Offer;
 
     const PLAIN: Has = Has {
         convolution: false,
@@ -275,7 +286,7 @@ mod tests {
             mode: Mode::MaxAutotune,
             ..plain.clone()
         };
-        // What is kept unless it is beaten comes first.
+        // The first candidate is kept unless another is faster.
         assert_eq!(
             names(&auto, false, CONVOLVES),
             ["mode=default", "mode=max-autotune"]
@@ -357,15 +368,15 @@ mod tests {
             callable: name.to_owned(),
             source: Digest::of(name.as_bytes()),
         };
-        let early = || Options::from([("triton.enable_pdl".to_owned(), true.into())]);
-        let offer = |passes: &[&str], options: Options| Offer {
+        let early = || InductorOptions::from([("triton.enable_pdl".to_owned(), true.into())]);
+        let offer = |passes: &[&str], options: InductorOptions| Offer {
             passes: passes.iter().map(|name| pass(name)).collect(),
             options,
         };
         let passes = |own: &[&str]| SegmentPasses {
             own: own.iter().map(|name| pass(name)).collect(),
             offered: vec![
-                offer(&["kernels:fuse"], Options::new()),
+                offer(&["kernels:fuse"], InductorOptions::new()),
                 offer(&["kernels:fuse", "kernels:split"], early()),
             ],
         };

@@ -1,9 +1,9 @@
 //! The gates of a release on another host than the one that built it: under a newer torch.
 //!
-//! An artifact needs functions that newer versions of torch keep, so it may run there. Its gates decide: each program is
-//! compared with eager under that torch, with the tolerances of its first gate. Inputs are drawn from the program's record, and
-//! the program's own graph is eager. If all pass, the release is published again with the shim for that torch, and every host
-//! with that torch runs the release from then on.
+//! An artifact needs functions that newer versions of torch keep, so it may run there. Its gates decide: each program
+//! is compared with eager under that torch, with the tolerances of its first gate. Inputs are drawn from the program's
+//! record, and the program's own graph is eager. If all pass, the release is published again with the shim for that
+//! torch, and every host with that torch runs the release from then on.
 
 use std::{
     path::PathBuf,
@@ -24,7 +24,7 @@ use crate::{
     worker::{self, Worker},
 };
 
-/// What the gates of a host are run with.
+/// The arguments of the gates of a host.
 pub struct HostOptions<'a> {
     /// The store with the release.
     pub store: &'a Store,
@@ -95,8 +95,8 @@ impl HostGates {
         Ok(Self { release, programs })
     }
 
-    /// Gates every program on a host, and publishes the release for it if all pass. `each` gets the result of each program.
-    /// Returns whether the release is new, too.
+    /// Gates every program on a host, and publishes the release for it if all pass. `each` gets the result of each
+    /// program. Returns whether the release is new, too.
     pub fn run(
         self,
         options: &HostOptions<'_>,
@@ -194,7 +194,7 @@ impl HostGates {
             steps: first.map_or(1, |given| given.steps),
             rtol: first.and_then(|given| given.rtol),
             atol: first.and_then(|given| given.atol),
-            computed_in: first
+            compute_dtypes: first
                 .map(|given| given.computed_in.clone())
                 .unwrap_or_default(),
         }
@@ -208,8 +208,8 @@ fn any_size<'a>(programs: &'a [Program], program: &Program) -> Option<&'a Progra
     })
 }
 
-/// Returns sizes that are padded into the bucket, where padding is allowed, and that a graph takes: about half of each, and
-/// one less.
+/// Returns sizes that are padded into the bucket, where padding is allowed, and that a graph takes: about half of each,
+/// and one less.
 fn smaller(program: &Program, any_size: &Program) -> Vec<Sizes> {
     if program.dynamic.is_some() {
         return vec![];

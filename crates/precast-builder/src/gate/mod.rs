@@ -1,13 +1,13 @@
 //! The gate: a program is published only after it ran and its outputs were compared with eager.
 //!
-//! The candidate runs through the same runtime that production uses. It has a process of its own, so that a crash or a hang
-//! affects no other candidate. Its objects and artifact records are in the store already. The program's record is not; the
-//! process receives it in the request.
+//! The candidate runs through the same runtime that production uses. It has a process of its own, so that a crash or a
+//! hang affects no other candidate. Its objects and artifact records are in the store already. The program's record is
+//! not; the process receives it in the request.
 //!
 //! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
-//! differs from eager's by at most `atol + rtol * |eager|`. A spec may set both. Otherwise they follow the coarsest dtype of
-//! the computation (a float32 output of a bfloat16 convolution has the precision of bfloat16), with `atol` scaled by the
-//! largest magnitude in eager's output.
+//! differs from eager's by at most `atol + rtol * |eager|`. A spec may set both. Otherwise they follow the coarsest
+//! dtype of the computation (a float32 output of a bfloat16 convolution has the precision of bfloat16), with `atol`
+//! scaled by the largest magnitude in eager's output.
 //!
 //! The gate then repeats the comparison at smaller sizes, which the runtime pads into the bucket. If a padded request
 //! differs from eager at its own size, the program is published for its exact size only.
@@ -17,24 +17,28 @@
 //! | `request` | the questions to a gate's process, and its answer |
 //! | `process` | the process: its start, its limits and its end |
 //! | `candidates` | the option sets that a program can be compiled with |
+//! | `choice` | the gates of a program's candidates, and the fastest one |
 //! | `sign_test` | the faster one of two programs |
+//! | `reuse` | an earlier gate with the same inputs |
 //! | `host` | the gates of a release under another torch |
 //!
 //! The process only checks: `src/gate` of the command.
 
 pub(crate) mod candidates;
+pub(crate) mod choice;
 pub mod host;
 mod process;
 mod request;
-pub(crate) mod sign_test;
+pub(crate) mod reuse;
+mod sign_test;
 
 use precast_store::record::Dtype;
 
 pub(crate) use self::process::{GateProcess, LIMIT};
 pub use self::request::{GateRequest, Question, Samples, SmokeRequest, StoredWeights, Verdict};
 
-/// Returns the relative and the absolute tolerance of an output of this dtype where the spec has none. The absolute one is
-/// to be scaled.
+/// Returns the relative and the absolute tolerance of an output of this dtype where the spec has none. The absolute one
+/// is to be scaled.
 pub fn tolerance(dtype: Dtype) -> (f64, f64) {
     match dtype {
         Dtype::Float64 => (1e-7, 1e-8),

@@ -22,7 +22,7 @@ use crate::{
 /// How long a candidate may run.
 pub(crate) const LIMIT: Duration = Duration::from_secs(900);
 
-/// What a gate's process is started with.
+/// The start and the limits of a gate's process.
 pub(crate) struct GateProcess<'a> {
     pub command: &'a GateCommand,
     pub limits: &'a Limits,

@@ -28,7 +28,8 @@ pub struct GateRequest {
     /// The steps of other candidates, to be measured in rounds with the program's.
     #[serde(default)]
     pub others: Vec<Vec<Step>>,
-    /// Whether no other task of the build runs at the same time: then it is measured for longer, and the result decides.
+    /// Whether no other task of the build runs at the same time: then it is measured for longer, and the result
+    /// decides.
     #[serde(default)]
     pub exclusive: bool,
     /// The shim for this torch, whose objects are in the store.
@@ -47,15 +48,15 @@ pub struct GateRequest {
     pub atol: Option<f64>,
     /// The coarsest dtype in the computation of each output, if below float32.
     #[serde(default)]
-    pub computed_in: Vec<Option<Dtype>>,
+    pub compute_dtypes: Vec<Option<Dtype>>,
 }
 
 /// The source of a gate's inputs and of eager's outputs.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Samples {
-    /// A file: inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are the same
-    /// at sizes inside the bucket.
+    /// A file: inputs `in.N` and eager's outputs `out.N`, as safetensors; `smaller.K.in.N` and `smaller.K.out.N` are
+    /// the same at sizes inside the bucket.
     File(PathBuf),
     /// Inputs are drawn from the program's record, and its own graph gives eager's outputs.
     Drawn {
@@ -66,7 +67,8 @@ pub enum Samples {
     },
 }
 
-/// Programs of a release, to be run with the current weights and with new ones: each output that was finite must be finite again.
+/// Programs of a release, to be run with the current weights and with new ones: each output that was finite must be
+/// finite again.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SmokeRequest {
     /// Path of the store that has all of it.

@@ -1,16 +1,16 @@
 //! A sign test: the faster one of two programs, from alternating calls of both.
 //!
-//! Two medians say little on a machine with other work. A program counts as faster only if it was faster in more rounds than
-//! chance explains and, where the choice has a cost, by more than a margin.
+//! Two medians say little on a machine with other work. A program counts as faster only if it was faster in more rounds
+//! than chance explains and, where the choice has a cost, by more than a margin.
 //!
 //! **Artifact or eager.** The gate of a program runs beside compiles and other gates. That noise does not affect both
-//! equally: a program that uses all cores waits for the slowest one. The measurement is good enough to show that an artifact
-//! is not slower, which nearly always holds. If eager seems faster, the program is measured again at once, for more rounds
-//! and with no other task running; only this measurement marks it as slower. It costs a process and some seconds, and the
-//! other workers wait for it after their current task. Without a decision, the artifact answers.
+//! equally: a program that uses all cores waits for the slowest one. The measurement is good enough to show that an
+//! artifact is not slower, which nearly always holds. If eager seems faster, the program is measured again at once, for
+//! more rounds and with no other task running; only this measurement marks it as slower. It costs a process and some
+//! seconds, and the other workers wait for it after their current task. Without a decision, the artifact answers.
 //!
-//! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and eager: it
-//! loads only one of them. A rebuilt program is measured again.
+//! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and
+//! eager: it loads only one of them. A rebuilt program is measured again.
 
 use precast_store::record::{
     Faster, Lenient, Turns,
@@ -51,8 +51,8 @@ pub(crate) fn describe(report: &Gate) -> String {
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
 
-/// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that candidate, with
-/// the result of the sign test. `alone`: no other task of the build was running.
+/// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that
+/// candidate, with the result of the sign test. `alone`: no other task of the build was running.
 pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
     fn at<T: Copy>(list: &Lenient<Vec<T>>, other: usize) -> Option<T> {
         list.get()?.get(other).copied()

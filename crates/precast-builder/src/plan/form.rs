@@ -34,7 +34,7 @@ impl Form {
         !self.compiled && self.dynamic.is_some()
     }
 
-    /// Returns the sizes in its key. Eager for any size is the same whatever the buckets are, so it has sizes of its own.
+    /// Returns the sizes in its key. Eager for any size does not depend on the buckets, so it has sizes of its own.
     pub fn key_sizes(&self) -> Sizes {
         match self.is_eager() {
             true => self.sizes.keys().map(|dim| (dim.clone(), 2)).collect(),

@@ -1,7 +1,7 @@
 //! The previous program of each module and bucket.
 //!
-//! Releases are the history: they are numbered, and each one lists the programs that were current. File times would be too
-//! coarse, and wrong after a copy. Variants of a module share its name; the names of their inputs distinguish them.
+//! Releases are the history: they are numbered, and each one lists the programs that were current. File times would be
+//! too coarse, and wrong after a copy. Variants of a module share its name; the names of their inputs distinguish them.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -9,7 +9,7 @@ use precast_store::{Digest, Filter, ProgramRow, Store, StoreError, record::Progr
 
 use super::readable;
 
-/// What programs stand for, one after the other.
+/// The module, bucket and device that successive programs are for.
 #[derive(Clone, Debug, Default)]
 pub struct Place<'a> {
     /// Name of the module, or its title where it has variants.
@@ -20,7 +20,7 @@ pub struct Place<'a> {
     pub device: &'a str,
     /// The names of the inputs; none when they are not known.
     pub inputs: Option<BTreeSet<String>>,
-    /// Those of the module's other variants.
+    /// The inputs of the module's other variants.
     pub siblings: Vec<BTreeSet<String>>,
 }
 

@@ -1,9 +1,10 @@
 //! The two keys, and the fields that each one hashes.
 //!
-//! **The request key** names a program. It is computed before any Python starts: from the spec, the target, and the digests
-//! of the sources that the last import of the entry read. If the store has it, there is nothing to build. **The artifact
-//! key** names a compiled segment. It is computed after a capture, from the canonical graph, and contains no names or paths
-//! of the project. So a changed comment changes request keys and costs a capture, but every artifact is found.
+//! **The request key** names a program. It is computed before any Python starts: from the spec, the target, and the
+//! digests of the sources that the last import of the entry read. If the store has it, there is nothing to build. **The
+//! artifact key** names a compiled segment. It is computed after a capture, from the canonical graph, and contains no
+//! names or paths of the project. So a changed comment changes request keys and costs a capture, but every artifact is
+//! found.
 //!
 //! | | request key | artifact key |
 //! |---|---|---|
@@ -21,11 +22,11 @@
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
 //! | weight values; host, user, time, folders, number of workers | no | no |
 //!
-//! `fullgraph` and `fail_policy` decide how a build handles a failed capture and a missing artifact; they do not change a
-//! finished program. Smoke steps and tolerances decide whether a program is published; a program that was published under
-//! looser ones stays. A tuned program has a key of its own, so that the store can have it beside the untuned one; a build
-//! without `--tune` uses it if it exists. The padding value and the range of samples change no artifact, but they are in the
-//! program's record, so they are in its key.
+//! `fullgraph` and `fail_policy` decide how a build handles a failed capture and a missing artifact; they do not change
+//! a finished program. Smoke steps and tolerances decide whether a program is published; a program that was published
+//! under looser ones stays. A tuned program has a key of its own, so that the store can have it beside the untuned one;
+//! a build without `--tune` uses it if it exists. The padding value and the range of samples change no artifact, but
+//! they are in the program's record, so they are in its key.
 
 use std::collections::BTreeMap;
 
@@ -40,8 +41,8 @@ use precast_store::canon::{self, Shared};
 
 use crate::spec::{Backend, Compile, Mode, PaddingRule};
 
-/// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old artifact miss. What only makes
-/// new artifacts faster leaves it as it is.
+/// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old
+/// artifact miss. What only makes new artifacts faster leaves it as it is.
 pub(crate) const PROTOCOL: u32 = 2;
 
 /// The fields that all programs of a model have in common, written once by [`Common::shared`].
@@ -53,17 +54,17 @@ pub struct Common<'a> {
     pub entry: &'a str,
     /// The spec's callable for sample inputs, as `module:callable`; none where it names none.
     pub samples: Option<&'a str>,
-    /// Whether the spec names a file of weights: programs then hold what no such file has.
+    /// Whether the spec names a file of weights: programs then hold the constants that such a file lacks.
     pub weights_file: bool,
     /// The project's own files that the entry imports or reads.
     pub sources: &'a [SourceFile],
     /// The installed packages that the entry imports.
     pub packages: &'a [Package],
-    /// What the programs are compiled for.
+    /// The target of the programs.
     pub target: &'a Target,
 }
 
-/// What decides a program.
+/// The fields of a request key.
 #[derive(Clone, Copy, Debug)]
 pub struct RequestKey<'a> {
     /// From [`Common::shared`].
@@ -86,13 +87,13 @@ pub struct RequestKey<'a> {
     pub regions: &'a [String],
     /// The module's compile settings, merged from all layers.
     pub settings: &'a Compile,
-    /// Who says whether a smaller request may be padded into it.
+    /// The rule for padding a smaller request into it.
     pub padding: PaddingRule,
     /// Whether it is to be chosen among several option sets by measuring.
     pub tuned: bool,
 }
 
-/// What decides an artifact.
+/// The fields of an artifact key.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ArtifactKey<'a> {
     /// Digest of the canonical graph's text.
@@ -107,7 +108,7 @@ pub(crate) struct ArtifactKey<'a> {
     pub target: &'a Target,
 }
 
-/// What names a graph or constants that a program holds: the object itself, on its target.
+/// The key of a graph or of constants that a program holds: the object itself, on its target.
 #[derive(Clone, Copy, Debug)]
 pub struct HeldKey<'a> {
     /// Whether it is a graph, a library or constants.
@@ -116,7 +117,7 @@ pub struct HeldKey<'a> {
     pub object: &'a Digest,
     /// Libraries of the custom operators a graph calls.
     pub libraries: &'a [Digest],
-    /// What it was made for.
+    /// Its target.
     pub target: &'a Target,
 }
 

@@ -1,9 +1,9 @@
 //! The plan of a build: the programs of a spec, their keys, and the reason why each one is missing or found.
 //!
-//! The plan reads the project's sources and the store, and changes nothing. A program is one module at one bucket, named by
-//! its *request key*: from the spec entry, the digests of all source files of the model, the versions of the installed
-//! packages that it imports, and the target. The files and packages are found by the first import of the entry and recorded
-//! in the model's latest release, so that an unchanged build is planned without Python.
+//! The plan reads the project's sources and the store, and changes nothing. A program is one module at one bucket,
+//! named by its *request key*: from the spec entry, the digests of all source files of the model, the versions of the
+//! installed packages that it imports, and the target. The files and packages are found by the first import of the
+//! entry and recorded in the model's latest release, so that an unchanged build is planned without Python.
 //!
 //! | file | holds |
 //! |---|---|
@@ -28,6 +28,7 @@ use std::{
 
 use precast_store::{
     Digest, Store, StoreError, Target,
+    canon::Shared,
     record::{Entry, Program, Release},
 };
 use serde_json::Value;
@@ -45,9 +46,9 @@ pub(crate) use self::{
     key::{ArtifactKey, PROTOCOL, Pass},
 };
 
-use crate::spec::{CommandLine, Effective, Module, Origin, Overrides, Spec};
+use crate::spec::{CommandLine, Compile, Effective, Module, Origin, Overrides, Spec};
 
-/// The code of what failed because memory was short, of the device or the host.
+/// The code of a failure by lack of memory, of the device or the host.
 pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
 
 /// Why a plan can't be made.
@@ -82,7 +83,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// Returns what the user can do.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> String {
         let text = match self {
             Self::Source { .. } => "it is a source of the model: put it back, or let it be read",
@@ -111,6 +112,8 @@ pub struct Item {
     pub left_to_eager: Option<String>,
     /// Whether it is in the store.
     pub state: State,
+    /// Its place among all programs of the spec.
+    pub place: usize,
 }
 
 /// Whether a program is there.
@@ -127,7 +130,7 @@ pub enum State {
         key: Option<(Digest, Value)>,
         /// Why it is missing, the strongest reason first.
         reasons: Vec<Reason>,
-        /// What stood in its place before.
+        /// The previous program in its place.
         before: Option<Digest>,
         /// Whether it is known that every artifact is there: it is captured, and nothing is compiled for it.
         capture_only: bool,
@@ -141,23 +144,25 @@ pub enum State {
     },
 }
 
-/// Everything a spec asks for, and what of it is missing.
+/// The programs of a spec, and the state of each.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// The programs, in the order of the spec.
     pub items: Vec<Item>,
-    /// What the plan was made from; none while the entry has never been imported.
+    /// The programs of the spec that [`PlanRequest::only`] leaves out. A release keeps the existing ones.
+    pub beyond: Vec<Item>,
+    /// The sources and the target of the plan; none while the entry has never been imported.
     pub known: Option<Known>,
     /// The model's latest release, if there is one.
     pub release: Option<Release>,
 }
 
-/// What must be known of the outside before keys can be computed.
+/// The outside facts that keys are computed from.
 #[derive(Clone, Debug)]
 pub struct Known {
-    /// What importing the entry showed last.
+    /// The result of the last import of the entry.
     pub entry: Entry,
-    /// What to compile for.
+    /// The target.
     pub target: Target,
 }
 
@@ -167,7 +172,20 @@ impl Item {
         format!("{} {}", spec.title(self.module), self.form.name())
     }
 
-    /// Returns whether eager answers what no bucket covers by the default of `fail_policy`, and not because the spec asks.
+    /// Returns the program, if it is there.
+    pub fn hit(&self) -> Option<Digest> {
+        match self.state {
+            State::Hit { id } => Some(id),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a release is to have it.
+    pub fn wanted(&self) -> bool {
+        !matches!(self.state, State::Skipped { .. })
+    }
+
+    /// Returns whether eager answers uncovered requests by the default of `fail_policy`, and not because the spec asks.
     pub fn eager_unasked(&self) -> bool {
         self.form.is_eager()
             && self.left_to_eager.is_none()
@@ -183,25 +201,26 @@ impl Plan {
             .filter(|item| matches!(item.state, State::Miss { .. }))
     }
 
-    /// Returns the programs that are there.
+    /// Returns the existing programs.
     pub fn hits(&self) -> Vec<Digest> {
-        let hit = |item: &Item| match item.state {
-            State::Hit { id } => Some(id),
-            _ => None,
-        };
-        self.items.iter().filter_map(hit).collect()
+        self.items.iter().filter_map(Item::hit).collect()
     }
 
-    /// Returns how many programs there are to be.
+    /// Returns the existing programs, also beyond [`PlanRequest::only`].
+    pub fn found(&self) -> Vec<Digest> {
+        let all = self.items.iter().chain(&self.beyond);
+        all.filter_map(Item::hit).collect()
+    }
+
+    /// Returns the number of programs that a release is to have.
     pub fn wanted(&self) -> usize {
-        let skipped = |item: &&Item| matches!(item.state, State::Skipped { .. });
-        self.items.len() - self.items.iter().filter(skipped).count()
+        self.items.iter().filter(|item| item.wanted()).count()
     }
 }
 
-/// What the caller narrows a plan with.
+/// The narrowing of a plan by the caller.
 #[derive(Clone, Debug, Default)]
-pub struct Request {
+pub struct PlanRequest {
     /// A glob over `module` or `module batch=1 seq=32`.
     pub only: Option<String>,
     /// Settings from the command line.
@@ -210,12 +229,12 @@ pub struct Request {
     pub tune: bool,
 }
 
-/// Says what building `spec` would do, with what is `known` of the entry and the target.
+/// Plans the build of a spec, from the `known` sources and target.
 pub fn plan(
     spec: &Spec,
     store: Option<&Store>,
     known: Option<Known>,
-    request: &Request,
+    request: &PlanRequest,
 ) -> Result<Plan, PlanError> {
     let release = match store {
         Some(store) => store.releases().get(&spec.model.name, None)?,
@@ -234,22 +253,10 @@ pub fn plan(
         common.shared()
     });
     let mut past = match store {
-        Some(store) => Some(Past {
-            store,
-            history: History::new(store, &spec.model.name)?,
-            device: spec.target.device.to_string(),
-            known: {
-                let programs = release.iter().flat_map(|release| &release.programs);
-                store
-                    .records()
-                    .known(&programs.copied().collect::<Vec<_>>())?
-            },
-        }),
+        Some(store) => Some(Past::new(store, spec, release.as_ref())?),
         None => None,
     };
-    // Programs of the newest release are current even if tuned ones exist: a rollback selected them.
-    let current: HashSet<Digest> = release.iter().flat_map(|r| r.programs.clone()).collect();
-    let mut items = Vec::new();
+    let (mut items, mut beyond) = (Vec::new(), Vec::new());
     for (index, module) in spec.modules.iter().enumerate() {
         let declared = match &known {
             Some(known) => declared(module, &known.entry.declared)?,
@@ -259,70 +266,98 @@ pub fn plan(
         for form in forms(module, &settings.compile) {
             let text = format!("{} {}", module.name, form.name());
             let only = request.only.as_ref();
-            if only.is_some_and(|only| !selects(only, &module.name, &text)) {
-                continue;
-            }
+            let selected = only.is_none_or(|only| selects(only, &module.name, &text));
             let state = match &common {
-                None => State::Miss {
-                    key: None,
-                    reasons: vec![match release {
-                        Some(_) => Reason::EntryUnknown,
-                        None => Reason::NeverBuilt,
-                    }],
-                    before: None,
-                    capture_only: false,
-                },
+                None => never_opened(release.as_ref()),
                 Some(common) => {
-                    let sizes = form.key_sizes();
-                    let inputs = module.sized_inputs(&sizes);
-                    let key = RequestKey {
-                        common,
-                        module: &module.name,
-                        path: &module.path,
-                        method: &module.method,
-                        inputs: inputs.as_deref(),
-                        sizes: &sizes,
-                        dynamic: form.dynamic.as_ref(),
-                        compiled: form.compiled,
-                        regions: &module.regions,
-                        settings: &settings.compile,
-                        padding: module.padding,
-                        tuned: false,
-                    };
-                    let tuned = RequestKey { tuned: true, ..key };
-                    // What is not compared with eager is not measured.
-                    let can = form.compiled && settings.compile.healthcheck;
-                    let plain = key.digest();
-                    let there = match (can && !request.tune, store) {
-                        (true, Some(store)) if !current.contains(&plain) => {
-                            store.records().has_program(&tuned.digest())?
-                        }
-                        _ => false,
-                    };
-                    let (key, id) = match can && (request.tune || there) {
-                        true => (tuned, tuned.digest()),
-                        false => (key, plain),
-                    };
-                    look_up(&key, id, &form, siblings(spec, module), past.as_mut())?
+                    // A program that is not selected is kept as it is.
+                    let tune = request.tune && selected;
+                    let program = (module, &form, &settings.compile);
+                    state(common, program, tune, siblings(spec, module), past.as_mut())?
                 }
             };
-            items.push(Item {
+            let item = Item {
                 module: index,
                 left_to_eager: left_to_eager(module, &settings.compile),
                 form,
                 settings: settings.clone(),
                 state,
-            });
+                place: items.len() + beyond.len(),
+            };
+            if selected {
+                items.push(item);
+            } else {
+                beyond.push(item);
+            }
         }
     }
     match (&request.only, items.is_empty()) {
         (Some(only), true) => Err(PlanError::NothingMatches(only.clone())),
         _ => Ok(Plan {
             items,
+            beyond,
             known,
             release,
         }),
     }
+}
+
+/// Returns the state of a program while the entry has never been imported.
+fn never_opened(release: Option<&Release>) -> State {
+    let reason = match release {
+        Some(_) => Reason::EntryUnknown,
+        None => Reason::NeverBuilt,
+    };
+    State::Miss {
+        key: None,
+        reasons: vec![reason],
+        before: None,
+        capture_only: false,
+    }
+}
+
+/// Returns the state of a program: of the tuned one if it is to be tuned, or is there and no release has the plain one.
+fn state(
+    common: &Shared,
+    (module, form, settings): (&Module, &Form, &Compile),
+    tune: bool,
+    siblings: Vec<BTreeSet<String>>,
+    past: Option<&mut Past<'_>>,
+) -> Result<State, PlanError> {
+    let sizes = form.key_sizes();
+    let inputs = module.sized_inputs(&sizes);
+    let key = RequestKey {
+        common,
+        module: &module.name,
+        path: &module.path,
+        method: &module.method,
+        inputs: inputs.as_deref(),
+        sizes: &sizes,
+        dynamic: form.dynamic.as_ref(),
+        compiled: form.compiled,
+        regions: &module.regions,
+        settings,
+        padding: module.padding,
+        tuned: false,
+    };
+    let tuned = RequestKey { tuned: true, ..key };
+    // A program that is not compared with eager is not measured.
+    let can = form.compiled && settings.healthcheck;
+    let plain = key.digest();
+    let is_tuned = can
+        && (tune
+            || match &past {
+                Some(past) if !past.current.contains(&plain) => {
+                    past.store.records().has_program(&tuned.digest())?
+                }
+                _ => false,
+            });
+    let (key, id) = if is_tuned {
+        (tuned, tuned.digest())
+    } else {
+        (key, plain)
+    };
+    look_up(&key, id, form, siblings, past)
 }
 
 fn selects(only: &str, module: &str, text: &str) -> bool {
@@ -382,17 +417,34 @@ fn undamaged<T>(read: Result<Option<T>, StoreError>) -> Result<Option<T>, StoreE
     }
 }
 
-/// What was built before.
+/// The earlier builds of a model.
 struct Past<'a> {
     store: &'a Store,
     history: History<'a>,
     device: String,
     known: precast_store::Known,
+    /// Programs of the newest release. They are current even if tuned ones exist: a rollback selected them.
+    current: HashSet<Digest>,
 }
 
-impl Past<'_> {
-    /// Returns the kind and the ID of the first file that a program lacks. A program that was never built lacks nothing but
-    /// itself, and is none of these.
+impl<'a> Past<'a> {
+    fn new(
+        store: &'a Store,
+        spec: &'a Spec,
+        release: Option<&Release>,
+    ) -> Result<Self, StoreError> {
+        let programs = release.map_or(&[][..], |release| &release.programs);
+        Ok(Self {
+            store,
+            history: History::new(store, &spec.model.name)?,
+            device: spec.target.device.to_string(),
+            known: store.records().known(programs)?,
+            current: programs.iter().copied().collect(),
+        })
+    }
+
+    /// Returns the kind and the ID of the first file that a program lacks. A program that was never built lacks nothing
+    /// but itself, and is none of these.
     fn lacks(&mut self, id: &Digest) -> Result<Lacks, StoreError> {
         Ok(match self.store.records().lacks(id, &mut self.known)? {
             None => Lacks::Nothing,
@@ -405,7 +457,7 @@ impl Past<'_> {
     }
 }
 
-/// What the store lacks of a program.
+/// The missing part of a program.
 enum Lacks {
     Nothing,
     /// A file that was there.
@@ -414,7 +466,7 @@ enum Lacks {
     All,
 }
 
-/// Says whether a program is in the store, and if not, what it differs in from the one before.
+/// Returns whether a program is in the store; if not, with its differences from the previous one.
 fn look_up(
     request: &RequestKey<'_>,
     id: Digest,
@@ -430,7 +482,7 @@ fn look_up(
             capture_only: false,
         });
     };
-    // The explanation is made only for what is missing.
+    // Only a missing program needs an explanation.
     let mut lost = match past.lacks(&id)? {
         Lacks::Nothing => return Ok(State::Hit { id }),
         Lacks::File(reason) => Some(reason),

@@ -1,8 +1,8 @@
 //! Why a program is built or found: reasons as values, with the old and the new state.
 //!
 //! A record has its explained key. The comparison with the current explained key gives [`Field`]s ([`super::diff`], for
-//! `precast diff`); these give [`Reason`]s ([`reasons`], for `plan` and `why`). Both need only the explanations, so they
-//! also work for records of older versions, whose keys had other fields.
+//! `precast diff`); these give [`Reason`]s ([`reasons`], for `plan` and `why`). Both need only the explanations, so
+//! they also work for records of older versions, whose keys had other fields.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -31,7 +31,7 @@ pub enum Reason {
         /// Digest or key that names the file.
         object: Digest,
     },
-    /// What the entry imports is not known: another entry, or its torch or the GPU is not there.
+    /// The imports of the entry are unknown: another entry, or its torch or the GPU is missing.
     EntryUnknown,
     /// Keys are encoded by other rules.
     FormatChanged {
@@ -162,8 +162,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// Returns whether no artifact can be another one for this: it only changes a program's record, as the names of things
-    /// and what pads an input.
+    /// Returns whether no artifact can be another one for this: it only changes a program's record, as the names of
+    /// things and what pads an input.
     pub fn leaves_artifacts(&self) -> bool {
         match self {
             Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module" | "padding"),
@@ -306,6 +306,10 @@ fn field(
         return;
     }
     let plain = |value: &Option<Value>| value.clone().unwrap_or_default();
+    let changed = || {
+        let pairs = pairs(&object(old), &object(new)).into_iter();
+        pairs.filter(|(_, old, new)| old != new)
+    };
     match name {
         "format" => found.push(Reason::FormatChanged {
             old: plain(old),
@@ -315,36 +319,28 @@ fn field(
             old: plain(old),
             new: plain(new),
         }),
-        "sources" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
-            |(path, old, new)| match (old, new) {
-                (old, new) if old == new => None,
-                (Some(_), Some(_)) => Some(Reason::SourceChanged { path }),
-                (None, _) => Some(Reason::SourceAdded { path }),
-                (_, None) => Some(Reason::SourceRemoved { path }),
+        "sources" => found.extend(changed().map(|(path, old, new)| match (old, new) {
+            (Some(_), Some(_)) => Reason::SourceChanged { path },
+            (None, _) => Reason::SourceAdded { path },
+            (_, None) => Reason::SourceRemoved { path },
+        })),
+        "packages" => found.extend(changed().map(|(name, old, new)| match (old, new) {
+            (Some(old), Some(new)) => Reason::PackageChanged { name, old, new },
+            (Some(version), None) => Reason::PackageRemoved { name, version },
+            (None, version) => Reason::PackageAdded {
+                name,
+                version: version.unwrap_or_default(),
             },
-        )),
-        "packages" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
-            |(name, old, new)| match (old, new) {
-                (old, new) if old == new => None,
-                (Some(old), Some(new)) => Some(Reason::PackageChanged { name, old, new }),
-                (Some(version), None) => Some(Reason::PackageRemoved { name, version }),
-                (None, version) => Some(Reason::PackageAdded {
-                    name,
-                    version: version.unwrap_or_default(),
-                }),
-            },
-        )),
-        "target" => found.extend(pairs(&object(old), &object(new)).into_iter().filter_map(
-            |(field, old, new)| {
-                let (old, new) = (old.unwrap_or_default(), new.unwrap_or_default());
-                (old != new).then_some(Reason::TargetChanged { field, old, new })
-            },
-        )),
-        "options" => found.extend(
-            (pairs(&object(old), &object(new)).into_iter())
-                .filter(|(_, old, new)| old != new)
-                .map(|(name, old, new)| Reason::OptionChanged { name, old, new }),
-        ),
+        })),
+        "target" => found.extend(changed().map(|(field, old, new)| Reason::TargetChanged {
+            field,
+            old: old.unwrap_or_default(),
+            new: new.unwrap_or_default(),
+        })),
+        "options" => {
+            let changed = changed();
+            found.extend(changed.map(|(name, old, new)| Reason::OptionChanged { name, old, new }));
+        }
         "inputs" if named(old) || named(new) => inputs(found, old, new),
         "inputs" | "outputs" | "constants" if old.is_some() && new.is_some() => {
             found.push(Reason::LayoutChanged {
@@ -362,19 +358,12 @@ fn field(
             })
         }
         _ => {
-            let path: Vec<String> = above
-                .iter()
-                .copied()
-                .chain([name])
-                .map(str::to_owned)
-                .collect();
+            let path = above.iter().copied().chain([name]);
+            let mut path: Vec<String> = path.map(str::to_owned).collect();
             let mut fields = Vec::new();
-            compare(&mut path.clone(), old.as_ref(), new.as_ref(), &mut fields);
-            found.extend(
-                fields
-                    .into_iter()
-                    .map(|field| Reason::FieldChanged { field }),
-            );
+            compare(&mut path, old.as_ref(), new.as_ref(), &mut fields);
+            let fields = fields.into_iter();
+            found.extend(fields.map(|field| Reason::FieldChanged { field }));
         }
     }
 }
@@ -494,7 +483,7 @@ fn object(value: &Option<Value>) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// What people look for first: what they edited, then what the machine is, then what follows from those.
+/// The order in which people look: their edits, then the machine, then the consequences.
 fn rank(reason: &Reason) -> u8 {
     match reason {
         Reason::NeverBuilt

@@ -1,11 +1,11 @@
 //! The sources and packages of the entry, read again without Python.
 //!
 //! At the first import the worker reports the project's files that the entry imports or reads, and the packages that it
-//! imports. The release records them ([`Entry`]). [`refresh`] finds their current state: files by digest, packages by the
-//! name of their `.dist-info` folder. A file with an unchanged status is not hashed again ([`StatCache`]).
+//! imports. The release records them ([`Entry`]). [`refresh`] finds their current state: files by digest, packages by
+//! the name of their `.dist-info` folder. A file with an unchanged status is not hashed again ([`StatCache`]).
 //!
-//! Two changes are not detected, because only an import shows them: a new file that would be imported in place of an old
-//! one, and a package that was edited in place under the same version.
+//! Two changes are not detected, because only an import shows them: a new file that would be imported in place of an
+//! old one, and a package that was edited in place under the same version.
 
 use std::{
     collections::BTreeMap,
@@ -54,7 +54,7 @@ struct Stamp {
 }
 
 impl StatCache {
-    /// Reads the cache at `file`; an empty one when there is none that can be read.
+    /// Reads the cache at `file`; without a readable one it is empty.
     #[cfg(test)]
     pub fn load(file: &Path) -> Self {
         Self::of(file, fs::File::open(file))
@@ -133,8 +133,8 @@ fn nanoseconds(time: SystemTime) -> i128 {
 /// Returns the parts of keys that are known without Python: none when the model was never built from
 /// this entry, or when its torch or the GPU is not to be found.
 ///
-/// `torch` is the folder of the package that a build would use; without it, it is that of the last build. A store may have
-/// releases made with several.
+/// `torch` is the folder of the package that a build would use; without it, it is that of the last build. A store may
+/// have releases made with several.
 pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<Known>, PlanError> {
     let model = &spec.model.name;
     let with_torch = match torch {
@@ -155,7 +155,7 @@ pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<
         return Ok(None);
     };
     if let Some(site) = other.and_then(Path::parent) {
-        // Nothing was built with it: the model is what it was, in another environment.
+        // Nothing was built with it: the model is the same, in another environment.
         entry.site_packages = vec![site.to_string_lossy().into_owned()];
     }
     let Some(target) = Target::of_host(spec.target.device, &spec.target.isa, &entry.site_packages)
@@ -388,7 +388,7 @@ mod tests {
         assert_eq!(cache.digest(&path).unwrap(), poison);
         assert!(!cache.changed);
 
-        // Same size, and a time stamp set back to what it was: the change time gives it away.
+        // Same size, and a time stamp set back: the change time differs.
         let before = fs::metadata(&path).unwrap().modified().unwrap();
         fs::write(&path, "two").unwrap();
         File::options()

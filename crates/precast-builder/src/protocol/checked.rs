@@ -1,16 +1,16 @@
-//! What a worker finds in a module before anything is built.
+//! The findings of a worker in a module, before a build.
 
 use std::collections::BTreeMap;
 
 use precast_store::record::Sizes;
 use serde::{Deserialize, Serialize};
 
-/// What will break in a module, and what is not known.
+/// The problems of a module, and the open questions.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub struct Checked {
     /// By severity, then by place.
     pub findings: Vec<Finding>,
-    /// What could not be found out, each a sentence without its final period.
+    /// Open questions, each a sentence without its final period.
     pub unknown: Vec<String>,
     /// Whether a build can capture it; none where that is not known.
     pub captured: Option<bool>,
@@ -23,13 +23,13 @@ pub struct Checked {
     /// Lists of submodules, and how many artifacts each needs.
     #[serde(default)]
     pub lists: Vec<Repeated>,
-    /// What keeps it out of a CUDA graph.
+    /// The reasons against a CUDA graph.
     #[serde(default)]
     pub graph: Vec<KeptOut>,
-    /// What torch.compile does with it, where that was asked for.
+    /// The behaviour of torch.compile, if requested.
     #[serde(default)]
     pub recompiles: Option<Recompiles>,
-    /// What its buckets cost, where that was asked for.
+    /// The cost of its buckets, if requested.
     #[serde(default)]
     pub cost: Option<Cost>,
     /// Seconds that the check took.
@@ -62,7 +62,7 @@ pub struct KeptOut {
     pub location: Option<String>,
 }
 
-/// What torch.compile does with a module at several sizes.
+/// The behaviour of torch.compile with a module at several sizes.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Recompiles {
@@ -86,7 +86,7 @@ pub struct TorchCall {
     pub guards: Vec<String>,
 }
 
-/// What calls cost at least.
+/// The minimum cost of calls.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cost {
@@ -102,7 +102,7 @@ pub struct Cost {
     pub measured: String,
 }
 
-/// What a call of one bucket costs at least.
+/// The minimum cost of a call of one bucket.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct BucketCost {
@@ -143,14 +143,14 @@ pub enum Severity {
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
-    /// What is found, by a stable name.
+    /// The category, a stable name.
     #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
     pub category: String,
     /// How much it matters.
     pub severity: Severity,
     /// Why it matters, in one sentence.
     pub why: String,
-    /// What to write instead.
+    /// The replacement.
     pub fix: Fix,
     /// `file:line` of the user's code, or of an installed package where none of it is involved.
     pub location: Option<String>,
@@ -160,7 +160,7 @@ pub struct Finding {
     pub source: Option<String>,
 }
 
-/// What to write instead.
+/// The replacement.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Fix {

@@ -7,7 +7,7 @@ use precast_store::record::{Sizes, bucket_name};
 use super::{
     Dim,
     inputs::{Inputs, NAMES, is_identifier, positive},
-    reader::{Field, Place, Reader, Section},
+    reader::{KeyValue, Reader, Section, Span},
 };
 
 /// More buckets than this are a mistake.
@@ -18,12 +18,12 @@ pub(super) struct Buckets {
     /// Sorted, distinct, all with the same dimensions.
     pub points: Vec<Sizes>,
     /// Where each dimension is written first.
-    dims: BTreeMap<String, Place>,
-    place: Place,
+    dims: BTreeMap<String, Span>,
+    place: Span,
 }
 
 /// Reads the table.
-pub(super) fn buckets<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Buckets> {
+pub(super) fn buckets<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Buckets> {
     let section = reader.table(field, "[module.buckets]")?;
     let Some(list) = section.field("points") else {
         return grid(reader, &section);
@@ -106,7 +106,11 @@ fn grid<'t>(reader: &mut Reader<'t>, section: &Section<'t>) -> Option<Buckets> {
     })
 }
 
-fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) -> Option<Buckets> {
+fn points<'t>(
+    reader: &mut Reader<'t>,
+    section: &Section<'t>,
+    list: &KeyValue<'t>,
+) -> Option<Buckets> {
     let items = reader.array(list, "tables")?;
     if items.is_empty() {
         reader.wrong_help(
@@ -166,7 +170,7 @@ fn points<'t>(reader: &mut Reader<'t>, section: &Section<'t>, list: &Field<'t>) 
     })
 }
 
-fn check_name(reader: &mut Reader<'_>, dim: &str, place: &Place) {
+fn check_name(reader: &mut Reader<'_>, dim: &str, place: &Span) {
     if !is_identifier(dim) {
         let message = format!("`{dim}` is not the name of a dimension");
         reader.wrong_help(place, message, NAMES);

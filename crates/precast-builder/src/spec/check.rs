@@ -4,10 +4,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     inputs,
-    reader::{Field, Reader, list, nearest},
+    reader::{KeyValue, Reader, list, nearest},
 };
 
-/// What a finding can be called: the categories of the worker's `check/finding.py`.
+/// The categories of findings, as in the worker's `check/finding.py`.
 pub const CATEGORIES: &[&str] = &[
     "control-flow",
     "value-read",
@@ -51,7 +51,7 @@ pub struct Allow {
 }
 
 /// Reads `[check]`.
-pub(super) fn check<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Vec<Allow>> {
+pub(super) fn check<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<Allow>> {
     let section = reader.table(field, "[check]")?;
     reader.check_keys(&section, &["allow"], &[]);
     let Some(field) = section.field("allow") else {
@@ -62,7 +62,7 @@ pub(super) fn check<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Ve
     read.into_iter().collect()
 }
 
-fn allow<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Allow> {
+fn allow<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Allow> {
     let section = reader.table(field, "[[check.allow]]")?;
     reader.check_keys(&section, KEYS, &[]);
     let finding = reader
@@ -82,7 +82,7 @@ fn allow<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Allow> {
     })
 }
 
-fn category<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn category<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if !CATEGORIES.contains(&text) {
         let help = match nearest(text, CATEGORIES) {
@@ -94,7 +94,7 @@ fn category<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn reason<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn reason<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if text.trim().is_empty() {
         let help = "say in a few words why this is intended: the report shows it";
@@ -103,7 +103,7 @@ fn reason<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn function<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn function<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if !text.split('.').all(inputs::is_identifier) {
         let message = format!("`{text}` is not the name of a function");

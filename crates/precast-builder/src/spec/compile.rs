@@ -8,8 +8,9 @@
 //! | [`Origin::Spec`] | the `[compile]` table |
 //! | [`Origin::BuiltIn`] | [`Compile::default`] |
 //!
-//! The strongest layer with a key decides its whole value: a list is replaced, not extended. `options` is the exception: its
-//! layers are merged option by option, so that a module can change one option without repeating the others.
+//! The strongest layer with a key decides its whole value: a list is replaced, not extended. `options` is the
+//! exception: its layers are merged option by option, so that a module can change one option without repeating the
+//! others.
 //!
 //! Options are Inductor's, by its own names, except one: [`ATTENTION`] selects the kernel of
 //! `scaled_dot_product_attention`. Without it torch chooses.
@@ -21,7 +22,7 @@ use serde_json::Value;
 
 pub use precast_store::record::Bounds;
 
-/// What compiles a module.
+/// The compiler of a module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
@@ -47,7 +48,7 @@ pub enum Mode {
     MaxAutotuneNoCudagraphs,
 }
 
-/// What answers a request that no artifact can.
+/// The answer to a request that no artifact can serve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
@@ -106,7 +107,7 @@ impl Mode {
 }
 
 /// Inductor options by their own dotted names, and [`ATTENTION`].
-pub type Options = BTreeMap<String, Value>;
+pub type InductorOptions = BTreeMap<String, Value>;
 
 /// Which kernel attention becomes.
 pub const ATTENTION: &str = "attention";
@@ -119,7 +120,8 @@ pub const AUTO: &str = "auto";
 pub const WORDS: &[(&str, &[&str])] =
     &[(ATTENTION, &[AUTO, "flash", "efficient", "cudnn", "math"])];
 
-/// Options, or their values, that graph passes have taken the place of: option, value if it is one, pass to write instead.
+/// Options, or their values, that graph passes have taken the place of: option, value if it is one, pass to write
+/// instead.
 pub const REPLACED: &[(&str, Option<&str>, &str)] = &[
     (
         ATTENTION,
@@ -137,10 +139,10 @@ macro_rules! settings {
         pub struct Compile {
             $($(#[doc = $doc])* pub $key: $type,)*
             /// Inductor options by their own names.
-            pub options: Options,
+            pub options: InductorOptions,
         }
 
-        /// What one layer says; absent keys are left to weaker layers.
+        /// The keys of one layer; absent keys are left to weaker layers.
         #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         #[serde(deny_unknown_fields)]
@@ -152,17 +154,17 @@ macro_rules! settings {
             )*
             /// Inductor options by their own names, added to those of weaker layers.
             #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub options: Option<Options>,
+            pub options: Option<InductorOptions>,
         }
 
         impl Default for Compile {
             fn default() -> Self {
-                Self { $($key: $default,)* options: Options::new() }
+                Self { $($key: $default,)* options: InductorOptions::new() }
             }
         }
 
         impl Overrides {
-            /// Takes over what `stronger` says; options one by one.
+            /// Takes the keys of `stronger`; options one by one.
             pub fn merge(&mut self, stronger: &Self) {
                 $(if let Some(value) = &stronger.$key {
                     self.$key = Some(value.clone());
@@ -194,7 +196,7 @@ macro_rules! settings {
 settings! {
     /// False: the module is served by eager.
     enabled: bool = true;
-    /// What compiles its regions.
+    /// The compiler of its regions.
     backend: Backend = Backend::Inductor;
     /// torch's compile mode.
     mode: Mode = Mode::Default;
@@ -204,15 +206,15 @@ settings! {
     fullgraph: bool = true;
     /// Graph passes as `module:callable`, run in order on the captured graph.
     passes: Vec<String> = Vec::new();
-    /// FQN globs of what may be compiled.
+    /// FQN globs of submodules that may be compiled.
     allowlist: Vec<String> = vec!["*".to_owned()];
-    /// FQN globs of what may not; stronger than the allowlist.
+    /// FQN globs of submodules that may not be compiled; stronger than the allowlist.
     blocklist: Vec<String> = Vec::new();
     /// False: a program is published without comparing it with eager.
     healthcheck: bool = true;
     /// Calls of a program before it is published, at least 2.
     smoketest_steps: u32 = 3;
-    /// What answers a request that no artifact can.
+    /// The answer to a request that no artifact can serve.
     fail_policy: FailPolicy = FailPolicy::FallbackEager;
 }
 

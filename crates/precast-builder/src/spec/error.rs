@@ -22,7 +22,7 @@ pub enum SpecError {
     NotText {
         /// Path as it was given.
         path: PathBuf,
-        /// Bytes before the first one that is not UTF-8.
+        /// Bytes before the first invalid one.
         offset: usize,
     },
     /// The spec's file is too long to be a spec.
@@ -61,7 +61,7 @@ impl SpecError {
         }
     }
 
-    /// Returns what people read: for each problem its message, place, source line, caret and help, without colour.
+    /// Returns the text for people: for each problem its message, place, source line, caret and help, without colour.
     pub fn render(&self) -> String {
         let help = self.help();
         match self {
@@ -82,7 +82,7 @@ impl SpecError {
 pub struct Problem {
     /// A lower-case fragment that names the thing.
     pub message: String,
-    /// What to do about it.
+    /// A hint for the user.
     pub help: String,
     /// Path of the spec, as it was given.
     pub file: PathBuf,
@@ -172,7 +172,7 @@ fn floor_boundary(text: &str, index: usize) -> usize {
     index
 }
 
-/// Widens tabs and replaces what could move a terminal's cursor.
+/// Widens tabs, and replaces characters that could move a terminal's cursor.
 fn printable(text: &str) -> String {
     text.chars()
         .flat_map(|c| match c {

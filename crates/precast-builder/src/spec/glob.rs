@@ -27,7 +27,7 @@ pub fn listed(patterns: &[String], fqn: &str) -> bool {
         .any(|pattern| pattern == "*" || matches(pattern, fqn))
 }
 
-/// Returns what is wrong with `pattern`, as the end of a sentence about it.
+/// Returns the defect of `pattern`, as the end of a sentence about it.
 pub fn problem(pattern: &str) -> Option<String> {
     if pattern.is_empty() {
         return Some("is empty".to_owned());

@@ -4,23 +4,23 @@ use precast_store::record::{Dtype, Pad};
 
 use super::{
     Dim, InputSpec,
-    reader::{Field, Place, Reader},
+    reader::{KeyValue, Reader, Span},
 };
 
 /// The most axes that torch's reductions take (`at::dim_bitset_size`).
 const MAX_RANK: usize = 64;
 
-/// What a name may be.
+/// The rule for names.
 pub(super) const NAMES: &str =
     "a name has letters, digits and `_`, and does not start with a digit";
 
 const SMALLER: &str = "write a value that the dtype has, or give the input another dtype";
 
 /// The inputs with the places of their axes, in the order of the file.
-pub(super) type Inputs = Vec<(InputSpec, Vec<Place>)>;
+pub(super) type Inputs = Vec<(InputSpec, Vec<Span>)>;
 
 /// Reads the table.
-pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Inputs> {
+pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Inputs> {
     let section = reader.table(field, "[module.inputs]")?;
     let mut read = Vec::new();
     for (name, place, field) in section.fields() {
@@ -40,8 +40,8 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<I
 fn input<'t>(
     reader: &mut Reader<'t>,
     name: &str,
-    field: &Field<'t>,
-) -> Option<(InputSpec, Vec<Place>)> {
+    field: &KeyValue<'t>,
+) -> Option<(InputSpec, Vec<Span>)> {
     let section = reader.table(field, &format!("input `{name}`"))?;
     reader.check_keys(&section, &["dtype", "shape", "pad", "range"], &[]);
     let dtypes = Dtype::ALL.map(|dtype| (dtype.name(), dtype));
@@ -68,7 +68,7 @@ fn input<'t>(
     Some((input, places))
 }
 
-fn shape_of<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<(Vec<Dim>, Vec<Place>)> {
+fn shape_of<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<(Vec<Dim>, Vec<Span>)> {
     let items = reader.array(field, "sizes and dimension names")?;
     if items.len() > MAX_RANK {
         let message = format!(
@@ -83,7 +83,7 @@ fn shape_of<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<(Vec<Dim>,
     Some((dims.into_iter().collect::<Option<_>>()?, places))
 }
 
-fn dim<'t>(reader: &mut Reader<'t>, item: &Field<'t>) -> Option<Dim> {
+fn dim<'t>(reader: &mut Reader<'t>, item: &KeyValue<'t>) -> Option<Dim> {
     match item.value {
         toml::de::DeValue::Integer(_) => positive(reader, item).map(Dim::Fixed),
         toml::de::DeValue::String(name) if is_identifier(name) => {
@@ -102,7 +102,7 @@ fn dim<'t>(reader: &mut Reader<'t>, item: &Field<'t>) -> Option<Dim> {
 }
 
 /// Reads a size: an integer of at least 1.
-pub(super) fn positive<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<i64> {
+pub(super) fn positive<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<i64> {
     let size = reader.integer(field)?;
     if size < 1 {
         reader.wrong_help(
@@ -123,7 +123,7 @@ fn zero(dtype: Dtype) -> Pad {
     }
 }
 
-fn pad<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<Pad> {
+fn pad<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Option<Pad> {
     if dtype == Dtype::Bool {
         return reader.boolean(field).map(Pad::Bool);
     }
@@ -143,7 +143,7 @@ fn pad<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<P
     Some(Pad::Int(value))
 }
 
-fn range<'t>(reader: &mut Reader<'t>, field: &Field<'t>, dtype: Dtype) -> Option<[i64; 2]> {
+fn range<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Option<[i64; 2]> {
     let items = reader.array(field, "two integers")?;
     if dtype.is_float() || dtype == Dtype::Bool {
         reader.wrong_help(

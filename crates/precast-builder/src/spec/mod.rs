@@ -1,4 +1,5 @@
-//! The spec, `precast.toml`: the user's description of a build. This module reads one file and uses no torch and no store.
+//! The spec, `precast.toml`: the user's description of a build. This module reads one file and uses no torch and no
+//! store.
 //!
 //! ```text
 //! schema = 1
@@ -14,10 +15,10 @@
 //!
 //! `--set` overrides settings for one run: see `setting`.
 //!
-//! A spec is parsed into a tree with positions and walked by hand, so that one run reports all problems, each with its line
-//! and a caret ([`SpecError`]). Two modules may share a name if their inputs have different names: they are variants, and
-//! dispatch selects by the names in a request. Problems outside the spec (an entry that does not import, a submodule that
-//! does not exist) are found later, by the build.
+//! A spec is parsed into a tree with positions and walked by hand, so that one run reports all problems, each with its
+//! line and a caret ([`SpecError`]). Two modules may share a name if their inputs have different names: they are
+//! variants, and dispatch selects by the names in a request. Problems outside the spec (an entry that does not import,
+//! a submodule that does not exist) are found later, by the build.
 
 mod buckets;
 pub mod check;
@@ -55,7 +56,7 @@ pub const SCHEMA: i64 = 1;
 /// Bytes that a spec may have: some twenty thousand lines.
 const MOST: u64 = 1 << 20;
 
-/// What `precast.toml` asks for.
+/// The content of `precast.toml`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
     /// Path as it was given.
@@ -70,7 +71,7 @@ pub struct Spec {
     pub compile: Overrides,
     /// At least one, in the order of the file.
     pub modules: Vec<Module>,
-    /// What `precast check` may find. Nothing that is built depends on it.
+    /// Findings that `precast check` allows. No build depends on them.
     pub allowed: Vec<check::Allow>,
 }
 
@@ -108,7 +109,7 @@ impl WeightsFrom {
     }
 }
 
-/// What to compile for.
+/// The target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
     /// `cpu` unless the spec says `cuda`.
@@ -120,7 +121,7 @@ pub struct TargetSpec {
 /// One callable of the model and how to compile it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Module {
-    /// What callers ask for.
+    /// A callable of the model, with its buckets.
     pub name: String,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
@@ -140,7 +141,7 @@ pub struct Module {
     pub padding: PaddingRule,
 }
 
-/// Who says whether a smaller request may be padded into a bucket.
+/// The rule for padding a smaller request into a bucket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PaddingRule {
@@ -211,7 +212,8 @@ impl Spec {
         parse::spec(text, path)
     }
 
-    /// Says what is wrong with a value at the place where the file has it, in quotes; none if no key that names code has it.
+    /// Says what is wrong with a value at the place where the file has it, in quotes; none if no key that names code
+    /// has it.
     pub fn mark(&self, value: &str, message: String, help: String) -> Option<SpecError> {
         let text = fs::read_to_string(&self.file).ok()?;
         let quoted = ['"', '\''].map(|quote| format!("{quote}{value}{quote}"));
@@ -247,7 +249,7 @@ impl Spec {
         }
     }
 
-    /// Returns the settings of one module. `submodule` is what it declares itself, `command_line` what this run says.
+    /// Returns the settings of one module. `submodule` has its own declarations, `command_line` those of this run.
     pub fn settings(
         &self,
         module: &Module,

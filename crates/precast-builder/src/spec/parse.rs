@@ -15,7 +15,7 @@ use super::{
     WeightsFrom, buckets, check, compile,
     error::Problem,
     inputs,
-    reader::{Field, Place, Reader, Section},
+    reader::{KeyValue, Reader, Section, Span},
 };
 use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
@@ -138,7 +138,7 @@ fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Sp
     })
 }
 
-fn model<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<Model> {
+fn model<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Option<Model> {
     let section = reader.table(field, "[model]")?;
     reader.check_keys(&section, MODEL, HOMES);
     let name = (reader.required(&section, "name", "name = \"my-model\""))
@@ -157,7 +157,7 @@ fn model<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<
     })
 }
 
-fn weights<'t>(reader: &mut Reader<'t>, field: &Field<'t>, root: &Path) -> Option<WeightsFrom> {
+fn weights<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Option<WeightsFrom> {
     let text = reader.string(field)?;
     if text == "auto" {
         return Some(WeightsFrom::Auto);
@@ -193,7 +193,7 @@ fn part_of_checkpoint(text: &str) -> Option<String> {
     (!whole).then(|| format!("`{text}` is one file of a checkpoint in several"))
 }
 
-fn target<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<TargetSpec> {
+fn target<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<TargetSpec> {
     let section = reader.table(field, "[target]")?;
     reader.check_keys(&section, TARGET, HOMES);
     let devices = [("cpu", DeviceKind::Cpu), ("cuda", DeviceKind::Cuda)];
@@ -235,7 +235,7 @@ fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>
     let read: Vec<_> = (items.iter())
         .map(|item| Some((module(reader, item)?, item.place.clone())))
         .collect();
-    let read: Vec<(Module, Place)> = read.into_iter().collect::<Option<_>>()?;
+    let read: Vec<(Module, Span)> = read.into_iter().collect::<Option<_>>()?;
     for (later, (module, place)) in read.iter().enumerate() {
         if let Some((_, other)) = read[..later]
             .iter()
@@ -265,7 +265,7 @@ fn clash(a: &Module, b: &Module) -> bool {
         }
 }
 
-fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
+fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     let section = reader.table(field, "[[module]]")?;
     let homes = [
         HOMES,
@@ -323,7 +323,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Module> {
     })
 }
 
-fn gate<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Gate> {
+fn gate<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Gate> {
     let section = reader.table(field, "[module.gate]")?;
     reader.check_keys(&section, &["rtol", "atol"], &[]);
     let mut tolerance = |key| {
@@ -343,7 +343,7 @@ fn gate<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Gate> {
 }
 
 /// Reads the name of a model or module.
-fn name<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn name<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if text.is_empty()
@@ -359,7 +359,7 @@ fn name<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
 }
 
 /// Reads `module:callable`.
-fn callable<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn callable<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if !is_callable(text) {
         let message = format!("{} must be `module:callable`, not `{text}`", field.name);
@@ -376,7 +376,7 @@ pub fn is_callable(text: &str) -> bool {
     })
 }
 
-/// Returns what to write instead of a text that is no `module:callable`.
+/// Returns a hint for a text that is no `module:callable`.
 pub fn callable_help(text: &str) -> String {
     match text.split_once(".py:") {
         Some((module, callable)) => format!("write `{}:{callable}`", module.replace('/', ".")),
@@ -385,7 +385,7 @@ pub fn callable_help(text: &str) -> String {
 }
 
 /// Reads the FQN of a submodule.
-fn path<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn path<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     let empty = text.split('.').any(str::is_empty);
     if !text.is_empty() && (empty || text.contains(['*', ' ', '/'])) {
@@ -399,7 +399,7 @@ fn path<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn method<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
+fn method<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     let text = reader.string(field)?;
     if !inputs::is_identifier(text) {
         reader.wrong_help(
@@ -415,7 +415,7 @@ fn method<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<String> {
 fn optional<'t, T>(
     section: &Section<'t>,
     key: &str,
-    read: impl FnOnce(&Field<'t>) -> Option<T>,
+    read: impl FnOnce(&KeyValue<'t>) -> Option<T>,
 ) -> Option<Option<T>> {
     match section.field(key) {
         Some(field) => read(&field).map(Some),

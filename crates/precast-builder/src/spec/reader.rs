@@ -14,9 +14,9 @@ use super::error::Problem;
 const MOST: usize = 100;
 
 /// Bytes of the text.
-pub(super) type Place = Range<usize>;
+pub(super) type Span = Range<usize>;
 
-/// Reads one text and keeps what is wrong with it.
+/// Reads one text and collects its problems.
 pub(super) struct Reader<'t> {
     text: &'t str,
     file: &'t Path,
@@ -28,19 +28,19 @@ pub(super) struct Reader<'t> {
 pub(super) struct Section<'t> {
     pub name: String,
     pub table: &'t DeTable<'t>,
-    pub place: Place,
+    pub place: Span,
 }
 
 /// A key's value and the name that problems call it by, as `` `mode` in [compile] ``.
 #[derive(Clone)]
-pub(super) struct Field<'t> {
+pub(super) struct KeyValue<'t> {
     pub name: String,
     pub value: &'t DeValue<'t>,
-    pub place: Place,
+    pub place: Span,
 }
 
 impl<'t> Section<'t> {
-    pub fn new(name: &str, table: &'t DeTable<'t>, place: Place) -> Self {
+    pub fn new(name: &str, table: &'t DeTable<'t>, place: Span) -> Self {
         Self {
             name: name.to_owned(),
             table,
@@ -49,13 +49,13 @@ impl<'t> Section<'t> {
     }
 
     /// Returns the value under `key`.
-    pub fn field(&self, key: &str) -> Option<Field<'t>> {
+    pub fn field(&self, key: &str) -> Option<KeyValue<'t>> {
         let value = self.table.get(key)?;
         Some(self.named(key, value))
     }
 
     /// Returns every key with its place and its value, in the order of the file.
-    pub fn fields(&self) -> Vec<(&'t str, Place, Field<'t>)> {
+    pub fn fields(&self) -> Vec<(&'t str, Span, KeyValue<'t>)> {
         let mut found: Vec<_> = (self.table.iter())
             .map(|(key, value)| {
                 (
@@ -69,8 +69,8 @@ impl<'t> Section<'t> {
         found
     }
 
-    fn named(&self, key: &str, value: &'t Spanned<DeValue<'t>>) -> Field<'t> {
-        Field {
+    fn named(&self, key: &str, value: &'t Spanned<DeValue<'t>>) -> KeyValue<'t> {
+        KeyValue {
             name: format!("`{key}` in {}", self.name),
             value: value.get_ref(),
             place: value.span(),
@@ -87,7 +87,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Returns what was wrong, in the order of the file.
+    /// Returns the problems, in the order of the file.
     pub fn into_problems(mut self) -> Vec<Problem> {
         self.problems
             .sort_by_key(|problem| (problem.line, problem.column));
@@ -100,7 +100,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns the number of the line where a place starts.
-    pub fn line(&self, place: &Place) -> usize {
+    pub fn line(&self, place: &Span) -> usize {
         self.text
             .bytes()
             .take(place.start)
@@ -112,7 +112,7 @@ impl<'t> Reader<'t> {
     /// Notes a problem and what to do about it.
     pub fn wrong_help(
         &mut self,
-        place: &Place,
+        place: &Span,
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
@@ -163,7 +163,7 @@ impl<'t> Reader<'t> {
         section: &Section<'t>,
         key: &str,
         example: &str,
-    ) -> Option<Field<'t>> {
+    ) -> Option<KeyValue<'t>> {
         let field = section.field(key);
         if field.is_none() {
             let message = format!("missing key `{key}` in {}", section.name);
@@ -172,14 +172,14 @@ impl<'t> Reader<'t> {
         field
     }
 
-    pub fn string(&mut self, field: &Field<'t>) -> Option<&'t str> {
+    pub fn string(&mut self, field: &KeyValue<'t>) -> Option<&'t str> {
         match field.value {
             DeValue::String(text) => Some(text),
             _ => self.mistyped(field, "a string"),
         }
     }
 
-    pub fn boolean(&mut self, field: &Field<'t>) -> Option<bool> {
+    pub fn boolean(&mut self, field: &KeyValue<'t>) -> Option<bool> {
         match field.value {
             DeValue::Boolean(value) => Some(*value),
             _ => self.mistyped(field, "true or false"),
@@ -187,7 +187,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns a 64-bit integer.
-    pub fn integer(&mut self, field: &Field<'t>) -> Option<i64> {
+    pub fn integer(&mut self, field: &KeyValue<'t>) -> Option<i64> {
         let DeValue::Integer(digits) = field.value else {
             return self.mistyped(field, "an integer");
         };
@@ -200,7 +200,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns a finite number, written as an integer or a float.
-    pub fn number(&mut self, field: &Field<'t>) -> Option<f64> {
+    pub fn number(&mut self, field: &KeyValue<'t>) -> Option<f64> {
         let value = match field.value {
             DeValue::Float(digits) => digits.as_str().parse().ok(),
             DeValue::Integer(digits) => i64::from_str_radix(digits.as_str(), digits.radix())
@@ -220,12 +220,12 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns the items of an array.
-    pub fn array(&mut self, field: &Field<'t>, of: &str) -> Option<Vec<Field<'t>>> {
+    pub fn array(&mut self, field: &KeyValue<'t>, of: &str) -> Option<Vec<KeyValue<'t>>> {
         let DeValue::Array(items) = field.value else {
             return self.mistyped(field, &format!("an array of {of}"));
         };
         let name = format!("each item of {}", field.name);
-        let items = items.iter().map(|item| Field {
+        let items = items.iter().map(|item| KeyValue {
             name: name.clone(),
             value: item.get_ref(),
             place: item.span(),
@@ -234,14 +234,14 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns the strings of an array with their places.
-    pub fn strings(&mut self, field: &Field<'t>) -> Option<Vec<(&'t str, Place)>> {
+    pub fn strings(&mut self, field: &KeyValue<'t>) -> Option<Vec<(&'t str, Span)>> {
         let items = self.array(field, "strings")?;
-        let read = |item: &Field<'t>| Some((self.string(item)?, item.place.clone()));
+        let read = |item: &KeyValue<'t>| Some((self.string(item)?, item.place.clone()));
         items.iter().map(read).collect()
     }
 
     /// Returns a table under the name `name`.
-    pub fn table(&mut self, field: &Field<'t>, name: &str) -> Option<Section<'t>> {
+    pub fn table(&mut self, field: &KeyValue<'t>, name: &str) -> Option<Section<'t>> {
         match field.value {
             DeValue::Table(table) => Some(Section::new(name, table, field.place.clone())),
             _ => self.mistyped(field, "a table"),
@@ -251,7 +251,7 @@ impl<'t> Reader<'t> {
     /// Returns the value that one of a few words stands for.
     pub fn choice<T: Copy>(
         &mut self,
-        field: &Field<'t>,
+        field: &KeyValue<'t>,
         what: &str,
         choices: &[(&str, T)],
     ) -> Option<T> {
@@ -269,7 +269,7 @@ impl<'t> Reader<'t> {
     }
 
     /// Returns any value as JSON.
-    pub fn json(&mut self, field: &Field<'t>) -> Option<Value> {
+    pub fn json(&mut self, field: &KeyValue<'t>) -> Option<Value> {
         match field.value {
             DeValue::String(text) => Some(Value::from(&**text)),
             DeValue::Boolean(value) => Some(Value::from(*value)),
@@ -295,7 +295,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    fn mistyped<T>(&mut self, field: &Field<'_>, expected: &str) -> Option<T> {
+    fn mistyped<T>(&mut self, field: &KeyValue<'_>, expected: &str) -> Option<T> {
         let found = match field.value {
             DeValue::String(_) => "a string",
             DeValue::Integer(_) => "an integer",

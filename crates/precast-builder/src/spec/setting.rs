@@ -6,9 +6,9 @@
 //! | `options.epilogue_fusion=false` | one option |
 //! | `encode.mode=default` | the same for the module `encode` alone; stronger than the others |
 //!
-//! A value is TOML. Any other text that does not begin like a string, array or table is a string: `mode=max-autotune` needs
-//! no quotes, which a shell would remove. The last of several values for one key counts. Errors are shown like those of a
-//! spec, with one line for each argument.
+//! A value is TOML. Any other text that does not begin like a string, array or table is a string: `mode=max-autotune`
+//! needs no quotes, which a shell would remove. The last of several values for one key counts. Errors are shown like
+//! those of a spec, with one line for each argument.
 
 use std::{borrow::Cow, collections::BTreeMap, ops::Range, path::Path};
 
@@ -21,13 +21,13 @@ use super::{
     Overrides, Spec, SpecError, compile,
     error::Problem,
     parse,
-    reader::{Field, Reader, list, nearest},
+    reader::{KeyValue, Reader, list, nearest},
 };
 
-/// What problems call the text.
+/// The name of the text in problems.
 const FLAG: &str = "--set";
 
-/// What this run says.
+/// The settings of this run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CommandLine {
     all: Overrides,
@@ -79,7 +79,7 @@ impl CommandLine {
         says
     }
 
-    /// Returns everything it says, whatever the module.
+    /// Returns the settings for all modules.
     pub fn layers(&self) -> impl Iterator<Item = &Overrides> {
         std::iter::once(&self.all).chain(self.modules.values())
     }
@@ -191,14 +191,14 @@ impl<'t> Argument<'t> {
             reader.wrong_help(&place, format!("unknown key `{key}` in {FLAG}"), help);
             return;
         }
-        let field = Field {
+        let field = KeyValue {
             name: format!("`{key}` in {FLAG}"),
             value: value.get_ref(),
             place: value.span(),
         };
         match option {
             Some(name) => {
-                let mut options = compile::Options::new();
+                let mut options = compile::InductorOptions::new();
                 parse::option(reader, &mut options, name, &place, &field);
                 layer.options.get_or_insert_default().extend(options);
             }

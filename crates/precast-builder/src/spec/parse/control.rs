@@ -7,13 +7,13 @@ use serde_json::Value;
 use super::callable;
 use crate::spec::{
     Backend, Bounds, Dynamic, FailPolicy, Mode, Overrides, compile, glob, inputs,
-    reader::{Field, Place, Reader, Section, list, nearest},
+    reader::{KeyValue, Reader, Section, Span, list, nearest},
 };
 
 /// Inductor's own groups of options: tables of these names hold dotted options, other tables are values.
 const OPTION_GROUPS: &[&str] = &["aot_inductor", "cpp", "cuda", "cutlass", "triton", "xpu"];
 
-/// Options that decide what an artifact is; a spec may not set them.
+/// Options that the format of an artifact depends on; a spec may not set them.
 const OWN_OPTIONS: &[&str] = &[
     "aot_inductor.embed_kernel_binary",
     "aot_inductor.output_path",
@@ -36,7 +36,7 @@ pub(in crate::spec) fn setting<'t>(
     reader: &mut Reader<'t>,
     read: &mut Overrides,
     key: &str,
-    field: &Field<'t>,
+    field: &KeyValue<'t>,
 ) {
     match key {
         "enabled" => read.enabled = reader.boolean(field),
@@ -55,7 +55,7 @@ pub(in crate::spec) fn setting<'t>(
     }
 }
 
-fn dynamic<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Dynamic> {
+fn dynamic<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Dynamic> {
     if let toml::de::DeValue::Boolean(all) = field.value {
         return Some(Dynamic::All(*all));
     }
@@ -103,9 +103,9 @@ fn dynamic<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Dynamic> {
     Some(Dynamic::Dims(dims))
 }
 
-fn options<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<compile::Options> {
+fn options<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<compile::InductorOptions> {
     let section = reader.table(field, &field.name)?;
-    let mut read = compile::Options::new();
+    let mut read = compile::InductorOptions::new();
     for (key, place, value) in section.fields() {
         option(reader, &mut read, key, &place, &value);
     }
@@ -115,10 +115,10 @@ fn options<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<compile::Op
 /// Reads one option, or a table of a group's.
 pub(in crate::spec) fn option<'t>(
     reader: &mut Reader<'t>,
-    read: &mut compile::Options,
+    read: &mut compile::InductorOptions,
     name: &str,
-    place: &Place,
-    value: &Field<'t>,
+    place: &Span,
+    value: &KeyValue<'t>,
 ) {
     if OPTION_GROUPS.contains(&name)
         && let toml::de::DeValue::Table(_) = value.value
@@ -134,10 +134,10 @@ pub(in crate::spec) fn option<'t>(
 
 fn one_option<'t>(
     reader: &mut Reader<'t>,
-    read: &mut compile::Options,
+    read: &mut compile::InductorOptions,
     name: String,
-    place: &Place,
-    value: &Field<'t>,
+    place: &Span,
+    value: &KeyValue<'t>,
 ) {
     if OWN_OPTIONS.contains(&name.as_str()) {
         reader.wrong_help(
@@ -174,13 +174,13 @@ fn one_option<'t>(
     }
 }
 
-fn passes<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Vec<String>> {
+fn passes<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<String>> {
     let items = reader.array(field, "strings")?;
     items.iter().map(|item| callable(reader, item)).collect()
 }
 
 /// Reads a list of FQN globs.
-pub(super) fn globs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Vec<String>> {
+pub(super) fn globs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<String>> {
     let items = reader.strings(field)?;
     for (pattern, place) in &items {
         if let Some(problem) = glob::problem(pattern) {
@@ -201,7 +201,7 @@ pub(super) fn globs<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<Ve
 pub(in crate::spec) fn reaches<'t>(
     reader: &mut Reader<'t>,
     key: &str,
-    field: &Field<'t>,
+    field: &KeyValue<'t>,
     paths: &[&str],
 ) {
     if !["allowlist", "blocklist"].contains(&key) || !reader.is_sound() {
@@ -221,7 +221,7 @@ pub(in crate::spec) fn reaches<'t>(
     }
 }
 
-fn steps<'t>(reader: &mut Reader<'t>, field: &Field<'t>) -> Option<u32> {
+fn steps<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<u32> {
     let value = reader.integer(field)?;
     if !(0..=1000).contains(&value) {
         reader.wrong_help(

@@ -45,6 +45,32 @@ fn broken(from: &str, to: &str) -> String {
     message(&GOOD.replacen(from, to, 1))
 }
 
+/// Returns the problems of the good spec with `from` replaced by `to`, as [`brief_of`] writes them.
+fn brief(from: &str, to: &str) -> String {
+    shorten(&broken(from, to))
+}
+
+/// Returns the problems of a spec, one a line: `line:column+length message = help`.
+fn brief_of(text: &str) -> String {
+    shorten(&message(text))
+}
+
+fn shorten(rendered: &str) -> String {
+    let problems = rendered.trim_end().split("\n\n").map(|problem| {
+        let part = |mark: &str| {
+            let mut lines = problem.lines().filter_map(|line| line.split_once(mark));
+            lines.next().unwrap_or_else(|| panic!("{problem}")).1
+        };
+        let carets = problem
+            .lines()
+            .filter(|line| line.trim_end().ends_with('^'));
+        let length = carets.map(|line| line.matches('^').count()).sum::<usize>();
+        let (place, message) = (part("precast.toml:"), part("error: "));
+        format!("{place}+{length} {message} = {}", part("= help: "))
+    });
+    problems.collect::<Vec<_>>().join("\n")
+}
+
 fn message(text: &str) -> String {
     match parse(text) {
         Ok(spec) => panic!("accepted: {spec:?}"),
@@ -254,48 +280,11 @@ mod mutated {
 
     /// Text that is likely to reach deep: tokens of specs, not only noise.
     fn token() -> impl Strategy<Value = String> {
-        let words = [
-            "[",
-            "]",
-            "{",
-            "}",
-            "=",
-            "\n",
-            ",",
-            ".",
-            "\"",
-            "'",
-            "#",
-            "-",
-            "1",
-            "0",
-            "9223372036854775807",
-            "1e999",
-            "nan",
-            "true",
-            "points",
-            "inputs",
-            "buckets",
-            "dynamic",
-            "options",
-            "shape",
-            "pad",
-            "range",
-            "int8",
-            "bool",
-            "min",
-            "max",
-            "seq",
-            "batch",
-            "[[module]]",
-            "[compile]",
-            "schema = 1",
-            "\u{feff}",
-            "é",
-            "\0",
-            "\t",
-        ];
-        prop_oneof![4 => prop::sample::select(words.to_vec()).prop_map(str::to_owned), 1 => ".{0,6}"]
+        let words = "[ ] { } = , . ' # - 1 0 9223372036854775807 1e999 nan true points inputs buckets dynamic options shape pad \
+                     range int8 bool min max seq batch [[module]] [compile] \u{feff} é \0";
+        let words = words.split(' ').chain(["\n", "\"", "\t", "schema = 1"]);
+        let words: Vec<String> = words.map(str::to_owned).collect();
+        prop_oneof![4 => prop::sample::select(words), 1 => ".{0,6}"]
     }
 
     proptest! {

@@ -1,0 +1,42 @@
+//! Compiles an artifact once, across the workers of this build and across builds.
+
+use std::time::Duration;
+
+use crate::{
+    BuildError,
+    protocol::{Compiled, Request},
+    publish::{self, MissingArtifact},
+    slot::Slot,
+    task::{Action, TaskFailure},
+};
+
+/// How long a compile may take.
+const LIMIT: Duration = Duration::from_secs(7200);
+
+/// Compiles an artifact and publishes it. Returns whether it was missing.
+pub(crate) fn compile(slot: &mut Slot<'_>, compile: MissingArtifact) -> Result<bool, TaskFailure> {
+    let context = slot.context;
+    let options = context.options();
+    // Another process may compile it: then its result is used.
+    let mut waiting = |_: &str| !context.workers.stop.is_set();
+    let Some(_claim) = options.store.leases().claim(&compile.key, &mut waiting)? else {
+        return Err(BuildError::Interrupted.into());
+    };
+    if options.store.records().keep_artifact(&compile.key)? {
+        return Ok(false);
+    }
+    let folder = format!("artifact-{}", compile.key.short());
+    let request = Request::Compile {
+        file: compile.segment.file.clone(),
+        device: options.spec.target.device.to_string(),
+        isa: options.spec.target.isa.clone(),
+        mode: compile.set.mode.name().to_owned(),
+        options: compile.set.options.clone().into_iter().collect(),
+        passes: compile.set.passes.clone(),
+        out: context.workers.scratch.join(folder),
+    };
+    let (compiled, log) = slot.ask::<Compiled>(Action::Compile, &compile.name, &request, LIMIT)?;
+    publish::artifact(options.store, &context.model.known, compile, compiled, &log)
+        .map_err(|error| TaskFailure { error, log })?;
+    Ok(true)
+}

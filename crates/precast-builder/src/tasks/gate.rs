@@ -1,0 +1,197 @@
+//! Gates a captured program: assembles its record, and compares each of its candidates with eager.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Instant};
+
+use precast_store::{
+    Digest,
+    record::{ArtifactKind, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step},
+};
+
+use super::CapturedProgram;
+use crate::{
+    gate::{GateRequest, Samples, StoredWeights, choice, reuse},
+    progress::Event,
+    protocol::{Captured, CapturedStep},
+    publish::{self, Layouts},
+    slot::{Context, Slot},
+    task::{Job, TaskFailure},
+};
+
+/// Gates a program. Returns its record, to be published.
+pub(crate) fn gate(
+    slot: &Slot<'_>,
+    job: &Job<'_>,
+    captured: CapturedProgram,
+    weights: &StoredWeights,
+    shim: &Shim,
+) -> Result<Program, TaskFailure> {
+    let CapturedProgram {
+        captured,
+        candidates,
+        chosen_by,
+        ..
+    } = captured;
+    let store = slot.context.options().store;
+    let mut program = record(slot.context, job, &captured)?;
+    if let Some(first) = candidates.first() {
+        program.steps = steps(job, &captured.steps, &first.keys);
+    }
+    if job.item.settings.compile.healthcheck {
+        let request = request(slot.context, job, &program, &captured, weights, shim);
+        let started = Instant::now();
+        let given = reuse::given(&request);
+        let earlier = match &given {
+            Some(given) => reuse::earlier(store, job, &program, &candidates, given)?,
+            None => None,
+        };
+        program.receipt.gate_given = given.into();
+        if let Some(earlier) = earlier {
+            slot.context.event(&Event::GatedBefore {
+                module: &job.module.name,
+                bucket: &job.bucket,
+                by: earlier.by,
+            });
+            program.receipt.gate = earlier.gate.into();
+            program.receipt.gated_by = earlier.by.into();
+            program.padding = earlier.padding;
+        } else {
+            let of = |keys: &[Digest]| steps(job, &captured.steps, keys);
+            let fastest = choice::fastest(slot, job, request.clone(), &candidates, &of)?;
+            let seconds = started.elapsed().as_secs_f64();
+            program.receipt.took("gate", seconds);
+            passed(slot, job, &mut program, &captured, request, fastest)?;
+        }
+    }
+    if let Some(before) = chosen_by
+        && let Some(before) = store.records().program(&before)?
+    {
+        program.receipt.tuned = before.receipt.tuned;
+        let first = before.receipt.tuned_by.get().copied();
+        program.receipt.tuned_by = first.unwrap_or(before.id).into();
+    }
+    Ok(program)
+}
+
+/// Returns the steps of a program with the artifacts of a candidate; none where eager runs it.
+fn steps(job: &Job<'_>, calls: &[CapturedStep], keys: &[Digest]) -> Vec<Step> {
+    let calls = calls.iter().filter(|_| job.item.form.compiled);
+    let step = |step: &CapturedStep| Step {
+        name: step.name.clone(),
+        artifact: keys[step.segment],
+        inputs: step.inputs.clone(),
+        outputs: step.outputs.clone(),
+        binding: step.binding.clone(),
+    };
+    calls.map(step).collect()
+}
+
+/// Returns the record of a program without its steps, and puts its graph and its constants into the store.
+fn record(
+    context: &Context<'_>,
+    job: &Job<'_>,
+    captured: &Captured,
+) -> Result<Program, TaskFailure> {
+    let (store, known) = (context.options().store, &context.model.known);
+    let form = &job.item.form;
+    let layouts = Layouts {
+        inputs: (captured.inputs.iter())
+            .map(|input| input.layout.clone())
+            .collect(),
+        outputs: (captured.outputs.iter())
+            .map(|output| output.layout.clone())
+            .collect(),
+    };
+    // The whole module needs the libraries of all its segments.
+    let paths = captured.segments.iter().flat_map(|s| &s.libraries);
+    let paths: BTreeSet<&PathBuf> = paths.collect();
+    let paths: Vec<PathBuf> = paths.into_iter().cloned().collect();
+    let mut libraries = publish::libraries(store, &paths)?;
+    libraries.sort_unstable();
+    libraries.dedup();
+    let graph = ArtifactKind::Graph;
+    let eager = match &captured.exported {
+        Some(file) => Some(Eager {
+            artifact: publish::held(store, graph, file, known, layouts, libraries)?,
+            weights: captured.exported_weights.clone(),
+        }),
+        None => None,
+    };
+    let (constants, none) = (ArtifactKind::Constants, Layouts::default());
+    let constants = match &captured.extra_weights {
+        Some(file) => Some(publish::held(store, constants, file, known, none, vec![])?),
+        None => None,
+    };
+    Ok(Program {
+        schema: SCHEMA,
+        id: job.id,
+        model: context.options().spec.model.name.clone(),
+        module: job.module.name.clone(),
+        sizes: form.sizes.clone(),
+        dynamic: captured.dynamic.clone().or_else(|| form.dynamic.clone()),
+        target: known.target.clone(),
+        inputs: captured.inputs.clone(),
+        outputs: captured.outputs.clone(),
+        results: captured.results.clone(),
+        checks: captured.checks.clone(),
+        values: captured.values,
+        steps: vec![],
+        eager,
+        constants,
+        padding: Padding::new(&form.sizes, &captured.exact),
+        call_spec: captured.call_spec.clone(),
+        request: job.request.clone(),
+        receipt: captured.receipt.clone().receipt(captured.seconds),
+        provenance: Provenance::now(),
+    })
+}
+
+fn request(
+    context: &Context<'_>,
+    job: &Job<'_>,
+    program: &Program,
+    captured: &Captured,
+    weights: &StoredWeights,
+    shim: &Shim,
+) -> GateRequest {
+    GateRequest {
+        store: context.options().store.path().to_owned(),
+        program: program.clone(),
+        others: vec![],
+        exclusive: false,
+        shim: shim.clone(),
+        weights: weights.object,
+        aliases: weights.aliases.clone(),
+        samples: Samples::File(captured.samples.clone()),
+        steps: job.item.settings.compile.smoketest_steps,
+        rtol: job.module.gate.rtol,
+        atol: job.module.gate.atol,
+        compute_dtypes: captured.computed_in.clone(),
+    }
+}
+
+/// Takes the results of a gate into the record. A program that seemed slower than eager is measured again.
+fn passed(
+    slot: &Slot<'_>,
+    job: &Job<'_>,
+    program: &mut Program,
+    captured: &Captured,
+    mut request: GateRequest,
+    fastest: choice::Fastest,
+) -> Result<(), TaskFailure> {
+    let mut report = fastest.report;
+    let mut exact = captured.exact.clone();
+    exact.extend(report.exact());
+    program.padding = Padding::new(&job.item.form.sizes, &exact);
+    program.steps = fastest.steps;
+    if !fastest.tuned.is_empty() {
+        program.receipt.tuned = fastest.tuned.into();
+    }
+    request.program.steps.clone_from(&program.steps);
+    let started = Instant::now();
+    if choice::measure_again(slot, &job.name, &mut request, &mut report)? {
+        let seconds = started.elapsed().as_secs_f64();
+        program.receipt.took("measure", seconds);
+    }
+    program.receipt.gate = report.into();
+    Ok(())
+}
