@@ -177,7 +177,7 @@ impl Work<'_> {
                 if let Some(module) = module
                     && self.is_first_check(job)
                 {
-                    let findings = tasks::check(slot, job, module);
+                    let findings = tasks::check(slot, job, *module);
                     let mut results = self.results();
                     results.done.findings.insert(job.item.module, findings);
                 }

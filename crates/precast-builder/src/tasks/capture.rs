@@ -25,7 +25,7 @@ const LIMIT: Duration = Duration::from_secs(1800);
 /// A failed capture, and the module for a check that may find the reason.
 pub(crate) struct CaptureFailure {
     pub failure: TaskFailure,
-    pub module: Option<ModuleRequest>,
+    pub module: Option<Box<ModuleRequest>>,
 }
 
 impl<E: Into<TaskFailure>> From<E> for CaptureFailure {
@@ -53,7 +53,7 @@ pub(crate) fn capture(
         let code = failure.error.code();
         let left_out = (job.item.form).left_out(code, &job.item.settings.compile);
         CaptureFailure {
-            module: Some(module).filter(|_| code == "capture" && !left_out),
+            module: (code == "capture" && !left_out).then(|| Box::new(module)),
             failure,
         }
     })?;
