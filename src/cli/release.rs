@@ -120,7 +120,7 @@ fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
             remark,
             torch.join(", "),
             weights.unwrap_or_default(),
-            age(release.provenance.created()),
+            age(release.provenance.created),
         ]
     });
     const COLUMNS: [Column; 8] = [

@@ -23,7 +23,7 @@ use precast_store::{
     Device, Options, Store, StoreError,
     record::{
         Program, Sizes, Step, bucket_name,
-        receipt::{Compared, Gate, GatePadding, Other},
+        receipt::{Compared, Gate, GatePadding},
     },
     target::DeviceKind,
 };
@@ -272,9 +272,9 @@ impl<'a> Bench<'a> {
             deterministic: deterministic.into(),
             steps: u64::from(steps).into(),
             seconds_per_run: seconds.into(),
-            artifact_peak_bytes: artifact_peak.into(),
+            artifact_peak_bytes: artifact_peak,
             padding: padding.into(),
-            eager_peak_bytes: eager_peak.into(),
+            eager_peak_bytes: eager_peak,
             ..Gate::default()
         };
         let others = others.iter().map(|steps| self.load(program, steps));
@@ -350,7 +350,6 @@ impl<'a> Bench<'a> {
             max_abs,
             refused: exact.values().next().cloned(),
             exact,
-            other: Other::default(),
         })
     }
 

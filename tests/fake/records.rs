@@ -178,7 +178,7 @@ impl Fake {
             proxy: None,
             imports: None,
             libraries: Vec::new(),
-            kind: Default::default(),
+            kind: ArtifactKind::Library,
             graph: None,
             log: None,
             key: Value::Null,

@@ -9,8 +9,8 @@ use std::{
 use precast::{
     Digest, Store, Target,
     record::{
-        Artifact, Constant, Dtype, Entry, Failure, Follow, Input, Layout, Operand, Output, Pad,
-        Padding, Prepared, Program, Recipe, Release, Sizes, Step,
+        Artifact, ArtifactKind, Constant, Dtype, Entry, Failure, Follow, Input, Layout, Operand,
+        Output, Pad, Padding, Prepared, Program, Recipe, Release, Sizes, Step,
     },
     target::DeviceKind,
 };
@@ -87,7 +87,7 @@ fn artifact(store: &Store, step: &str, batch: i64, seq: i64, place: usize) -> Di
     let record = Artifact {
         schema: 1,
         id: Digest::of(name.as_bytes()),
-        kind: Default::default(),
+        kind: ArtifactKind::Library,
         object: store.objects().put_bytes(content.as_bytes()).unwrap(),
         size: content.len() as u64,
         target: target(),
@@ -178,14 +178,10 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
         request,
         receipt: read(json!({
             "seconds": {"capture": 2.5, "gate": 0.75},
-            "gate": {"deterministic": true, "outputs": [{
+            "gate": {"deterministic": true, "eager_us": eager * 1e6, "artifact_us": eager / 1.8 * 1e6, "outputs": [{
                 "name": "output", "max_abs": 2.1e-6 * (1 + place) as f64, "max_rel": 2.7e-3, "cosine": 0.9999999,
                 "rtol": 1e-4, "atol": 5.9e-5,
             }]},
-            "latency": {
-                "eager": {"median": eager, "low": eager * 0.97, "high": eager * 1.05},
-                "artifact": {"median": eager / 1.8, "low": eager / 1.85, "high": eager / 1.7},
-            },
             "tuned": [
                 {"options": "mode=default", "seconds": 5.1, "latency": eager / 1.8, "max_abs": 2.1e-6, "chosen": true, "refused": null},
                 {"options": "epilogue_fusion=false", "seconds": 9.4, "latency": eager / 1.7, "max_abs": 2.1e-6, "chosen": false, "refused": null},

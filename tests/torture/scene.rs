@@ -10,8 +10,8 @@ use std::{
 use precast::{
     Digest, Store, StoreError, Target,
     record::{
-        Artifact, Constant, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release,
-        Step,
+        Artifact, ArtifactKind, Constant, Dtype, Entry, Failure, Input, Layout, Pad, Padding,
+        Program, Release, Step,
     },
     target::DeviceKind,
 };
@@ -74,10 +74,10 @@ pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> A
         imports: None,
         libraries: vec![],
         log,
-        kind: Default::default(),
+        kind: ArtifactKind::Library,
         graph: None,
         key: json!({ "graph": name }),
-        receipt: serde_json::from_value(json!({ "seconds": 1.5 })).unwrap(),
+        receipt: serde_json::from_value(json!({ "seconds": {"compile": 1.5} })).unwrap(),
         provenance: Default::default(),
     }
 }

@@ -63,7 +63,7 @@ impl Estimate {
         let Ok(Some(program)) = store.records().program(id) else {
             return;
         };
-        let phases = program.receipt.phases();
+        let phases = program.receipt.seconds.clone();
         for (kind, name) in [(Kind::Capture, "capture"), (Kind::Gate, "gate")] {
             if let Some(seconds) = phases.get(name) {
                 self.receipts[kind as usize].add(*seconds);

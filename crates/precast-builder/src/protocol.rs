@@ -13,7 +13,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use precast_store::record::{
-    self, Constant, Input, Layout, Lenient, Output, Package, Receipt, Sizes, SourceFile,
+    self, Constant, Input, Layout, Output, Package, Receipt, Sizes, SourceFile,
     receipt::ModulePadding,
 };
 use serde::{Deserialize, Serialize};
@@ -371,15 +371,12 @@ pub(crate) struct Measured {
 impl Measured {
     /// Returns the receipt of a program whose capture took so many seconds.
     pub fn receipt(self, seconds: f64) -> Receipt {
-        fn field<T>(value: Option<T>) -> Lenient<T> {
-            value.map_or(Lenient::Absent, Lenient::Known)
-        }
         let mut receipt = Receipt {
-            eager_us: field(self.eager_us),
-            eager_runs: field(self.eager_runs),
-            threads: field(self.threads),
-            eager_peak_bytes: field(self.eager_peak_bytes),
-            padding: field(self.padding),
+            eager_us: self.eager_us,
+            eager_runs: self.eager_runs,
+            threads: self.threads,
+            eager_peak_bytes: self.eager_peak_bytes,
+            padding: self.padding,
             ..Receipt::default()
         };
         receipt.took("capture", seconds);

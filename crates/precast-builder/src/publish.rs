@@ -13,7 +13,7 @@ use precast_store::{
     elf::Elf,
     record::{
         Artifact, ArtifactKind, CompileReceipt, Failure, Layout, Program, Provenance, SCHEMA,
-        bounds_name, receipt::Seconds,
+        bounds_name,
     },
 };
 
@@ -143,8 +143,7 @@ pub(super) fn artifact(
         log,
         key: compile.explained,
         receipt: CompileReceipt {
-            seconds: Seconds::from(compiled.seconds).into(),
-            ..CompileReceipt::default()
+            seconds: compiled.seconds,
         },
         provenance,
     })?;
@@ -174,7 +173,7 @@ pub(super) fn program(
         id: job.id,
         artifacts: artifacts.collect::<BTreeSet<_>>().len(),
         compiled,
-        gated_by: program.receipt.gated_by.get().copied(),
+        gated_by: program.receipt.gated_by,
         padding_refused: program.padding.refusal(&program.sizes),
         narrowed: (program.dynamic.as_ref())
             .filter(|dims| job.item.form.is_narrowed_by(dims))

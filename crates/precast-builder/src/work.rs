@@ -181,7 +181,7 @@ impl Work<'_> {
                     let mut results = self.results();
                     results.done.findings.insert(job.item.module, findings);
                 }
-                let outcome = self.failed(job, failure)?;
+                let outcome = self.failed(job, *failure)?;
                 self.results().done.outcomes.insert(job.index, outcome);
                 Ok(false)
             }

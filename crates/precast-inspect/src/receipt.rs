@@ -10,8 +10,8 @@ use serde::Serialize;
 use precast_store::{
     Digest,
     record::{
-        Faster, Lenient, Program, Tried, Turns,
-        receipt::{self, Compared, Gate},
+        Faster, Program, Tried, Turns,
+        receipt::{Compared, Gate},
     },
 };
 
@@ -118,35 +118,31 @@ impl ReceiptSummary {
     pub fn of(program: &Program) -> Self {
         let receipt = &program.receipt;
         let no_gate = Gate::default();
-        let gate = receipt.gate.get().unwrap_or(&no_gate);
-        let latency = receipt.latency.get().cloned().unwrap_or_default();
-        let eager_bytes = gate.eager_peak_bytes.get();
-        let eager_bytes = eager_bytes.or(receipt.eager_peak_bytes.get()).copied();
-        let outputs = gate.outputs.get().into_iter().flatten();
-        let eager = seconds(&latency.eager)
-            .or_else(|| micros(&gate.eager_us))
-            .or_else(|| micros(&receipt.eager_us));
-        let measured = seconds(&latency.artifact).or_else(|| micros(&gate.artifact_us));
-        let bytes = gate.artifact_peak_bytes.get().copied();
+        let gate = receipt.gate.as_ref().unwrap_or(&no_gate);
+        let eager_bytes = gate.eager_peak_bytes.or(receipt.eager_peak_bytes);
+        let outputs = gate.outputs.iter().flatten();
+        let eager = gate.eager_us.or(receipt.eager_us).map(micros);
+        let measured = gate.artifact_us.map(micros);
+        let bytes = gate.artifact_peak_bytes;
         // The gate of a program that eager runs measures eager itself.
         let (eager, artifact, memory) = match program.steps.is_empty() {
             true => (eager.or(measured), None, None),
             false => (eager, measured, eager_bytes.zip(bytes)),
         };
         Self {
-            seconds: receipt.phases(),
+            seconds: receipt.seconds.clone(),
             outputs: outputs.map(OutputError::of).collect(),
-            deterministic: gate.deterministic.get().copied(),
+            deterministic: gate.deterministic,
             eager,
             artifact,
             slower: program.slower_than_eager(),
             turns: receipt.turns().cloned(),
-            sensitive: receipt.padding.get().map(|padding| padding.sensitive),
+            sensitive: receipt.padding.as_ref().map(|padding| padding.sensitive),
             memory,
             tuned: receipt.tried().to_vec(),
-            tuned_by: receipt.tuned_by.get().copied(),
-            gated_by: receipt.gated_by.get().copied(),
-            finished: program.provenance.created(),
+            tuned_by: receipt.tuned_by,
+            gated_by: receipt.gated_by,
+            finished: program.provenance.created,
         }
     }
 
@@ -210,24 +206,12 @@ pub fn choice(tuned: &[Tried]) -> Option<String> {
     ))
 }
 
-fn seconds(latency: &Lenient<receipt::Latency>) -> Option<Latency> {
-    Some(match *latency.get()? {
-        receipt::Latency::Median(median) => Latency {
-            median,
-            low: None,
-            high: None,
-        },
-        receipt::Latency::Spread { median, low, high } => Latency { median, low, high },
-    })
-}
-
-fn micros(micros: &Lenient<f64>) -> Option<Latency> {
-    let median = micros.get()? / 1e6;
-    Some(Latency {
-        median,
+fn micros(micros: f64) -> Latency {
+    Latency {
+        median: micros / 1e6,
         low: None,
         high: None,
-    })
+    }
 }
 
 #[cfg(test)]
@@ -242,9 +226,9 @@ mod tests {
         let mut program = testing::program("m", 1, &[Digest::of(b"a")]);
         assert_eq!(ReceiptSummary::of(&program), ReceiptSummary::default());
         program.receipt = testing::read(json!({
-            "seconds": {"capture": 2.5, "odd": "x"},
-            "latency": {"eager": 0.004, "artifact": {"median": 0.001, "low": 0.0009}},
-            "gate": {"deterministic": true, "outputs": [
+            "seconds": {"capture": 2.5},
+            "eager_us": 4000.0,
+            "gate": {"deterministic": true, "artifact_us": 1000.0, "outputs": [
                 {"name": "y", "max_abs": 2e-6, "max_rel": 0.5, "cosine": 1.0, "rtol": 1e-4, "atol": 1e-5},
                 {"name": "n", "equal": true},
             ]},
@@ -287,13 +271,10 @@ mod tests {
     #[test]
     fn a_program_that_eager_runs_is_not_compared_with_eager() {
         let mut program = testing::program("m", 1, &[]);
-        for latency in [
-            json!({"artifact": 0.001}),
-            json!({"eager": 0.001, "artifact": 0.002}),
-        ] {
+        for (eager, artifact) in [(None, 1000.0), (Some(1000.0), 2000.0)] {
             program.receipt = testing::read(json!({
-                "latency": latency,
-                "gate": {"eager_peak_bytes": 9, "artifact_peak_bytes": 4},
+                "eager_us": eager,
+                "gate": {"artifact_us": artifact, "eager_peak_bytes": 9, "artifact_peak_bytes": 4},
             }));
             let receipt = ReceiptSummary::of(&program);
             assert_eq!(receipt.eager.map(|eager| eager.median), Some(0.001));
@@ -304,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_choice_says_what_it_was_made_by() {
-        let row = |options: &str, latency: Option<f64>, refused: Option<&str>| json!({"options": options, "latency": latency, "refused": refused});
+        let row = |options: &str, latency: Option<f64>, refused: Option<&str>| json!({"options": options, "latency": latency, "refused": refused, "chosen": false});
         let tried = |rows: Vec<Value>| -> Vec<Tried> { testing::read(json!(rows)) };
         let summary = |mut rows: Vec<Value>, chosen: usize| {
             rows[chosen]["chosen"] = true.into();

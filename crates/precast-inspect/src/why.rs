@@ -68,7 +68,7 @@ pub fn program(store: &Store, program: &Program) -> Result<Why, StoreError> {
         graph,
         name: format!("{module} {}", program.bucket()),
         id: program.id,
-        built: program.provenance.created(),
+        built: program.provenance.created,
         hint: torches::hint(store, newest.as_ref(), &program.target, &reasons),
         reasons,
         before: before.map(|old| old.id),
@@ -103,7 +103,7 @@ pub fn artifact(store: &Store, artifact: &Artifact) -> Result<Option<Why>, Store
         hint: None,
         name: place(&caller),
         id: artifact.id,
-        built: artifact.provenance.created(),
+        built: artifact.provenance.created,
         reasons: match &old {
             Some(old) => reasons(&old.key, &artifact.key),
             None => vec![Reason::NeverBuilt],

@@ -107,7 +107,6 @@ pub struct GcPlan {
     /// Records of failed builds that go.
     pub failures: Vec<Victim>,
     /// What goes of `quarantine/`; its bytes are not in `before`.
-    #[serde(default)]
     pub quarantine: Vec<Damaged>,
     /// Bytes of all objects and unpacked files now.
     pub before: u64,

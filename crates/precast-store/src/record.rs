@@ -17,13 +17,11 @@ use crate::{Digest, Target};
 
 mod counts;
 mod dtype;
-mod lenient;
 mod prepared;
 pub mod receipt;
 
 pub use counts::{Calls, Counts};
 pub use dtype::Dtype;
-pub use lenient::Lenient;
 pub use prepared::{Operand, Prepared, Recipe};
 pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
 
@@ -119,7 +117,7 @@ pub struct Input {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[i64; 2]>,
     /// The lowest value and one past the highest that its elements may have: what the graph allows and `range` says. A call
-    /// with another value is refused. None for floats, for integers of any value, and in records of earlier versions.
+    /// with another value is refused. None for floats and for integers of any value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bounds: Option<[i64; 2]>,
 }
@@ -335,13 +333,13 @@ impl Program {
     /// Returns the seconds a call took when it was built: of its artifacts, or of the exported graph without Python. The gate
     /// measures both by turns.
     pub fn seconds(&self, eager: bool) -> Option<f64> {
-        let gate = self.receipt.gate.get()?;
+        let gate = self.receipt.gate.as_ref()?;
         let micros = if eager {
-            &gate.eager_us
+            gate.eager_us
         } else {
-            &gate.artifact_us
+            gate.artifact_us
         };
-        let seconds = micros.get()? / 1e6;
+        let seconds = micros? / 1e6;
         (seconds.is_finite() && seconds > 0.0).then_some(seconds)
     }
 
@@ -373,12 +371,11 @@ pub fn form_name(sizes: &Sizes, dynamic: Option<&Dynamic>, compiled: bool) -> St
 }
 
 /// What an artifact's object is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ArtifactKind {
     /// A shared object that AOTInductor made.
-    #[default]
     Library,
     /// A safetensors object with tensors that a program's code makes itself.
     Constants,
@@ -405,8 +402,7 @@ pub struct Artifact {
     pub schema: u32,
     /// The artifact key.
     pub id: Digest,
-    /// What the object is; a library in records of earlier versions.
-    #[serde(default)]
+    /// What the object is.
     pub kind: ArtifactKind,
     /// Digest of the shared object, graph or safetensors object.
     pub object: Digest,
@@ -429,7 +425,7 @@ pub struct Artifact {
     /// Digests of shared libraries to load before it (custom operators).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub libraries: Vec<Digest>,
-    /// Names of the functions that the object imports from libtorch, sorted. None in records of earlier versions.
+    /// Names of the functions that the object imports from libtorch, sorted. None for other kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub imports: Option<Vec<String>>,
     /// Digest of the canonical graph it was compiled from.
@@ -461,7 +457,7 @@ impl Artifact {
 
     /// Returns the seconds that all phases of its compile took together.
     pub fn compile_seconds(&self) -> f64 {
-        self.receipt.phases().values().sum()
+        self.receipt.seconds.values().sum()
     }
 }
 
@@ -566,7 +562,6 @@ pub struct Release {
     /// Digest of the weight set, a safetensors object; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.
-    #[serde(default)]
     pub aliases: BTreeMap<String, String>,
     /// The shims for the torch versions under which its gates passed: the one that it was built with first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -615,7 +610,6 @@ pub struct Failure {
     /// Name of the module in the spec.
     pub module: String,
     /// As `batch=8 seq=128`, `dynamic` or `eager`.
-    #[serde(default)]
     pub bucket: String,
     /// Sizes of the bucket; for a dynamic program those of its samples.
     pub sizes: Sizes,

@@ -46,10 +46,8 @@ pub struct Collected {
     /// Records of failed builds that were deleted.
     pub failures: usize,
     /// Files removed from `quarantine/`.
-    #[serde(default)]
     pub damaged: usize,
     /// Bytes of the files removed from `quarantine/`.
-    #[serde(default)]
     pub damaged_bytes: u64,
     /// Bytes of the objects and unpacked files that were deleted: what [`GcPlan`] counts.
     pub bytes: u64,

@@ -19,7 +19,8 @@ use super::Store;
 use crate::{
     Digest, Target,
     record::{
-        Artifact, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program, Release, Shim, Step,
+        Artifact, ArtifactKind, Dtype, Entry, Failure, Input, Layout, Pad, Padding, Program,
+        Release, Shim, Step,
     },
     target::DeviceKind,
 };
@@ -105,7 +106,7 @@ pub fn artifact(store: &Store, name: &str) -> Artifact {
         proxy: None,
         imports: None,
         libraries: vec![],
-        kind: Default::default(),
+        kind: ArtifactKind::Library,
         graph: None,
         log: None,
         key: json!({ "graph": name }),

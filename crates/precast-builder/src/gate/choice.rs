@@ -16,10 +16,7 @@
 
 use precast_store::{
     Digest, Store, StoreError,
-    record::{
-        Step, Tried,
-        receipt::{Gate, Other},
-    },
+    record::{Step, Tried, receipt::Gate},
 };
 
 use super::{GateProcess, GateRequest, LIMIT, candidates::Candidate, sign_test};
@@ -127,7 +124,7 @@ pub(crate) fn measure_again(
     request: &mut GateRequest,
     report: &mut Gate,
 ) -> Result<bool, BuildError> {
-    let shared = report.turns.get().is_some_and(|turns| !turns.alone);
+    let shared = report.turns.as_ref().is_some_and(|turns| !turns.alone);
     if !sign_test::in_doubt(report) || !shared {
         return Ok(false);
     }
@@ -148,11 +145,10 @@ fn row(
     Ok(Tried {
         options: candidate.set.name.clone(),
         seconds: seconds(store, &candidate.keys)?,
-        latency: report.and_then(|report| report.artifact_us.get().copied().map(in_seconds)),
+        latency: report.and_then(|report| report.artifact_us.map(in_seconds)),
         max_abs: report.and_then(worst),
         chosen: false,
         refused: gated.as_ref().err().cloned(),
-        other: Other::default(),
     })
 }
 
@@ -207,15 +203,15 @@ fn measure(
         // The measurements of their gates are no reason to choose another than the first.
         Err(_) => return Ok(0),
     };
-    let others = report.rivals_us.get().into_iter().flatten();
-    let own = report.artifact_us.get().into_iter();
+    let others = report.rivals_us.iter().flatten();
+    let own = report.artifact_us.iter();
     let all: Vec<f64> = own.chain(others).copied().collect();
     for (index, (one, micros)) in passed.iter_mut().zip(&all).enumerate() {
         rows[one.candidate].latency = Some(in_seconds(*micros));
         sign_test::put(&mut one.report, &report, index, true);
     }
-    let runs = report.artifact_runs.get().copied().unwrap_or(0);
-    let wins = report.rivals_wins.get().into_iter().flatten();
+    let runs = report.artifact_runs.unwrap_or(0);
+    let wins = report.rivals_wins.iter().flatten();
     // Where the first candidate passed, the others have to beat it.
     let clear: Vec<bool> = std::iter::once(true)
         .chain(wins.map(|wins| passed[0].candidate != 0 || sign_test::significant(*wins, runs)))
@@ -256,7 +252,7 @@ fn in_seconds(micros: f64) -> f64 {
 
 /// Returns the largest absolute error of a gate's report.
 fn worst(report: &Gate) -> Option<f64> {
-    let outputs = report.outputs.get().into_iter().flatten();
+    let outputs = report.outputs.iter().flatten();
     outputs.filter_map(|row| row.max_abs).reduce(f64::max)
 }
 

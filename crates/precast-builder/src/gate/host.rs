@@ -169,14 +169,14 @@ impl HostGates {
                 log: String::new(),
             });
         }
-        let compared = report.outputs.get().into_iter().flatten();
+        let compared = report.outputs.as_ref().into_iter().flatten();
         Ok(compared
             .map(|output| output.max_abs.unwrap_or(0.0))
             .reduce(f64::max))
     }
 
     fn request(&self, options: &HostOptions<'_>, shim: &Shim, program: &Program) -> GateRequest {
-        let first = program.receipt.gate_given.get();
+        let first = program.receipt.gate_given.as_ref();
         let any_size = any_size(&self.programs, program).filter(|_| !program.steps.is_empty());
         let smaller = any_size.map_or_else(Vec::new, |any_size| smaller(program, any_size));
         GateRequest {

@@ -73,14 +73,14 @@ pub(crate) fn earlier(
     let Some(before) = store.records().program(before)? else {
         return Ok(None);
     };
-    if before.receipt.gate_given.get() != Some(given) {
+    if before.receipt.gate_given.as_ref() != Some(given) {
         return Ok(None);
     }
-    let Some(gate) = before.receipt.gate.get().cloned() else {
+    let Some(gate) = before.receipt.gate.clone() else {
         return Ok(None);
     };
     let padding = before.padding.clone();
-    let by = before.receipt.gated_by.get().copied().unwrap_or(before.id);
+    let by = before.receipt.gated_by.unwrap_or(before.id);
     let now = Program {
         schema: program.schema,
         id: program.id,

@@ -12,10 +12,7 @@
 //! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and
 //! eager: it loads only one of them. A rebuilt program is measured again.
 
-use precast_store::record::{
-    Faster, Lenient, Turns,
-    receipt::{Gate, Other},
-};
+use precast_store::record::{Faster, Turns, receipt::Gate};
 
 /// How likely two equal programs may be taken for a faster and a slower one.
 const CHANCE: f64 = 0.01;
@@ -39,44 +36,41 @@ pub(crate) fn significant(wins: u64, rounds: u64) -> bool {
 
 /// Returns whether eager was faster than the artifact by more than the margin.
 pub(crate) fn in_doubt(report: &Gate) -> bool {
-    let micros = |micros: &Lenient<f64>| micros.get().copied().filter(|micros| *micros > 0.0);
-    let both = micros(&report.artifact_us).zip(micros(&report.eager_us));
+    let micros = |micros: Option<f64>| micros.filter(|micros| *micros > 0.0);
+    let both = micros(report.artifact_us).zip(micros(report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
 /// Describes the measurement that is in doubt.
 pub(crate) fn describe(report: &Gate) -> String {
-    let micros = |micros: &Lenient<f64>| micros.get().copied().unwrap_or_default();
-    let (eager, artifact) = (micros(&report.eager_us), micros(&report.artifact_us));
+    let micros = |micros: Option<f64>| micros.unwrap_or_default();
+    let (eager, artifact) = (micros(report.eager_us), micros(report.artifact_us));
     format!("eager took {eager:.1} µs and the artifact {artifact:.1} µs beside other tasks")
 }
 
 /// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that
 /// candidate, with the result of the sign test. `alone`: no other task of the build was running.
 pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
-    fn at<T: Copy>(list: &Lenient<Vec<T>>, other: usize) -> Option<T> {
-        list.get()?.get(other).copied()
+    fn at<T: Copy>(list: &Option<Vec<T>>, other: usize) -> Option<T> {
+        list.as_ref()?.get(other).copied()
     }
     let (micros, wins) = match of.checked_sub(1) {
-        None => (
-            measured.artifact_us.get().copied(),
-            measured.eager_wins.get().copied(),
-        ),
+        None => (measured.artifact_us, measured.eager_wins),
         Some(other) => (
             at(&measured.rivals_us, other),
             at(&measured.rivals_eager_wins, other),
         ),
     };
-    report.artifact_us = micros.into();
-    report.artifact_runs = measured.artifact_runs.get().copied().into();
-    report.eager_us = measured.eager_us.get().copied().into();
-    report.eager_runs = measured.eager_runs.get().copied().into();
-    report.turns = turns(report, wins, alone).into();
+    report.artifact_us = micros;
+    report.artifact_runs = measured.artifact_runs;
+    report.eager_us = measured.eager_us;
+    report.eager_runs = measured.eager_runs;
+    report.turns = turns(report, wins, alone);
 }
 
 /// Returns the sign test of a report; eager was faster in `wins` rounds. None if eager was not measured.
 fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
-    let rounds = *report.eager_runs.get()?;
+    let rounds = report.eager_runs?;
     let eager_faster = wins?.min(rounds);
     let faster = match in_doubt(report) {
         true if significant(eager_faster, rounds) => Faster::Eager,
@@ -88,7 +82,6 @@ fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
         eager_faster,
         alone,
         faster,
-        other: Other::default(),
     })
 }
 

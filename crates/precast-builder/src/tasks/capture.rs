@@ -24,14 +24,14 @@ const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A failed capture, and the module for a check that may find the reason.
 pub(crate) struct CaptureFailure {
-    pub failure: TaskFailure,
+    pub failure: Box<TaskFailure>,
     pub module: Option<Box<ModuleRequest>>,
 }
 
 impl<E: Into<TaskFailure>> From<E> for CaptureFailure {
     fn from(failure: E) -> Self {
         Self {
-            failure: failure.into(),
+            failure: Box::new(failure.into()),
             module: None,
         }
     }
@@ -54,7 +54,7 @@ pub(crate) fn capture(
         let left_out = (job.item.form).left_out(code, &job.item.settings.compile);
         CaptureFailure {
             module: (code == "capture" && !left_out).then(|| Box::new(module)),
-            failure,
+            failure: Box::new(failure),
         }
     })?;
     Ok(with_artifacts(slot.context, job, captured)?)

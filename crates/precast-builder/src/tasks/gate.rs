@@ -44,15 +44,15 @@ pub(crate) fn gate(
             Some(given) => reuse::earlier(store, job, &program, &candidates, given)?,
             None => None,
         };
-        program.receipt.gate_given = given.into();
+        program.receipt.gate_given = given;
         if let Some(earlier) = earlier {
             slot.context.event(&Event::GatedBefore {
                 module: &job.module.name,
                 bucket: &job.bucket,
                 by: earlier.by,
             });
-            program.receipt.gate = earlier.gate.into();
-            program.receipt.gated_by = earlier.by.into();
+            program.receipt.gate = Some(earlier.gate);
+            program.receipt.gated_by = Some(earlier.by);
             program.padding = earlier.padding;
         } else {
             let of = |keys: &[Digest]| steps(job, &captured.steps, keys);
@@ -66,8 +66,8 @@ pub(crate) fn gate(
         && let Some(before) = store.records().program(&before)?
     {
         program.receipt.tuned = before.receipt.tuned;
-        let first = before.receipt.tuned_by.get().copied();
-        program.receipt.tuned_by = first.unwrap_or(before.id).into();
+        let first = before.receipt.tuned_by;
+        program.receipt.tuned_by = Some(first.unwrap_or(before.id));
     }
     Ok(program)
 }
@@ -184,7 +184,7 @@ fn passed(
     program.padding = Padding::new(&job.item.form.sizes, &exact);
     program.steps = fastest.steps;
     if !fastest.tuned.is_empty() {
-        program.receipt.tuned = fastest.tuned.into();
+        program.receipt.tuned = Some(fastest.tuned);
     }
     request.program.steps.clone_from(&program.steps);
     let started = Instant::now();
@@ -192,6 +192,6 @@ fn passed(
         let seconds = started.elapsed().as_secs_f64();
         program.receipt.took("measure", seconds);
     }
-    program.receipt.gate = report.into();
+    program.receipt.gate = Some(report);
     Ok(())
 }

@@ -256,8 +256,8 @@ impl ModelPart {
                             programs: 0,
                             calls: 0,
                             bytes: artifact.size,
-                            seconds: artifact.receipt.phases(),
-                            finished: artifact.provenance.created(),
+                            seconds: artifact.receipt.seconds.clone(),
+                            finished: artifact.provenance.created,
                         });
                     }
                     Ok(None) => {

@@ -1,9 +1,6 @@
 //! Receipts: the measurements of a build.
 //!
-//! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`]. Later versions measure
-//! more, so any field may be absent. A [`Lenient`] value of an unexpected type counts as absent and is kept as it is; an
-//! unknown field is kept in `other`. So a receipt never prevents a program from running, and a record that is read and
-//! written again loses nothing.
+//! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`].
 //!
 //! | record | field | meaning |
 //! |---|---|---|
@@ -16,7 +13,6 @@
 //! | program | `gated_by` | the program whose gate had the same inputs, so that this one was not run |
 //! | program | `tuned` | the [option sets](Tried) it was compiled with, the baseline first |
 //! | program | `tuned_by` | the tuned program whose choice was reused |
-//! | program | `latency` | of old builds: seconds of a call of `eager` and of the `artifact` |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
 //! | any | `provenance.created` | when it was finished, in seconds since 1970 |
 
@@ -25,143 +21,72 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Dtype, Lenient, Padding, Sizes};
+use super::{Dtype, Padding, Sizes};
 use crate::Digest;
-
-/// Fields that this version does not know.
-pub type Other = serde_json::Map<String, Value>;
 
 /// What was measured when a program was built.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, expecting = "a receipt, which is an object")]
 pub struct Receipt {
     /// Seconds of each phase (`capture`, `gate`, `measure`).
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub seconds: Lenient<Seconds>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub seconds: BTreeMap<String, f64>,
     /// Microseconds of a call of eager in Python, with other tasks of the build beside it.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_us: Lenient<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_us: Option<f64>,
     /// How many calls that is the median of.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_runs: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_runs: Option<u64>,
     /// How many threads torch used for them.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub threads: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<u64>,
     /// Peak memory of eager in Python, on CUDA.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_peak_bytes: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_peak_bytes: Option<u64>,
     /// The module's own answers to padded requests; absent where padding was not tried.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub padding: Lenient<ModulePadding>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding: Option<ModulePadding>,
     /// What the gate looked at beside the program.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub gate_given: Lenient<Given>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate_given: Option<Given>,
     /// The gate's report.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub gate: Lenient<Gate>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gate: Option<Gate>,
     /// Request key of the program whose gate it is, where that gate looked at the same things and was not repeated.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub gated_by: Lenient<Digest>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gated_by: Option<Digest>,
     /// Option sets that it was compiled with, the module's own first; absent where there was one.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub tuned: Lenient<Vec<Tried>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tuned: Option<Vec<Tried>>,
     /// Request key of the program that was tuned, where its choice was taken over.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub tuned_by: Lenient<Digest>,
-    /// Seconds of a call, in records of old builds.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub latency: Lenient<Latencies>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tuned_by: Option<Digest>,
 }
 
 impl Receipt {
     /// Returns the option sets that it was compiled with; none where there was one.
     pub fn tried(&self) -> &[Tried] {
-        self.tuned.get().map_or(&[], Vec::as_slice)
+        self.tuned.as_deref().unwrap_or_default()
     }
 
     /// Returns the result of calling artifacts and eager in turns, where they were.
     pub fn turns(&self) -> Option<&Turns> {
-        self.gate.get()?.turns.get()
-    }
-
-    /// Returns the seconds of each phase.
-    pub fn phases(&self) -> BTreeMap<String, f64> {
-        phases(&self.seconds)
+        self.gate.as_ref()?.turns.as_ref()
     }
 
     /// Notes what a phase took.
     pub fn took(&mut self, phase: &str, seconds: f64) {
-        if !matches!(self.seconds, Lenient::Known(Seconds::Phases(_))) {
-            self.seconds = Seconds::default().into();
-        }
-        if let Lenient::Known(Seconds::Phases(phases)) = &mut self.seconds {
-            phases.insert(phase.to_owned(), seconds.into());
-        }
+        self.seconds.insert(phase.to_owned(), seconds);
     }
 }
 
 /// What was measured when an artifact was compiled.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, expecting = "a receipt, which is an object")]
 pub struct CompileReceipt {
     /// Seconds of each phase (`lower`, `cpp`, `link`, …).
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub seconds: Lenient<Seconds>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
-}
-
-impl CompileReceipt {
-    /// Returns the seconds of each phase.
-    pub fn phases(&self) -> BTreeMap<String, f64> {
-        phases(&self.seconds)
-    }
-}
-
-/// Seconds that a build took.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(untagged)]
-pub enum Seconds {
-    /// By phase.
-    Phases(BTreeMap<String, Lenient<f64>>),
-    /// As a whole, in old records.
-    Whole(f64),
-}
-
-impl Default for Seconds {
-    fn default() -> Self {
-        Self::Phases(BTreeMap::new())
-    }
-}
-
-impl From<BTreeMap<String, f64>> for Seconds {
-    fn from(phases: BTreeMap<String, f64>) -> Self {
-        let phases = phases.into_iter().map(|(name, s)| (name, s.into()));
-        Self::Phases(phases.collect())
-    }
-}
-
-fn phases(seconds: &Lenient<Seconds>) -> BTreeMap<String, f64> {
-    match seconds.get() {
-        None => BTreeMap::new(),
-        Some(Seconds::Whole(seconds)) => BTreeMap::from([("compile".to_owned(), *seconds)]),
-        Some(Seconds::Phases(phases)) => {
-            let known = phases
-                .iter()
-                .filter_map(|(name, s)| Some((name, *s.get()?)));
-            known
-                .filter(|(_, s)| s.is_finite() && *s >= 0.0)
-                .map(|(name, s)| (name.clone(), s))
-                .collect()
-        }
-    }
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub seconds: BTreeMap<String, f64>,
 }
 
 /// The answers of the module itself, in Python, to requests that were padded into the bucket.
@@ -174,9 +99,6 @@ pub struct ModulePadding {
     pub max_abs: f64,
     /// Whether other values in the padding than the spec's change the answer.
     pub sensitive: bool,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
 }
 
 /// A size that padding was tried at.
@@ -188,9 +110,6 @@ pub struct PaddedPoint {
     /// The module's error at this size, without padding: there is no answer to compare with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
 }
 
 /// What a gate looked at beside the program. A gate of an equal program that was given the same holds.
@@ -238,65 +157,61 @@ pub struct Host {
 /// The report of a gate: how a program's artifacts compare with eager.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
 pub struct Gate {
     /// The error of each output, in the order of the program's outputs.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub outputs: Lenient<Vec<Compared>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outputs: Option<Vec<Compared>>,
     /// Whether all runs gave the same bits.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub deterministic: Lenient<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deterministic: Option<bool>,
     /// How often it was run.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub steps: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
     /// Mean seconds of these runs, with the copies of their outputs to the CPU.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub seconds_per_run: Lenient<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds_per_run: Option<f64>,
     /// Peak memory of a call of the artifacts, beyond what the process had before; null where it can't be known.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub artifact_peak_bytes: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_peak_bytes: Option<u64>,
     /// The runtime's answers to padded requests; null where padding was not tried.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub padding: Lenient<GatePadding>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub padding: Option<GatePadding>,
     /// The same of the exported graph; null where it did not run.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_peak_bytes: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_peak_bytes: Option<u64>,
     /// Median microseconds of a call of the artifacts, in turns with the exported graph.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub artifact_us: Lenient<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_us: Option<f64>,
     /// How many calls that is the median of.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub artifact_runs: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub artifact_runs: Option<u64>,
     /// The same of the exported graph, without Python.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_us: Lenient<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_us: Option<f64>,
     /// How many calls that is the median of.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_runs: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_runs: Option<u64>,
     /// In how many rounds the exported graph took less time than the artifacts.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager_wins: Lenient<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_wins: Option<u64>,
     /// The same for each of the other option sets that were measured with it.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub rivals_eager_wins: Lenient<Vec<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rivals_eager_wins: Option<Vec<u64>>,
     /// Median microseconds of a call of each of them.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub rivals_us: Lenient<Vec<f64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rivals_us: Option<Vec<f64>>,
     /// In how many rounds each of them took less time than this one.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub rivals_wins: Lenient<Vec<u64>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rivals_wins: Option<Vec<u64>>,
     /// What calls by turns showed of artifacts and eager; absent where they were not measured so.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub turns: Lenient<Turns>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Turns>,
 }
 
 impl Gate {
     /// Returns the dimensions in which padded requests differed from eager, each with the reason.
     pub fn exact(&self) -> BTreeMap<String, String> {
-        let padding = self.padding.get();
+        let padding = self.padding.as_ref();
         padding
             .map(|padding| padding.exact.clone())
             .unwrap_or_default()
@@ -308,7 +223,6 @@ impl Gate {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
     /// Name of the output.
-    #[serde(default = "output")]
     pub name: String,
     /// Of integers, which must be equal; the numbers are absent then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -328,13 +242,6 @@ pub struct Compared {
     /// Absolute tolerance that was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub atol: Option<f64>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
-}
-
-fn output() -> String {
-    "output".to_owned()
 }
 
 /// The runtime's answers to requests that it padded into the bucket.
@@ -350,9 +257,6 @@ pub struct GatePadding {
     /// In which dimension they may not, with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub exact: BTreeMap<String, String>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
 }
 
 /// The result of calling a program's artifacts and eager in turns.
@@ -367,9 +271,6 @@ pub struct Turns {
     pub alone: bool,
     /// Which of the two answers from now on.
     pub faster: Faster,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
 }
 
 /// Which of the two is the faster one, as far as that was decided.
@@ -390,7 +291,6 @@ pub enum Faster {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tried {
     /// How it differs from the module's own settings.
-    #[serde(default = "own")]
     pub options: String,
     /// Seconds its artifacts took to compile.
     pub seconds: Option<f64>,
@@ -399,89 +299,33 @@ pub struct Tried {
     /// The largest absolute error of an output.
     pub max_abs: Option<f64>,
     /// Whether the program kept it.
-    #[serde(default)]
     pub chosen: bool,
     /// Why it could not be chosen.
     pub refused: Option<String>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
-}
-
-fn own() -> String {
-    "default".to_owned()
-}
-
-/// What a call takes, as old records have it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default)]
-pub struct Latencies {
-    /// Of eager in Python.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub eager: Lenient<Latency>,
-    /// Of the program's artifacts.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub artifact: Lenient<Latency>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
-}
-
-/// Seconds that a call takes.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(untagged)]
-pub enum Latency {
-    /// The median alone.
-    Median(f64),
-    /// The median and how far calls lay from it.
-    Spread {
-        /// Median of the calls.
-        median: f64,
-        /// The fast end of the spread.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        low: Option<f64>,
-        /// The slow end of the spread.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        high: Option<f64>,
-    },
 }
 
 /// Which precast wrote a record, and when; never part of a key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-#[serde(default, expecting = "a provenance, which is an object")]
 pub struct Provenance {
     /// Version of precast.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub precast: Lenient<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precast: Option<String>,
     /// Seconds since 1970.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub created: Lenient<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub created: Option<i64>,
     /// AOTInductor's own metadata, for an artifact.
-    #[serde(skip_serializing_if = "Lenient::is_absent")]
-    pub metadata: Lenient<Value>,
-    /// Fields of later versions, kept as they are.
-    #[serde(flatten)]
-    pub other: Other,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metadata: Option<Value>,
 }
 
 impl Provenance {
     /// Returns the provenance of a record that is written now.
     pub fn now() -> Self {
         Self {
-            precast: env!("CARGO_PKG_VERSION").to_owned().into(),
-            created: crate::time::now().into(),
-            ..Self::default()
+            precast: Some(env!("CARGO_PKG_VERSION").to_owned()),
+            created: Some(crate::time::now()),
+            metadata: None,
         }
     }
-
-    /// Returns the time at which the record was written, in seconds since 1970, if known.
-    pub fn created(&self) -> Option<i64> {
-        self.created.get().copied()
-    }
 }
-
-#[cfg(test)]
-mod tests;
