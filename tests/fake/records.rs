@@ -231,6 +231,7 @@ impl Fake {
             dynamic: None,
             target: target(),
             inputs: inputs.collect(),
+            states: vec![],
             outputs: outputs.collect(),
             results: (self.inputs..self.inputs + self.outputs).collect(),
             checks: vec![],

@@ -221,8 +221,8 @@ fn figures_of_a_call() {
         let artifact = pipelined(&mut || drop(plain.run("encode", &call).unwrap()));
         let graph = pipelined(&mut || drop(graphs.run("encode", &call).unwrap()));
         let sizes = Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)]);
-        let mut session = graphs.session("encode", &sizes).unwrap();
-        let replay = pipelined(&mut || session.run().unwrap());
+        let mut fixed = graphs.fixed("encode", &sizes).unwrap();
+        let replay = pipelined(&mut || fixed.run().unwrap());
         println!(
             "{}",
             json!({ "figure": "call", "batch": batch, "seq": seq, "artifact_us": artifact, "graph_us": graph, "replay_us": replay })

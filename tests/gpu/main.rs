@@ -20,10 +20,10 @@ use tch::{Kind, Tensor};
 mod convolutions;
 mod eager;
 mod faults;
+mod fixed;
 mod graphs;
 mod memory;
 mod replicas;
-mod session;
 mod tensors;
 #[path = "../traced/mod.rs"]
 mod traced;

@@ -179,35 +179,35 @@ fn a_computed_index_out_of_bounds_is_an_error_of_its_call() {
 }
 
 #[test]
-fn a_session_checks_the_values_of_its_last_run() {
-    let Some(all) = Under::all("a_session_checks_the_values_of_its_last_run") else {
+fn a_fixed_program_checks_the_values_of_its_last_run() {
+    let Some(all) = Under::all("a_fixed_program_checks_the_values_of_its_last_run") else {
         return;
     };
     let graph = &all[1];
     let sizes = [("batch".to_owned(), 4), ("seq".to_owned(), 16)].into();
-    let mut session = graph.model.session("forward", &sizes).unwrap();
-    let right = |session: &mut precast::runtime::cuda::Session<'_>| {
+    let mut fixed = graph.model.fixed("forward", &sizes).unwrap();
+    let right = |fixed: &mut precast::runtime::cuda::Fixed<'_>| {
         let ids = good(4, 16, 5);
-        session.inputs()[0].write(&ids).unwrap();
-        session.run().unwrap();
-        session.check().unwrap();
-        let got = Tensor::from(session.outputs()[0].copied().unwrap()).to_device(tch::Device::Cpu);
+        fixed.inputs()[0].write(&ids).unwrap();
+        fixed.run().unwrap();
+        fixed.check().unwrap();
+        let got = Tensor::from(fixed.outputs()[0].copied().unwrap()).to_device(tch::Device::Cpu);
         assert!(got.equal(&answer(&ids)));
     };
-    right(&mut session);
+    right(&mut fixed);
     for value in [ROWS, -1, i64::MIN, i64::MAX] {
         let ids = with(4, 16, [2, 9], value);
-        session.inputs()[0].write(&ids).unwrap();
-        session.run().unwrap();
-        assert_value(session.check().unwrap_err(), [2, 9], value);
-        right(&mut session);
+        fixed.inputs()[0].write(&ids).unwrap();
+        fixed.run().unwrap();
+        assert_value(fixed.check().unwrap_err(), [2, 9], value);
+        right(&mut fixed);
     }
     let ids = with(4, 16, [3, 0], 997);
-    session.inputs()[0].write(&ids).unwrap();
-    session.run().unwrap();
-    let failed = session.check();
+    fixed.inputs()[0].write(&ids).unwrap();
+    fixed.run().unwrap();
+    let failed = fixed.check();
     assert!(matches!(failed, Err(RuntimeError::CheckFailed { .. })));
-    right(&mut session);
+    right(&mut fixed);
 }
 
 #[test]

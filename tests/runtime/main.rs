@@ -7,6 +7,7 @@ mod calls;
 mod conversions;
 #[path = "../fake/mod.rs"]
 mod fake;
+mod fixed;
 mod hooked;
 mod ladder;
 mod load;
@@ -15,7 +16,6 @@ mod operators;
 mod passing;
 mod prepared;
 mod replicas;
-mod session;
 mod swap;
 #[cfg(feature = "tch")]
 mod tch;

@@ -106,6 +106,7 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
             range: None,
             bounds: None,
         }],
+        states: vec![],
         outputs: vec![],
         results: vec![1],
         checks: vec![],

@@ -130,10 +130,19 @@ class Project(unittest.TestCase):
             buffer.copy_(weights[name])
         return module, weights, inputs
 
+    def given(self, captured: dict[str, Any], samples: dict[str, Any]) -> list[Any]:
+        """Returns the sample inputs and states. Kept in `states`, where a run leaves new values."""
+        self.states = [samples[f"state.{index}"].clone() for index in range(len(captured["states"]))]
+        return [*(samples[f"in.{index}"] for index in range(len(captured["inputs"]))), *self.states]
+
+    def check_states(self, samples: dict[str, Any]) -> None:
+        """Fails unless the last run left the states that the module left."""
+        for index, state in enumerate(self.states):
+            self.assertTrue(torch.equal(state, samples[f"after.{index}"]), f"state {index} differs from eager")
+
     def composed(self, captured: dict[str, Any], weights: dict[str, Any]) -> list[Any]:
         """Runs the captured steps one after the other, uncompiled, on the sample inputs."""
-        samples = self.samples(captured)
-        values: dict[int, Any] = {index: samples[f"in.{index}"] for index in range(len(captured["inputs"]))}
+        values: dict[int, Any] = dict(enumerate(self.given(captured, self.samples(captured))))
         with torch.inference_mode():
             for at, step in enumerate(captured["steps"]):
                 segment = captured["segments"][step["segment"]]
@@ -156,17 +165,18 @@ class Project(unittest.TestCase):
             self.assertEqual(part("tensors").layout(result)["shape"], captured["outputs"][index]["shape"])
             self.assertEqual(part("tensors").layout(result)["stride"], captured["outputs"][index]["stride"])
             self.assertTrue(torch.equal(result, expected), f"output {index} differs from eager")
+        self.check_states(samples)
         self.check_eager(captured, weights, samples)
 
     def check_eager(self, captured: dict[str, Any], weights: dict[str, Any], samples: dict[str, Any]) -> None:
         """Fails unless the calls of the runtime's eager give the module's results, bit for bit."""
-        given = [samples[f"in.{index}"] for index in range(len(captured["inputs"]))]
-        results = self.run_eager(captured, given, weights)
+        results = self.run_eager(captured, self.given(captured, samples), weights)
         self.assertEqual(len(results), len(captured["outputs"]) + len(captured["checks"]))
         for index, output in enumerate(captured["outputs"]):
             layout = part("tensors").layout(results[index])
             self.assertEqual([layout["shape"], layout["stride"]], [output["shape"], output["stride"]])
             self.assertTrue(torch.equal(results[index], samples[f"out.{index}"]), f"output {index} of eager differs")
+        self.check_states(samples)
 
 
 def model(body: str, init: str = "pass", extra: str = "", inputs: str = "x, y=None") -> str:

@@ -125,6 +125,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         path: path.clone(),
         method: "forward".to_owned(),
         inputs: None,
+        state: BTreeMap::new(),
         buckets: buckets.clone(),
         regions: vec![],
         compile: Overrides::default(),
@@ -190,6 +191,7 @@ fn one(
             path: module.path.clone(),
             method: module.method.clone(),
             inputs,
+            state: module.state.clone(),
             compiled,
             regions: if compiled {
                 module.regions.clone()

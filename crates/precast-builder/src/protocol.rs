@@ -135,8 +135,11 @@ pub(crate) struct ModuleRequest {
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
     pub method: String,
-    /// In call order. `layout.shape` holds the sizes of this bucket.
+    /// In call order, states among them. `layout.shape` holds the sizes of this bucket.
     pub inputs: Vec<Input>,
+    /// The inputs that are states, with their first values.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub state: BTreeMap<String, record::First>,
     /// Whether its segments will be compiled; else only the graph for eager is saved.
     pub compiled: bool,
     /// FQN globs of the regions to cut out.
@@ -311,6 +314,9 @@ pub(crate) struct Captured {
     #[serde(default)]
     pub passes: SegmentPasses,
     pub inputs: Vec<Input>,
+    /// Buffers that the module writes into, and the inputs that the spec names as states.
+    #[serde(default)]
+    pub states: Vec<record::State>,
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
@@ -329,7 +335,8 @@ pub(crate) struct Captured {
     /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
     #[serde(default)]
     pub computed_in: Vec<Option<record::Dtype>>,
-    /// A safetensors file with inputs `in.0`, `in.1`, … and eager's outputs `out.0`, ….
+    /// A safetensors file with inputs `in.0`, `in.1`, …, eager's outputs `out.0`, …, and states before the call
+    /// (`state.0`, …) and after it (`after.0`, …).
     pub samples: PathBuf,
     /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no
     /// name in the model. Named by their content, so that those of several captures can be put together.

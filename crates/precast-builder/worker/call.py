@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,26 +65,73 @@ def check_inputs(function: Any, names: list[str], what: str) -> None:
         ) from error
 
 
-def wrap(module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None) -> Any:
-    """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as in `nesting`."""
+def wrap(
+    module: Any, method: str, names: list[str], nesting: dict[str, Any] | None = None, buffers: Sequence[str] = ()
+) -> Any:
+    """Returns a module that calls `method` of `module` with tensors in the order of `names`, nested as in `nesting`.
+
+    Further tensors take the place of these buffers, and have their new values after the call.
+    """
     function = getattr(module, method)
     keyword = by_name(module.forward if method == "forward" else function, names)
+    replaced: set[str] = set()
 
     class Call(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.add_module(INNER, module)
 
+        def replaced(self) -> list[str]:
+            """Returns the other buffers that calls so far gave another tensor."""
+            return sorted(replaced)
+
         def forward(self, *inputs: Any) -> Any:
-            # `forward` is called through `__call__`, so that hooks run.
+            given = inputs[: len(inputs) - len(buffers)]
+            if torch.compiler.is_dynamo_compiling() and not buffers:
+                return self.called(given)
+            inner = getattr(self, INNER)
+            with _replaced_buffers(inner, replaced), _in_place_of(inner, buffers, inputs[len(given) :]):
+                return self.called(given)
+
+        def called(self, given: Any) -> Any:
+            """Calls the method. `forward` is called through `__call__`, so that hooks run."""
             inner = getattr(self, INNER)
             target = inner if method == "forward" else getattr(inner, method)
             if nesting is not None:
-                args = [structure.unflatten(item, inputs) for item in nesting["args"]]
-                return target(*args, **{k: structure.unflatten(v, inputs) for k, v in nesting["kwargs"].items()})
-            return target(**dict(zip(names, inputs, strict=True))) if keyword else target(*inputs)
+                args = [structure.unflatten(item, given) for item in nesting["args"]]
+                return target(*args, **{k: structure.unflatten(v, given) for k, v in nesting["kwargs"].items()})
+            return target(**dict(zip(names, given, strict=True))) if keyword else target(*given)
 
     return Call().eval()
+
+
+@contextmanager
+def _replaced_buffers(module: Any, found: set[str]) -> Iterator[None]:
+    """Adds the names of buffers that get another tensor: torch.export does not report them."""
+    before = dict(module.named_buffers(remove_duplicate=False))
+    yield
+    after = dict(module.named_buffers(remove_duplicate=False))
+    found.update(name for name, value in after.items() if value is not before.get(name))
+
+
+@contextmanager
+def _in_place_of(module: Any, buffers: Sequence[str], states: Sequence[Any]) -> Iterator[None]:
+    """Puts tensors in the place of buffers. A buffer that gets another tensor meanwhile is copied into the state."""
+    places = []
+    for name in buffers:
+        owner, _, leaf = name.rpartition(".")
+        places.append((module.get_submodule(owner)._buffers, leaf))
+    before = [held[leaf] for held, leaf in places]
+    for (held, leaf), state in zip(places, states, strict=True):
+        held[leaf] = state
+    try:
+        yield
+        for (held, leaf), state in zip(places, states, strict=True):
+            if held[leaf] is not state:
+                state.copy_(held[leaf])
+    finally:
+        for (held, leaf), value in zip(places, before, strict=True):
+            held[leaf] = value
 
 
 def outer_name(path: str, name: str) -> str:

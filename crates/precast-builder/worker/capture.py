@@ -5,7 +5,9 @@ Eager's outputs come from the module itself, never from the captured graph: ever
 
 from __future__ import annotations
 
+import functools
 import time
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from .wire import Failure, Wire
 
 # Message and hint for a module that keeps state in Python.
 ANOTHER = "gives another answer when it is called again with the same inputs"
-STATE = "take what changes between calls as an input, and return its new value as an output"
+STATE = "keep what changes between calls in a registered buffer, or take it as an input and return its new value"
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
 # Operators that move values; operators that fill some in, with the position of the fill value among the arguments.
@@ -53,11 +55,16 @@ _FILLS = {"scalar_tensor": 0, "full": 1, "full_like": 1, "where": 1, "masked_fil
 
 @dataclass
 class Traced:
-    """A module's graph at one bucket, ready to be cut."""
+    """A module's graph at one bucket, ready to be cut. Its inputs are those of a call and its states."""
 
     what: str
+    # Runs the module and leaves the tensors of states that it is given as they are.
     wrapped: Any
+    # The same with the new values of states: the result and the inputs after the call.
+    run: Any
     specs: list[dict[str, Any]]
+    # The positions of states among them, and the first value of each.
+    states: dict[int, Any]
     sizes: dict[str, int]
     graph: flat.Flat
     # Bounds of dynamic dimensions; of each input's values as the graph has them, and as the record says them.
@@ -74,12 +81,52 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
     nesting = module.get("structure")
     if nesting is None:
         call.check_inputs(target.forward if module["method"] == "forward" else function, names, what)
-    return what, call.wrap(target, module["method"], names, nesting)
+    return what, call.wrap(target, module["method"], names, nesting, module.get("buffers") or ())
 
 
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
-    """Captures a module's graph; refuses operators and outputs that no artifact can have."""
-    specs = module["inputs"]
+    """Captures a module's graph; refuses operators and outputs that no artifact can have.
+
+    Buffers that the module writes into, or gives another tensor, are states. A capture finds them, and the next one
+    takes them as inputs.
+    """
+    buffers: list[str] = []
+    while True:
+        try:
+            return _trace(opened, {**module, "buffers": buffers}, sizes, wire)
+        except flat.WritesBuffers as found:
+            if set(found.names) <= set(buffers):
+                raise
+            buffers = [*buffers, *found.names]
+
+
+def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Returns the inputs of a module with its states among them; the positions of states, and their first values."""
+    specs, path = list(module["inputs"]), module["path"]
+    first = module.get("state") or {}
+    for name in first:
+        if all(spec["name"] != name for spec in specs):
+            names = [spec["name"] for spec in specs]
+            hint = failures.nearest(name, names, "its inputs are")
+            raise Failure("bad_input", f"no input of {_describe(module)} is named `{name}`", hint=hint, spec=name)
+    states: dict[int, Any] = {at: first[spec["name"]] for at, spec in enumerate(specs) if spec["name"] in first}
+    for name in module.get("buffers") or ():
+        buffer = call.find(opened.model, path).get_buffer(name)
+        whole = call.joined(path, name)
+        states[len(specs)] = {"tensor": opened.named().name_of(whole)}
+        layout = tensors.layout(buffer.contiguous())
+        specs.append({"name": whole, **layout, "dims": [None] * buffer.dim(), "pad": 0})
+    return specs, states
+
+
+def _run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Runs a module on copies of its states. Returns its result, and the inputs after the call."""
+    given = [value.clone() if at in states else value for at, value in enumerate(inputs)]
+    return wrapped(*given), given
+
+
+def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
+    specs, states = _states(opened, module)
     what, wrapped = call_of(opened, module)
     wire.event("capture")
     asked = module.get("dynamic") or None
@@ -97,8 +144,10 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         specs = samples.at_sizes(specs, sizes)
     else:
         exported = flat.export(wrapped, samples.lowest(specs, opened.device), opened.root, what)
+    if wrapped.replaced():
+        raise flat.WritesBuffers(wrapped.replaced())
     exported = operators.inline(exported, opened.device, opened.root)
-    graph = flat.flatten(exported, opened.named(), module["path"], opened.root)
+    graph = flat.flatten(exported, opened.named(), module["path"], opened.root, states)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -114,7 +163,9 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
-    return Traced(what, wrapped, specs, sizes, graph, held, limits, ranges)
+    run = functools.partial(_run, wrapped, states)
+    pure = (lambda *inputs: run(inputs)[0]) if states else wrapped
+    return Traced(what, pure, run, specs, states, sizes, graph, held, limits, ranges)
 
 
 def _takes(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
@@ -146,6 +197,8 @@ class Answers:
     inputs: list[Any]
     returned: Any
     results: list[Any]
+    # The inputs after the call: states have their new values.
+    after: list[Any]
     outputs: list[dict[str, Any]]
     notes: list[str]
 
@@ -159,7 +212,9 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("cut")
     compiled = module.get("compiled", True)
-    segments, steps, values, numbers = _steps(parts_of(traced, module), graph, out, opened, compiled)
+    order = _order(traced)
+    inputs = [graph.inputs[at] for at in order]
+    segments, steps, values, numbers = _steps(parts_of(traced, module), graph, inputs, out, opened, compiled)
     program = {"segments": [one for one, _ in segments], "steps": steps}
     if compiled:
         program["passes"] = {
@@ -171,7 +226,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     answers = _answers(traced, opened)
     receipt = measure.eager(traced.wrapped, answers.inputs, opened.device)
     entry.seed()
-    if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened))):
+    if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened)[0])):
         raise Failure("capture", f"{traced.what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")
 
     held, ends, ones = traced.held, [], []
@@ -183,11 +238,18 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     exact, smaller = _padded(opened, module, traced, answers, receipt)
 
     wire.event("save")
-    exported, exported_weights, more = _save_eager(graph, out, traced.what, compiled, _choices(ones, specs))
+    exported, exported_weights, more = _save_eager(
+        graph, order, out, traced.what, compiled, _choices(ones, specs, order)
+    )
     names = [spec["name"] for spec in specs]
+    called = [at for at in range(len(specs)) if at not in traced.states]
     captured = {
         **program,
-        "inputs": [_input(*pair) for pair in zip(specs, traced.ranges, strict=True)],
+        "inputs": [_input(specs[at], traced.ranges[at]) for at in called],
+        "states": [
+            {"name": specs[at]["name"], **_layout(specs[at]), "dims": specs[at]["dims"], "first": first}
+            for at, first in traced.states.items()
+        ],
         "outputs": answers.outputs,
         "results": [numbers[node] for node in graph.outputs],
         "checks": [
@@ -201,7 +263,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "exact": exact,
         "notes": answers.notes + more,
         "computed_in": compute_dtypes(graph),
-        "samples": str(_write_samples(out, answers.inputs, answers.results, smaller + ends)),
+        "samples": str(_write_samples(out, traced, answers, smaller + ends)),
         "receipt": receipt,
         "dynamic": held,
         "exported": exported,
@@ -222,8 +284,11 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     tables = [samples.table_of(node) for node in graph.inputs]
     drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
     inputs = samples.draw(drawn, tables, opened.device)
+    for at, first in traced.states.items():
+        if isinstance(first, dict):
+            inputs[at] = opened.named().tensors[first["tensor"]].detach().clone()
     entry.seed()
-    returned = _eager(traced, inputs, opened)
+    returned, after = _eager(traced, inputs, opened)
     results, names, notes = [], [], []
     for name, leaf in structure.named(returned):
         if isinstance(leaf, torch.Tensor):
@@ -234,7 +299,7 @@ def _answers(traced: Traced, opened: Any) -> Answers:
             notes.append(f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out")
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
-    return Answers(drawn, tables, inputs, returned, results, _outputs(graph, names, results, what), notes)
+    return Answers(drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes)
 
 
 def _lowered(
@@ -244,7 +309,8 @@ def _lowered(
 
     def at_one(fixed: dict[str, int]) -> Traced:
         free = {dim: bounds for dim, bounds in module["dynamic"].items() if dim not in fixed}
-        at = {**module, "inputs": samples.at_sizes(traced.specs, fixed), "dynamic": free}
+        called = traced.specs[: len(module["inputs"])]
+        at = {**module, "inputs": samples.at_sizes(called, fixed), "dynamic": free}
         return trace(opened, at, {**traced.sizes, **fixed}, wire)
 
     lower = smallest.lowered(traced, module["dynamic"], answers.drawn, answers.tables, opened.device, at_one)
@@ -256,9 +322,12 @@ def _padded(
 ) -> tuple[dict[str, str], list[padding.Unpadded]]:
     """Returns why dimensions can't be padded, if they can't, and answers at smaller sizes; adds to the receipt."""
     specs, drawn, tables, wrapped, device = traced.specs, answers.drawn, answers.tables, traced.wrapped, opened.device
-    used = {dim: size for dim, size in traced.sizes.items() if any(dim in spec["dims"] for spec in specs)}
+    kept = {dim for at in traced.states for dim in specs[at]["dims"]}
+    named = {dim for spec in specs for dim in spec["dims"]} - kept
+    used = {dim: size for dim, size in traced.sizes.items() if dim in named}
     probes = [padding.run_unpadded(wrapped, at, drawn, tables, device) for at in padding.points(used)]
     exact = _find_output_dims(traced, answers, used, probes, device, quick=receipt["eager_us"] < _QUICK)
+    exact |= {dim: f"a state has the size of `{dim}`" for dim in traced.sizes if dim in kept}
     if traced.held is not None:
         return {}, probes  # its inputs are never padded
     if module.get("padding") == "trusted":
@@ -273,8 +342,12 @@ def _padded(
 
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
     """Returns the record of an input; `values` are the bounds of its values."""
-    record = {**spec, "stride": tensors.dense(spec["shape"])}
+    record = {**spec, **_layout(spec)}
     return record if values is None else {**record, "bounds": values}
+
+
+def _layout(spec: dict[str, Any]) -> dict[str, Any]:
+    return {"dtype": spec["dtype"], "shape": spec["shape"], "stride": tensors.dense(spec["shape"])}
 
 
 def _with_sample_range(spec: dict[str, Any], table: int | None, limit: bounds.Bounds | None) -> dict[str, Any]:
@@ -290,10 +363,11 @@ def _describe(module: dict[str, Any]) -> str:
     return f"module `{module['name']}` ({where}.{module['method']})" if module["path"] else f"module `{module['name']}`"
 
 
-def _eager(traced: Traced, inputs: list[Any], opened: Any) -> Any:
+def _eager(traced: Traced, inputs: list[Any], opened: Any) -> tuple[Any, list[Any]]:
+    """Runs the module on copies of inputs. Returns its result, and the inputs after the call."""
     try:
         with torch.inference_mode():
-            return traced.wrapped(*[value.clone() for value in inputs])
+            return traced.run([value.clone() for value in inputs])
     except Exception as error:
         raise Failure(
             "bad_input",
@@ -409,16 +483,21 @@ def _find_output_dims(
     return exact
 
 
+def _order(traced: Traced) -> list[int]:
+    """Returns the positions of the inputs of a call, and then of the states."""
+    return sorted(range(len(traced.specs)), key=lambda at: at in traced.states)
+
+
 def _steps(
-    parts: list[cut.Part], graph: flat.Flat, out: Path, opened: Any, compiled: bool
+    parts: list[cut.Part], graph: flat.Flat, inputs: list[Any], out: Path, opened: Any, compiled: bool
 ) -> tuple[list[tuple[dict[str, Any], Any]], list[dict[str, Any]], int, dict[Any, int]]:
     """Returns the segments, one for each canonical text, with their graphs; the steps that call them; the number of
     values, and the number of each."""
-    numbers = {node: index for index, node in enumerate(graph.inputs)}
+    numbers = {node: index for index, node in enumerate(inputs)}
     segments: list[tuple[dict[str, Any], Any]] = []
     known: dict[str, int] = {}
     steps = []
-    values = len(graph.inputs)
+    values = len(inputs)
     for part in parts:
         built = segment.build(part, graph)
         index = known.get(built.text)
@@ -445,14 +524,16 @@ def _steps(
     return segments, steps, values, numbers
 
 
-def _choices(ones: list[tuple[tuple[str, ...], flat.Flat]], specs: list[dict[str, Any]]) -> list[eager.Choice]:
+def _choices(
+    ones: list[tuple[tuple[str, ...], flat.Flat]], specs: list[dict[str, Any]], order: list[int]
+) -> list[eager.Choice]:
     """Returns graphs for size 1 of dimensions, each with the axes of inputs that have to be 1."""
-    where = {dim: (at, axis) for at, spec in enumerate(specs) for axis, dim in enumerate(spec["dims"])}
+    where = {dim: (place, axis) for place, at in enumerate(order) for axis, dim in enumerate(specs[at]["dims"])}
     return [eager.Choice([where[dim] for dim in dims], graph) for dims, graph in ones]
 
 
 def _save_eager(
-    graph: flat.Flat, out: Path, what: str, compiled: bool, choices: list[eager.Choice]
+    graph: flat.Flat, order: list[int], out: Path, what: str, compiled: bool, choices: list[eager.Choice]
 ) -> tuple[str | None, list[str], list[str]]:
     """Saves the list of calls for eager. Returns the file, the names of its weights, and notes.
 
@@ -460,7 +541,7 @@ def _save_eager(
     """
     path = out / "eager.json"
     try:
-        return str(path), eager.save(graph, path, choices), []
+        return str(path), eager.save(graph, order, path, choices), []
     except eager.Refused as reason:
         message = f"eager can't run {what} without Python: {reason}"
         if not compiled:
@@ -483,11 +564,16 @@ def _segment(built: segment.Segment, path: Path) -> dict[str, Any]:
     }
 
 
-def _write_samples(out: Path, inputs: list[Any], results: list[Any], smaller: list[padding.Unpadded]) -> Path:
+def _write_samples(out: Path, traced: Traced, answers: Answers, smaller: list[padding.Unpadded]) -> Path:
+    """Writes inputs, states and results of calls, the one at the sizes of the bucket with its states after the call."""
     named = {}
     runs = [(run.inputs, run.outputs) for run in smaller if run.error is None]
-    sets = [("", inputs, results), *((f"smaller.{index}.", *run) for index, run in enumerate(runs))]
+    sets = [("", answers.inputs, answers.results), *((f"smaller.{index}.", *run) for index, run in enumerate(runs))]
+    count = len(traced.specs) - len(traced.states)
     for prefix, ins, outs in sets:
-        named |= {f"{prefix}in.{index}": tensor for index, tensor in enumerate(ins)}
+        for index, at in enumerate(_order(traced)):
+            kind, number = ("in", index) if index < count else ("state", index - count)
+            named[f"{prefix}{kind}.{number}"] = ins[at]
         named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(outs)}
+    named |= {f"after.{index}": answers.after[at] for index, at in enumerate(traced.states)}
     return tensors.write(out / "samples.safetensors", named)

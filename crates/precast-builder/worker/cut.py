@@ -38,6 +38,8 @@ class Part:
     inputs: list[Any] = field(default_factory=list)
     constants: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
+    # New values of states that an earlier part wrote -> the state, which has them.
+    written: dict[Any, Any] = field(default_factory=dict)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -80,7 +82,8 @@ def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
 
 
 def connect(parts: list[Part], flat: Flat) -> list[Part]:
-    """Fills in the inputs, weights and results of each part; leaves out parts without results."""
+    """Fills in the writes, inputs, weights and results of each part; leaves out parts without results or writes."""
+    _place_writes(parts, flat)
     home = {node: part for part in parts for node in part.nodes}
     for part in parts:
         _imports(part, flat, home)
@@ -88,7 +91,34 @@ def connect(parts: list[Part], flat: Flat) -> list[Part]:
     used |= {check.outcome for check in flat.checks}
     for part in parts:
         part.outputs = [node for node in part.nodes if node in used]
-    return [part for part in parts if part.outputs]
+    return [part for part in parts if part.outputs or any(node in flat.writes for node in part.nodes)]
+
+
+def _place_writes(parts: list[Part], flat: Flat) -> None:
+    """Puts each write into the part that makes the new value, or into the last part that reads the old one.
+
+    Later parts read the new value from the state.
+    """
+    home = {node: index for index, part in enumerate(parts) for node in part.nodes}
+    for write in flat.writes:
+        state, value = write.args
+        place = max([home.get(value, 0), *(home[node] for node in _readers(state, flat) if node in home)])
+        parts[place].nodes.append(write)
+        for part in parts[place + 1 :]:
+            part.written[value] = state
+
+
+def _readers(state: Any, flat: Flat) -> set[Any]:
+    """Returns the operations that read a state or a view of it, which each part computes again."""
+    found: set[Any] = set()
+    pending = [state]
+    while pending:
+        for user in pending.pop().users:
+            if user not in found and user not in flat.writes:
+                found.add(user)
+                if _is_repeated(user, flat):
+                    pending.append(user)
+    return found
 
 
 def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
@@ -99,7 +129,7 @@ def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     glue = 0
     seen: dict[str, int] = {}
     for node in flat.graph.nodes:
-        if node.op not in ("call_function", "get_attr"):
+        if node.op not in ("call_function", "get_attr") or node in flat.writes:
             continue
         if node.target is operator.getitem and node.args[0] in home:
             home[node] = home[node.args[0]]
@@ -144,6 +174,7 @@ def _imports(part: Part, flat: Flat, home: dict[Any, Part]) -> None:
     repeated: list[Any] = []
 
     def need(value: Any) -> None:
+        value = part.written.get(value, value)
         if value in own or value in inputs or value in constants:
             return
         if value in flat.weights:

@@ -61,10 +61,11 @@ class Choice:
     graph: flat.Flat
 
 
-def save(graph: flat.Flat, path: Path, choices: Sequence[Choice] = ()) -> list[str]:
+def save(graph: flat.Flat, order: list[int], path: Path, choices: Sequence[Choice] = ()) -> list[str]:
     """Writes the calls of a whole module. Returns the names of its weights, which are further inputs.
 
-    A choice with more axes comes before those with fewer.
+    `order` has the positions of the graph's inputs as a call gives them. A choice with more axes comes before those
+    with fewer.
     """
     graphs = [graph, *(choice.graph for choice in choices)]
     weights = [_weights(one) for one in graphs]
@@ -72,8 +73,8 @@ def save(graph: flat.Flat, path: Path, choices: Sequence[Choice] = ()) -> list[s
     calls = []
     for one, own in zip(graphs, weights, strict=True):
         # A graph takes the weights of all, in one order.
-        inputs = [*one.inputs, *(own.get(key, key) for key in keys)]
-        calls.append(encode(one.graph, inputs, [*one.outputs, *(check.outcome for check in one.checks)]))
+        given = [*(one.inputs[at] for at in order), *(own.get(key, key) for key in keys)]
+        calls.append(encode(one.graph, given, [*one.outputs, *(check.outcome for check in one.checks)]))
     whole = calls[0]
     for choice, yes in sorted(zip(choices, calls[1:], strict=True), key=lambda pair: len(pair[0].axes)):
         whole = _chosen(choice.axes, yes, whole)

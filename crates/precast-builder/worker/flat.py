@@ -2,7 +2,8 @@
 
 `torch.export` captures. Its program is then simplified, so that it can be cut and its weights have names:
 
-- operations that write into their arguments become functional; a write into a weight or an input is refused;
+- operations that write into their arguments become functional. New values of states are outputs until `own_outputs`
+  makes each the last write into its state; a write into a weight or another input is refused;
 - the body of `torch.autocast` becomes plain operations, with its casts;
 - assertions about sizes and dtypes are removed: they are static;
 - tensors that the code creates (`torch.tensor([…])`) have no name: small ones become operations, others become
@@ -13,6 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,10 @@ class Flat:
     tensors: dict[Any, Any] = field(default_factory=dict)
     # Symbol of a dynamic size -> its bounds.
     ranges: dict[Any, Any] = field(default_factory=dict)
+    # Inputs whose new values are the last of `outputs`, until `own_outputs`.
+    written: list[Any] = field(default_factory=list)
+    # The operations that copy them into these inputs, after it.
+    writes: list[Any] = field(default_factory=list)
     _digests: dict[Any, str] = field(default_factory=dict)
 
     def digest(self, node: Any) -> str:
@@ -125,11 +131,17 @@ def _check_sizes(graph: Any, root: Path) -> None:
             )
 
 
-def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
-    """Returns the simplified graph of an exported program; weights have their names in the opened model."""
-    program = _functional(program, root)
+def flatten(program: Any, named: Named, path: str, root: Path, states: Collection[int] = ()) -> Flat:
+    """Returns the simplified graph of an exported program; weights have their names in the opened model.
+
+    `states` are the positions of inputs that it may write into.
+    """
+    program, written = _functional(program, root, states)
     graph = exported.copy_graph(program)
     flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
+    # The functional form has new values first.
+    end = graph.output_node()
+    end.args = (tuple([*end.args[0][len(written) :], *end.args[0][: len(written)]]),)
     placeholders = {node.name: node for node in graph.find_nodes(op="placeholder")}
     for spec in program.graph_signature.input_specs:
         kind = spec.kind.name
@@ -154,30 +166,56 @@ def flatten(program: Any, named: Named, path: str, root: Path) -> Flat:
     if _drop_copies(graph):
         fake.propagate(graph)
     flat.outputs = exported.outputs_of(graph)
+    flat.written = [placeholders[name] for name in written]
     return flat
 
 
-def _functional(program: Any, root: Path) -> Any:
+class WritesBuffers(Exception):
+    """The module writes into buffers of its own: names inside the captured module."""
+
+    def __init__(self, names: list[str]) -> None:
+        super().__init__(names)
+        self.names = names
+
+
+def _functional(program: Any, root: Path, states: Collection[int]) -> tuple[Any, list[str]]:
+    """Returns a program without writes, whose outputs begin with the new values of these inputs."""
 
     def writes(node: Any) -> bool:
         return overloads.is_overload(node.target) and overloads.is_mutable(node.target)
 
-    if not any(writes(node) or exported.is_scope(node) for node in program.graph.nodes):
-        return program
+    kept = any(spec.kind.name.endswith("MUTATION") for spec in program.graph_signature.output_specs)
+    if not kept and not any(writes(node) or exported.is_scope(node) for node in program.graph.nodes):
+        return program, []
     writer = next((node for node in program.graph.nodes if writes(node)), None)
     exported.keep_stacks(program)
     functional = program.run_decompositions({})
-    for spec in functional.graph_signature.output_specs:
-        if spec.kind.name in ("BUFFER_MUTATION", "PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
-            target = outer_name("", spec.target or "")
-            what = "one of its inputs" if spec.kind.name == "USER_INPUT_MUTATION" else f"its own tensor `{target}`"
-            raise Failure(
-                "capture",
-                f"the module writes into {what}",
-                location=failures.line_of(writer, root),
-                hint="return the new value as an output, and pass it in as an input",
-            )
-    return functional
+    signature = functional.graph_signature
+    given = [spec.arg.name for spec in signature.input_specs if spec.kind.name == "USER_INPUT"]
+    allowed = {given[position] for position in states}
+    written, buffers = [], []
+    for spec in signature.output_specs:
+        kind = spec.kind.name
+        if kind == "BUFFER_MUTATION":
+            buffers.append(outer_name("", spec.target or ""))
+        elif kind == "USER_INPUT_MUTATION" and spec.target in allowed:
+            written.append(spec.target)
+        elif kind in ("PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
+            position = given.index(spec.target) if spec.target in given else None
+            location = failures.line_of(writer, root) if writer is not None else None
+            raise _refused(kind, outer_name("", spec.target or ""), position, location)
+    if buffers:
+        raise WritesBuffers(buffers)
+    return functional, written
+
+
+def _refused(kind: str, name: str, position: int | None, location: str | None) -> Failure:
+    if kind == "PARAMETER_MUTATION":
+        message, hint = f"the module writes into its own parameter `{name}`", "only buffers and inputs are state"
+    else:
+        message = f"the module writes into input {position}"
+        hint = "name the input under `[module.state]`, or return the new value as an output"
+    return Failure("capture", message, location=location, hint=hint)
 
 
 def _bind(flat: Flat, node: Any, held: Any, name: str, named: Named) -> None:
@@ -251,12 +289,17 @@ def _drop_copies(graph: Any) -> bool:
 
 
 def own_outputs(flat: Flat) -> None:
-    """Copies outputs that share memory with an input, a weight or another output; drops outputs that are no tensors."""
+    """Copies outputs that share memory with an input, a state, a weight or another output; drops outputs that are no
+    tensors. New values of states become writes into them, the last operations of the graph.
+    """
     graph = flat.graph
     end = graph.output_node()
+    count = len(end.args[0]) - len(flat.written)
+    returned, news = end.args[0][:count], end.args[0][count:]
     taken = {fake.storage(node.meta["val"]) for node in graph.find_nodes(op="placeholder")}
+    taken |= {fake.storage(value.meta["val"]) for value in news}
     outputs = []
-    for value in end.args[0]:
+    for value in returned:
         if not isinstance(value, torch.fx.Node) or not isinstance(value.meta["val"], torch.Tensor):
             continue
         held = value.meta["val"]
@@ -270,5 +313,12 @@ def own_outputs(flat: Flat) -> None:
             value = copy
         taken.add(fake.storage(value.meta["val"]))
         outputs.append(value)
+    for state, value in zip(flat.written, news, strict=True):
+        if value is state:
+            continue
+        with graph.inserting_before(end):
+            write = graph.call_function(torch.ops.aten.copy_.default, (state, value))
+        fake.propagate_node(write)
+        flat.writes.append(write)
     flat.outputs = outputs
     end.args = (tuple([*outputs, *(check.outcome for check in flat.checks)]),)

@@ -73,4 +73,5 @@ def _adopt(name: str, flat: Flat, changed: Any, before: list[str], count: int) -
     flat.weights = {after[node.name]: weight for node, weight in flat.weights.items() if node.name in after}
     flat.tensors = {after[node.name]: tensor for node, tensor in flat.tensors.items() if node.name in after}
     flat.inputs = [after[node.name] for node in flat.inputs]
+    flat.written = [after[node.name] for node in flat.written]
     flat.graph, flat.outputs = graph, outputs

@@ -47,6 +47,7 @@ def build(part: Part, flat: Flat) -> Segment:
         new[node] = _placeholder(graph, f"in{index}", node)
     for index, node in enumerate(part.constants):
         new[node] = _placeholder(graph, f"c{index}", node)
+    new |= {value: new[state] for value, state in part.written.items() if state in new}
     for node in part.nodes:
         copy = graph.node_copy(node, lambda value: new[value])
         copy.meta = {key: node.meta[key] for key in ("val", "stack_trace") if node.meta.get(key) is not None}

@@ -360,6 +360,34 @@ pub enum RuntimeError {
         /// Slots of the program.
         slots: usize,
     },
+    /// The module keeps states from call to call, and was called without a session. Nothing ran.
+    #[error("module `{module}` keeps states from call to call, and was called without a session")]
+    NeedsSession {
+        /// Name of the module.
+        module: Arc<str>,
+    },
+    /// As many sessions were open as there may be, for longer than the caller waits.
+    #[error("model `{model}`: all {sessions} sessions are in use")]
+    SessionsBusy {
+        /// Name of the model.
+        model: String,
+        /// Sessions that can be open at once on the device.
+        sessions: usize,
+    },
+    /// An earlier call of the session failed while it ran: its states may be half written.
+    #[error("the session is unusable, because a call in it failed: {cause}")]
+    SessionFailed {
+        /// The error of that call.
+        cause: Arc<str>,
+    },
+    /// A state is not what a program, a caller or a file has for it. Nothing was changed.
+    #[error("state `{state}`: {problem}")]
+    State {
+        /// Name of the state, or of the file.
+        state: String,
+        /// The difference.
+        problem: String,
+    },
     /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{
     TorchError, ending,
-    ffi::{Graph, GraphPool, Handles, RawStream, Stream, cuda},
+    ffi::{Graph, GraphPool, Handle, Handles, RawStream, Stream, cuda},
     flags::{Flags, Watch},
     host,
     pad::Buffer,
@@ -103,12 +103,14 @@ impl Capture {
         })
     }
 
-    /// Captures the program with its weights; once more after an error for want of memory. The graph reads `inputs`.
+    /// Captures the program with its weights; once more after an error for want of memory. The graph reads `inputs`,
+    /// and reads and writes `states`, which keep their values.
     pub fn capture(
         self: &Arc<Self>,
         plan: &Plan,
         weights: &Arc<Weights>,
         inputs: &[Option<Buffer>],
+        states: &Handles,
     ) -> Result<Captured, TorchError> {
         let mut containers = self
             .containers
@@ -120,7 +122,14 @@ impl Capture {
                 none => none.insert(plan.shared_containers()?),
             };
             plan.bind(containers, weights)?;
-            self.record(plan, weights, inputs, containers)
+            let before: Handles = states
+                .iter()
+                .map(Handle::copied)
+                .collect::<Result<_, _>>()?;
+            let captured = self.record(plan, weights, (inputs, states), containers);
+            let mut pairs = states.iter().zip(&before);
+            pairs.try_for_each(|(state, before)| state.copy_from(before))?;
+            captured
         })
     }
 
@@ -128,7 +137,7 @@ impl Capture {
         self: &Arc<Self>,
         plan: &Plan,
         weights: &Arc<Weights>,
-        inputs: &[Option<Buffer>],
+        (inputs, states): (&[Option<Buffer>], &Handles),
         containers: &mut Containers,
     ) -> Result<Captured, TorchError> {
         let shared = &self.shared;
@@ -143,6 +152,7 @@ impl Capture {
             let buffers = inputs.iter().flatten();
             let mut handles: Handles = buffers.map(|buffer| buffer.tensor.share()).collect();
             let mut flags = watch.clamp(&mut handles, plan.device)?;
+            handles.extend(states.iter().map(Handle::share));
             let mut outputs = plan.execute(containers, handles, raw)?;
             watch.outcomes(&mut outputs, flags.as_mut())?;
             Ok((outputs, flags))

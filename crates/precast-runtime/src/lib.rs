@@ -8,7 +8,8 @@
 //!               └ Slot: one caller's containers, graph and buffers, bound by pointer to one weight set
 //!
 //! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ a slot for its time ─▶ steps ─▶ cut
-//! session ─▶ holds a slot ─▶ steps, as often as it runs
+//! fixed program ─▶ holds a slot ─▶ steps, as often as it runs
+//! session ─▶ holds states, and a slot of each program that it uses
 //! ```
 //!
 //! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: thread-local
@@ -57,10 +58,11 @@
 //! slot
 //! loaded
 //! loader
+//! states
 //! program
 //! variant
 //! replica
-//! background, session
+//! background, fixed, session
 //! model
 //! runtime, watch
 //! ```
@@ -80,6 +82,7 @@ mod ending;
 mod error;
 mod exit;
 mod ffi;
+mod fixed;
 mod flags;
 mod graphs;
 mod host;
@@ -105,6 +108,7 @@ mod session;
 mod shims;
 mod slot;
 mod source;
+mod states;
 mod stats;
 mod tensor;
 mod tensors;
@@ -129,6 +133,7 @@ pub use model::Model;
 pub use options::{Inputs, Loading};
 pub use outputs::{Outputs, Rung, Served};
 pub use runtime::Runtime;
+pub use session::Session;
 pub use tensor::{Element, Tensor};
 pub use trial::Trial;
 pub use weights::WeightSet;
@@ -142,9 +147,9 @@ pub mod counters {
 /// CUDA devices: their streams and memory, and programs as CUDA graphs.
 pub mod cuda {
     pub use crate::ffi::{DeviceMemory, Scope, Stream, TensorRef};
+    pub use crate::fixed::{Fixed, Static};
     pub use crate::host::{device_memory, synchronize};
     pub use crate::options::Graphs;
-    pub use crate::session::{Session, Static};
 }
 
 /// The parts of a [`RuntimeError`], and the error of libtorch and CUDA.

@@ -1,6 +1,7 @@
 //! One program, loaded on one device: checked, its artifacts loaded, ready to give its callers slots.
 //!
-//! Calls and sessions have slots of their own, so that a session keeps no call waiting. A program that runs as a CUDA
+//! Calls and fixed programs have slots of their own, so that a held one keeps no call waiting. Slots of sessions belong
+//! to the session. A program that runs as a CUDA
 //! graph has one slot for calls, captured when it is loaded: replays of a device follow each other anyway.
 //!
 //! Calls of it are in `loaded/run.rs`.
@@ -15,13 +16,13 @@ use std::{
 
 use precast_store::{
     Device,
-    record::{Artifact, Eager as Exported, Program},
+    record::{Artifact, Eager as Exported, Program, State},
 };
 
 use super::{
     RuntimeError,
     eager::Eager,
-    ffi::{Handles, Library, cuda},
+    ffi::{Handle, Handles, Library, cuda},
     flags::Watch,
     graphs::{Capture, Shared},
     identity, operators,
@@ -36,14 +37,14 @@ use super::{
 
 mod run;
 
-pub(super) use run::Sizes;
+pub(super) use run::{Answer, Sizes};
 
 /// A program that can run.
 pub(super) struct Loaded {
     pub plan: Plan,
     kind: Kind,
     calls: Pool<Slot>,
-    sessions: Pool<Slot>,
+    fixed: Pool<Slot>,
     /// The weight set of the next callers.
     weights: Mutex<Arc<Weights>>,
     /// The number of swaps. A slot of an earlier number is bound again before its next caller has it.
@@ -149,7 +150,7 @@ impl Loaded {
             plan,
             kind,
             calls: Pool::new(with.instances),
-            sessions: Pool::new(with.instances),
+            fixed: Pool::new(with.instances),
             weights: Mutex::new(with.weights),
             swaps: AtomicU64::new(0),
             refused: None,
@@ -173,8 +174,12 @@ impl Loaded {
         Ok(loaded)
     }
 
-    /// Makes the first slot of calls, so that a program that can't be bound fails at load and not at a call.
+    /// Makes the first slot of calls, so that a program that can't be bound fails at load and not at a call. One with
+    /// states has slots in sessions only.
     pub fn prepare(&self) -> Result<(), RuntimeError> {
+        if self.keeps_states() {
+            return self.trial_slot().map(drop);
+        }
         if let Some(mut place) = self.calls.take(Wait::Forever) {
             place.item = Some(self.bind(place.item.take())?);
         }
@@ -193,8 +198,14 @@ impl Loaded {
             return;
         }
         self.kind = Kind::Graph(Capture::new(shared));
-        match self.bind(None) {
-            Ok(slot) => {
+        let captured = if self.keeps_states() {
+            self.trial_slot().map(|_| None)
+        } else {
+            self.bind(None).map(Some)
+        };
+        match captured {
+            Ok(None) => {}
+            Ok(Some(slot)) => {
                 self.calls = Pool::of(slot);
             }
             Err(error) => {
@@ -222,13 +233,8 @@ impl Loaded {
             (weights.clone(), self.swaps.load(Ordering::Acquire))
         };
         let Some(mut slot) = idle else {
-            let mut buffers = Buffers::new(self.plan.program.inputs.len());
-            return Ok(Slot {
-                runner: self.runner(&mut buffers, &weights)?,
-                buffers,
-                weights,
-                swaps,
-            });
+            let slot = self.slot(&weights, Handles::new())?;
+            return Ok(Slot { swaps, ..slot });
         };
         if slot.swaps != swaps {
             self.bind_again(&mut slot, weights)?;
@@ -237,10 +243,23 @@ impl Loaded {
         Ok(slot)
     }
 
+    /// Makes a slot with these states, bound to these weights for good.
+    pub fn slot(&self, weights: &Arc<Weights>, states: Handles) -> Result<Slot, RuntimeError> {
+        let mut buffers = Buffers::new(self.plan.program.inputs.len());
+        Ok(Slot {
+            runner: self.runner(&mut buffers, &states, weights)?,
+            buffers,
+            states,
+            weights: weights.clone(),
+            swaps: 0,
+        })
+    }
+
     /// Makes the runner of a slot.
     fn runner(
         &self,
         buffers: &mut Buffers,
+        states: &Handles,
         weights: &Arc<Weights>,
     ) -> Result<Runner, RuntimeError> {
         Ok(match &self.kind {
@@ -252,7 +271,7 @@ impl Loaded {
             Kind::Eager(eager) => Runner::Eager(eager.calls(&self.plan, weights)?),
             Kind::Graph(capture) => {
                 self.fill_buffers(buffers)?;
-                let graph = capture.capture(&self.plan, weights, &buffers.inputs);
+                let graph = capture.capture(&self.plan, weights, &buffers.inputs, states);
                 Runner::Graph(Box::new(
                     graph.map_err(|reason| self.plan.failed("graph", reason))?,
                 ))
@@ -267,7 +286,7 @@ impl Loaded {
             (Runner::Eager(calls), Kind::Eager(eager)) => {
                 eager.bind_again(calls, &self.plan, &weights)?;
             }
-            (runner, _) => *runner = self.runner(&mut slot.buffers, &weights)?,
+            (runner, _) => *runner = self.runner(&mut slot.buffers, &slot.states, &weights)?,
         }
         slot.weights = weights;
         Ok(())
@@ -283,6 +302,30 @@ impl Loaded {
         Ok(())
     }
 
+    /// Returns whether it has states, so that only a session runs it.
+    pub fn keeps_states(&self) -> bool {
+        !self.plan.program.states.is_empty()
+    }
+
+    /// Returns a slot with states of its own, all zero.
+    fn trial_slot(&self) -> Result<Slot, RuntimeError> {
+        let make = |state: &State| {
+            let layout = &state.layout;
+            let made = Handle::empty(
+                &layout.shape,
+                &layout.stride,
+                layout.dtype,
+                self.plan.device,
+            )?;
+            made.zero().map(|()| made)
+        };
+        let states = self.plan.program.states.iter().map(make);
+        let states = states.collect::<Result<_, _>>();
+        let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
+        let weights = weights.clone();
+        self.slot(&weights, states.map_err(|error| self.plan.tensor(error))?)
+    }
+
     /// Runs it once on padding, and waits until it is done.
     pub fn warm_up(&self) -> Result<(), RuntimeError> {
         let mut inputs = Handles::new();
@@ -293,7 +336,13 @@ impl Loaded {
             });
             inputs.push(buffer.map_err(|error| self.plan.tensor(error))?.tensor);
         }
-        match self.serve(inputs, Sizes::Exact, Wait::Forever) {
+        let answer = if self.keeps_states() {
+            let mut slot = self.trial_slot()?;
+            self.run_slot(&mut slot, inputs, Sizes::Exact)
+        } else {
+            self.serve(inputs, Sizes::Exact, Wait::Forever)
+        };
+        match answer {
             // It ran; an index that a model computes of padding alone may be out of bounds.
             Ok(_) | Err(RuntimeError::CheckFailed { .. }) => {}
             Err(error) => return Err(error),
@@ -327,7 +376,7 @@ impl Loaded {
 
     /// Makes every caller after it use `weights`. Callers that have a slot finish with their weights.
     pub fn swap(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
-        if !self.is_graph() {
+        if !self.is_graph() || self.keeps_states() {
             self.set_weights(weights);
             return Ok(());
         }
@@ -349,8 +398,8 @@ impl Loaded {
             *held = weights.clone();
             self.swaps.fetch_add(1, Ordering::Release) + 1
         };
-        // The next session may be far away; meanwhile idle slots would keep the old weights.
-        self.sessions.drop_idle();
+        // The next holder may be far away; meanwhile idle slots would keep the old weights.
+        self.fixed.drop_idle();
         swaps
     }
 
@@ -368,10 +417,10 @@ impl Loaded {
         self.plan.bind(&mut containers, weights)
     }
 
-    /// Returns a slot for a session, its inputs blank. Fails with [`RuntimeError::Busy`] when all are held.
+    /// Returns a slot for a fixed program, its inputs blank. Fails with [`RuntimeError::Busy`] when all are held.
     pub fn hold(&self) -> Result<Place<'_, Slot>, RuntimeError> {
-        let place = self.sessions.take(Wait::no());
-        let mut place = place.ok_or_else(|| self.plan.busy(self.sessions.limit()))?;
+        let place = self.fixed.take(Wait::no());
+        let mut place = place.ok_or_else(|| self.plan.busy(self.fixed.limit()))?;
         let slot = self.bind(place.item.take())?;
         let slot = place.item.insert(slot);
         self.fill_buffers(&mut slot.buffers)?;

@@ -117,6 +117,12 @@ pub(super) struct Loader {
 }
 
 impl Loader {
+    /// Returns the weights of the next callers.
+    pub fn newest(&self) -> Arc<Weights> {
+        let weights = self.weights.read();
+        weights.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Loads a program.
     pub fn load(
         &self,

@@ -21,6 +21,7 @@ use super::{
     background::Background,
     ending,
     ffi::TensorRef,
+    fixed::Fixed,
     host::now,
     loaded::Loaded,
     options::Inputs,
@@ -29,6 +30,7 @@ use super::{
     program::Program,
     replica::{self, Replica},
     session::Session,
+    states::{self, States},
     variant::{CallOptions, Variant},
     weights::WeightSet,
 };
@@ -223,9 +225,22 @@ impl Model {
         inputs: &[A],
         wait: Wait,
     ) -> Result<Outputs, RuntimeError> {
+        let first = inputs.first().map(arrays::tensor);
+        let replica = self.replica(first.as_slice());
+        self.call_on(replica, None, module, inputs, wait)
+    }
+
+    fn call_on<A: Argument>(
+        &self,
+        replica: &Replica,
+        states: Option<&mut States>,
+        module: &str,
+        inputs: &[A],
+        wait: Wait,
+    ) -> Result<Outputs, RuntimeError> {
         let policy = self.policy(inputs.iter().any(arrays::is_plain));
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let (replica, variants) = self.target(module, &inputs)?;
+        let variants = self.variants(replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
         let Some(variant) = variants.iter().find(takes) else {
             return Err(RuntimeError::InputCount {
@@ -235,7 +250,8 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        self.answered(replica.admit(|| variant.answer(&inputs, CallOptions { policy, wait })))
+        let call = CallOptions { policy, wait };
+        self.answered(replica.admit(|| variant.answer(&inputs, call, states)))
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -284,7 +300,7 @@ impl Model {
         {
             Some((variant, ordered)) => {
                 let call = CallOptions { policy, wait };
-                self.answered(replica.admit(|| variant.answer(&ordered, call)))
+                self.answered(replica.admit(|| variant.answer(&ordered, call, None)))
             }
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
@@ -303,7 +319,7 @@ impl Model {
     }
 
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
-    /// began with, and sessions keep theirs; none sees both, and none fails.
+    /// began with, and sessions and fixed programs keep theirs; none sees both, and none fails.
     ///
     /// Nothing is changed when a loaded program does not accept the set.
     pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
@@ -366,21 +382,33 @@ impl Model {
         module: &str,
         inputs: &[TensorRef<'_>],
     ) -> Result<(&Replica, &[Variant]), RuntimeError> {
-        let replica = match &self.replicas[..] {
+        let replica = self.replica(inputs);
+        Ok((replica, self.variants(replica, module)?))
+    }
+
+    fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
+        match &self.replicas[..] {
             [only] => only,
             several => {
                 let at = inputs.first().and_then(|input| input.meta().device());
                 let call = self.calls.fetch_add(1, Ordering::Relaxed);
                 replica::choose(several, at, call)
             }
-        };
+        }
+    }
+
+    fn variants<'m>(
+        &self,
+        replica: &'m Replica,
+        module: &str,
+    ) -> Result<&'m [Variant], RuntimeError> {
         let variants = replica.modules.get(module);
         let variants = variants.ok_or_else(|| RuntimeError::NoModule {
             model: self.name.clone(),
             module: module.to_owned(),
             known: self.known.clone(),
         })?;
-        Ok((replica, variants))
+        Ok(variants)
     }
 
     /// Notes the time of the first answer.
@@ -391,19 +419,62 @@ impl Model {
         result
     }
 
-    /// Opens a session of the program of exactly these sizes, on the device with the fewest calls under way. It keeps
-    /// no call waiting, because it has a slot of its own until it is dropped.
+    /// Holds the program of exactly these sizes, on the device with the fewest calls under way. It keeps no call
+    /// waiting, because it has a slot of its own until it is dropped.
     ///
-    /// A new slot of a program that runs as a CUDA graph is captured here, which takes milliseconds; later sessions
-    /// find it. Fails with [`RuntimeError::Busy`] when there are as many sessions as
-    /// [`Runtime::instances`](super::Runtime::instances) says, and with [`RuntimeError::NoBucket`] where no program has
-    /// these sizes.
-    pub fn session(&self, module: &str, sizes: &Sizes) -> Result<Session<'_>, RuntimeError> {
+    /// A new slot of a program that runs as a CUDA graph is captured here, which takes milliseconds; later holders find
+    /// it. Fails with [`RuntimeError::Busy`] when it is held as often as
+    /// [`Runtime::instances`](super::Runtime::instances) says, with [`RuntimeError::NoBucket`] where no program has
+    /// these sizes, and with [`RuntimeError::NeedsSession`] for a module with states.
+    pub fn fixed(&self, module: &str, sizes: &Sizes) -> Result<Fixed<'_>, RuntimeError> {
         let (replica, variants) = self.target(module, &[])?;
         let mut known = variants.iter();
         let variant = known.find(|variant| variant.has(sizes));
-        let program = variant.unwrap_or(&variants[0]).exactly(sizes)?;
-        Session::open(replica, program)
+        let variant = variant.unwrap_or(&variants[0]);
+        variant.without_session()?;
+        Fixed::open(replica, variant.exactly(sizes)?)
+    }
+
+    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
+    ///
+    /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
+    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
+    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
+    pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
+        self.session_on(self.replica(&[]))
+    }
+
+    /// Returns the bytes of a session's states, each at its largest bucket.
+    pub fn session_bytes(&self) -> u64 {
+        let first = self.replicas.first().into_iter();
+        states::bytes(
+            first
+                .flat_map(Replica::programs)
+                .map(|program| &*program.record),
+        )
+    }
+
+    pub(super) fn session_on<'m>(
+        &'m self,
+        replica: &'m Replica,
+    ) -> Result<Session<'m>, RuntimeError> {
+        let place = replica.sessions.take(self.wait());
+        let place = place.ok_or_else(|| RuntimeError::SessionsBusy {
+            model: self.name.clone(),
+            sessions: replica.sessions.limit(),
+        })?;
+        replica.admit(|| Session::open(self, replica, place))
+    }
+
+    /// Runs a module for a session.
+    pub(super) fn run_in<A: Argument>(
+        &self,
+        replica: &Replica,
+        states: Option<&mut States>,
+        module: &str,
+        inputs: &[A],
+    ) -> Result<Outputs, RuntimeError> {
+        self.call_on(replica, states, module, inputs, self.wait())
     }
 }
 

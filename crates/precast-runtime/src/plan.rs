@@ -33,7 +33,7 @@ pub(super) struct With {
     pub aliases: Arc<BTreeMap<String, String>>,
     /// Tensors that the program's code makes itself.
     pub extras: Option<Arc<Weights>>,
-    /// The number of slots for calls, and that of slots for sessions.
+    /// The number of slots for calls, and that of slots for fixed programs.
     pub instances: usize,
     pub host: Arc<Target>,
     /// The trial of first loads.

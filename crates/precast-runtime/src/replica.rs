@@ -14,7 +14,9 @@ use super::{
     host::make_room,
     loaded::Loaded,
     loader::Loader,
+    pool::Pool,
     program::Program,
+    states::States,
     variant::Variant,
 };
 
@@ -23,6 +25,8 @@ pub(super) struct Replica {
     pub device: Device,
     pub modules: HashMap<String, Vec<Variant>>,
     pub loader: Arc<Loader>,
+    /// The states of sessions.
+    pub sessions: Pool<States>,
     /// Calls under way.
     pub running: Arc<Count>,
     /// The device's error that stays, after which its answers can't be trusted.
@@ -34,11 +38,13 @@ impl Replica {
         device: Device,
         modules: HashMap<String, Vec<Variant>>,
         loader: Arc<Loader>,
+        sessions: usize,
     ) -> Self {
         Self {
             device,
             modules,
             loader,
+            sessions: Pool::new(sessions),
             running: ending::count(),
             broken: OnceLock::new(),
         }

@@ -59,6 +59,7 @@ pub struct Runtime {
     /// The target of this host, for each device.
     hosts: Vec<Target>,
     instances: usize,
+    sessions: usize,
     inputs: Inputs,
     wait: Option<Duration>,
     /// How first loads are tried, for each device; empty where they are not.
@@ -127,6 +128,7 @@ impl Runtime {
             devices,
             hosts,
             instances: 4,
+            sessions: 16,
             inputs: Inputs::default(),
             wait: None,
             trials: Vec::new(),
@@ -140,9 +142,16 @@ impl Runtime {
     }
 
     /// Sets the number of slots of one program on one device: so many calls run at once, and others wait. As many
-    /// sessions can be open. A program that runs as a CUDA graph answers one call after the other. 4 unless set.
+    /// can be held by [`Model::fixed`]. A program that runs as a CUDA graph answers one call after the other. 4 unless set.
     pub fn instances(mut self, instances: usize) -> Self {
         self.instances = instances.max(1);
+        self
+    }
+
+    /// Sets the number of sessions of a model that can be open at once on one device: each has states of its own, of
+    /// [`Model::session_bytes`]. 16 unless set.
+    pub fn sessions(mut self, sessions: usize) -> Self {
+        self.sessions = sessions.max(1);
         self
     }
 
@@ -365,7 +374,7 @@ impl Runtime {
                 .into_iter()
                 .map(|(name, programs)| Ok((name, Variant::group(programs, &loader)?)));
             let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
-            let replica = Replica::new(device, modules, loader);
+            let replica = Replica::new(device, modules, loader, self.sessions);
             self.load_before(&replica)?;
             replicas.push(replica);
         }

@@ -1,167 +1,178 @@
-//! A session: one caller's hold of a slot, from run to run.
+//! A session: states that stay from call to call, for one caller.
 
-use precast_store::{Device, record::Dtype};
+use std::path::Path;
 
 use super::{
-    Element, RuntimeError, Tensor, TorchError,
+    Model, RuntimeError, Tensor,
     arrays::{self, Argument},
     ffi::Handle,
-    flags::Flags,
-    loaded::Loaded,
+    layout::bytes_of,
+    outputs::Outputs,
     pool::Place,
     replica::Replica,
-    slot::Slot,
-    threads,
+    states::States,
+    tensors,
 };
 
-/// One program of a bucket with static inputs and outputs of its own, from [`Model::session`](super::Model::session).
+/// The states of a model for one caller, from [`Model::session`].
 ///
-/// The fastest way to run one program again and again from one thread: write the inputs, run, read the outputs. On
-/// CUDA, where the program runs as a graph, a run is a launch of the graph and a copy of the outputs, on the thread's
-/// current stream. Other sessions and calls go on meanwhile, and never see its tensors. A session keeps the weights
-/// that it was opened with.
+/// A module that keeps something from call to call, as a cache of keys and values, runs in a session. Modules share
+/// states by name: one fills what another reads. Sessions never see each other's states, and all of them use one copy of
+/// the weights: those that the model had when the session was opened, also after [`Model::swap`].
 ///
-/// ```
-/// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
-/// # use precast_runtime::{Device, Runtime, Store, Tensor};
-/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// # let folder = example();
-/// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
-/// let sizes = [("batch".to_owned(), 1), ("seq".to_owned(), 4)].into();
-/// let mut session = model.session("double", &sizes)?;
-/// let features = Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[1, 4])?;
-/// session.inputs()[0].write(&features)?;
-/// session.run()?;
-/// session.check()?; // waits; needed only where a value may be out of bounds
-/// assert_eq!(session.outputs()[0].to_vec::<f32>()?, [2.0, 4.0, 6.0, 8.0]);
-/// # Ok(()) }
-/// ```
-pub struct Session<'a> {
-    replica: &'a Replica,
-    program: &'a Loaded,
-    slot: Place<'a, Slot>,
-    outputs: Vec<Handle>,
-    /// The device's notes of the last run.
-    flags: Option<Flags>,
+/// A call that is refused (an error about its inputs or its sizes) leaves the states as they were. After one that fails
+/// while it runs, the states may be half written: every later call fails with [`RuntimeError::SessionFailed`], until
+/// [`Self::reset`] or [`Self::load`].
+pub struct Session<'m> {
+    model: &'m Model,
+    replica: &'m Replica,
+    place: Place<'m, States>,
 }
 
-/// A tensor of a [`Session`], at the same address from run to run. It can't be resized or given away, so that the
-/// memory that a graph reads is never freed.
-pub struct Static<'s>(&'s Handle);
-
-impl<'a> Session<'a> {
-    pub(super) fn open(replica: &'a Replica, program: &'a Loaded) -> Result<Self, RuntimeError> {
-        let slot = replica.admit(|| program.hold())?;
-        let plan = &program.plan;
-        let outputs = plan.program.outputs.iter().map(|output| {
-            let layout = &output.layout;
-            let made = Handle::empty(&layout.shape, &layout.stride, layout.dtype, plan.device)?;
-            made.zero().map(|()| made)
-        });
-        let outputs = outputs.collect::<Result<_, _>>();
+impl<'m> Session<'m> {
+    pub(super) fn open(
+        model: &'m Model,
+        replica: &'m Replica,
+        mut place: Place<'m, States>,
+    ) -> Result<Self, RuntimeError> {
+        let states = place
+            .item
+            .get_or_insert_with(|| States::new(&replica.loader));
+        let reopened = states.reopen();
+        reopened.map_err(|reason| RuntimeError::Array { reason })?;
         Ok(Self {
+            model,
             replica,
-            program,
-            slot,
-            outputs: outputs.map_err(|error| plan.tensor(error))?,
-            flags: None,
+            place,
         })
     }
 
-    /// Returns the static inputs in the module's order, to write to. Their sizes are the bucket's. They hold the pad
-    /// value until they are written, and keep their elements from run to run.
-    pub fn inputs(&mut self) -> Vec<Static<'_>> {
-        let slot = self.slot.item.iter();
-        let buffers = slot.flat_map(|slot| slot.buffers.inputs.iter().flatten());
-        buffers.map(|buffer| Static(&buffer.tensor)).collect()
+    /// Runs a module on inputs in the module's order, as [`Model::run`] does, and on the states of this session.
+    ///
+    /// A module without states runs as it does without a session.
+    pub fn run<A: Argument>(
+        &mut self,
+        module: &str,
+        inputs: &[A],
+    ) -> Result<Outputs, RuntimeError> {
+        let states = self.place.item.as_mut();
+        self.model.run_in(self.replica, states, module, inputs)
     }
 
-    /// Runs the program on the static inputs. On CUDA it returns when the work is in the thread's current stream.
-    ///
-    /// Values of inputs are checked as [`Model::run`](super::Model::run) does.
-    pub fn run(&mut self) -> Result<(), RuntimeError> {
-        self.flags = None;
-        let Some(slot) = &mut self.slot.item else {
+    /// Gives every state its first value again.
+    pub fn reset(&mut self) -> Result<(), RuntimeError> {
+        let reset = self.place.item.as_mut().map_or(Ok(()), States::reset);
+        reset.map_err(|reason| RuntimeError::Array { reason })
+    }
+
+    /// Returns a copy of a state.
+    pub fn state(&mut self, name: &str) -> Result<Tensor, RuntimeError> {
+        let copied = self.tensor(name)?.copied();
+        copied
+            .map(Tensor)
+            .map_err(|reason| RuntimeError::Array { reason })
+    }
+
+    /// Writes a state, from a tensor of its shape and dtype on any device.
+    pub fn set_state(&mut self, name: &str, value: &impl Argument) -> Result<(), RuntimeError> {
+        let given = arrays::tensor(value).own();
+        let own = self.tensor(name)?;
+        same(name, &given, own)?;
+        own.copy_from(&given)
+            .map_err(|reason| RuntimeError::Array { reason })
+    }
+
+    /// Opens another session with copies of the states, as for several answers to one prompt.
+    pub fn fork(&self) -> Result<Self, RuntimeError> {
+        let mut fork = self.model.session_on(self.replica)?;
+        let Some(states) = &self.place.item else {
+            return Ok(fork);
+        };
+        states.usable()?;
+        for (name, tensor) in states.tensors() {
+            fork.set_state(name, &Tensor(tensor.share()))?;
+        }
+        Ok(fork)
+    }
+
+    /// Writes the states that calls have used to a safetensors file, whole or not at all.
+    pub fn save(&self, path: &Path) -> Result<(), RuntimeError> {
+        let Some(states) = &self.place.item else {
             return Ok(());
         };
-        self.flags = self.replica.admit(|| {
-            threads::find(self.replica.device)?;
-            self.program.run_static(slot, &self.outputs)
-        })?;
+        states.usable()?;
+        let all = states.tensors();
+        let all: Vec<_> = all
+            .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
+            .collect();
+        tensors::write(path, &all).map_err(|error| file(path, error))
+    }
+
+    /// Reads states from a file that [`Self::save`] wrote; the others get their first values. A file of another model,
+    /// or one that is cut short, changes nothing.
+    pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let bytes = std::fs::read(path).map_err(|error| file(path, error))?;
+        let read = tensors::read(&bytes).map_err(|error| file(path, error))?;
+        let mut pairs = Vec::with_capacity(read.len());
+        for (name, tensor) in &read {
+            let own = self.tensor(name)?;
+            same(name, &tensor.0, own)?;
+            pairs.push((own.share(), tensor));
+        }
+        self.reset()?;
+        for (own, tensor) in pairs {
+            let copied = own.copy_from(&tensor.0);
+            copied.map_err(|reason| RuntimeError::Array { reason })?;
+        }
         Ok(())
     }
 
-    /// Waits for the last run, and fails with the value that was out of bounds in it, as
-    /// [`Outputs::check`](super::Outputs::check) does: then discard the outputs.
-    pub fn check(&self) -> Result<(), RuntimeError> {
-        self.flags.as_ref().map_or(Ok(()), Flags::check)
+    /// Returns the bytes of the states that calls have used.
+    pub fn bytes(&self) -> u64 {
+        let states = self.place.item.iter();
+        let tensors = states.flat_map(States::tensors);
+        let bytes = tensors.map(|(_, tensor)| {
+            let meta = tensor.meta();
+            meta.dtype()
+                .map_or(0, |dtype| bytes_of(meta.sizes(), dtype)) as u64
+        });
+        bytes.sum()
     }
 
-    /// Returns the static outputs in the module's order, to read. The next run of this session overwrites them.
-    pub fn outputs(&self) -> Vec<Static<'_>> {
-        self.outputs.iter().map(Static).collect()
-    }
-
-    /// Returns whether it runs as a CUDA graph.
-    pub fn is_graph(&self) -> bool {
-        self.program.is_graph()
+    /// Returns the tensor of a state of the model.
+    fn tensor(&mut self, name: &str) -> Result<&Handle, RuntimeError> {
+        let replica = self.replica;
+        let unknown = || RuntimeError::State {
+            state: name.to_owned(),
+            problem: "the model has no state of this name".to_owned(),
+        };
+        let states = self.place.item.as_mut().ok_or_else(unknown)?;
+        let programs = replica.programs().map(|program| &*program.record);
+        states.tensor(name, programs)?.ok_or_else(unknown)
     }
 }
 
-impl Drop for Session<'_> {
-    fn drop(&mut self) {
-        // An idle slot would keep the old weights.
-        let outdated = |slot: &mut Slot| self.program.is_outdated(slot);
-        drop(self.slot.item.take_if(outdated));
+/// Fails unless two tensors have one dtype and shape.
+fn same(name: &str, given: &Handle, own: &Handle) -> Result<(), RuntimeError> {
+    let (meta, own) = (given.meta(), own.meta());
+    if meta.dense() && meta.dtype() == own.dtype() && meta.sizes() == own.sizes() {
+        return Ok(());
     }
+    Err(RuntimeError::State {
+        state: name.to_owned(),
+        problem: format!(
+            "it is {} {:?}, not {} {:?}",
+            own.dtype_name(),
+            own.sizes(),
+            meta.dtype_name(),
+            meta.sizes()
+        ),
+    })
 }
 
-impl Static<'_> {
-    /// Returns the sizes of its axes.
-    pub fn shape(&self) -> Vec<i64> {
-        self.0.meta().sizes().to_vec()
-    }
-
-    /// Returns the dtype; none for one that no module takes.
-    pub fn dtype(&self) -> Option<Dtype> {
-        self.0.meta().dtype()
-    }
-
-    /// Returns the device.
-    pub fn device(&self) -> Option<Device> {
-        self.0.meta().device()
-    }
-
-    /// Returns the address of element 0.
-    pub fn address(&self) -> usize {
-        self.0.meta().address()
-    }
-
-    /// Copies an input of the same sizes and dtype into it, from any device. On CUDA it returns when the copy is in the
-    /// thread's current stream.
-    pub fn write(&mut self, from: &impl Argument) -> Result<(), TorchError> {
-        let given = arrays::tensor(from).own();
-        let (meta, own) = (given.meta(), self.0.meta());
-        if !meta.dense() || meta.dtype() != own.dtype() || meta.sizes() != own.sizes() {
-            return Err(format!(
-                "it is {} {:?}, not {} {:?}",
-                meta.dtype_name(),
-                meta.sizes(),
-                own.dtype_name(),
-                own.sizes()
-            )
-            .into());
-        }
-        self.0.copy_from(&given)
-    }
-
-    /// Returns a copy on the same device.
-    pub fn copied(&self) -> Result<Tensor, TorchError> {
-        Ok(Tensor(self.0.copied()?))
-    }
-
-    /// Copies its elements to the host, the last axis moving fastest. Waits for the thread's current stream.
-    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>, TorchError> {
-        Tensor(self.0.share()).to_vec()
+fn file(path: &Path, error: impl std::error::Error) -> RuntimeError {
+    RuntimeError::State {
+        state: path.display().to_string(),
+        problem: error.to_string(),
     }
 }

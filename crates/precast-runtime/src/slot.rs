@@ -1,6 +1,7 @@
 //! One caller's hold of a program: containers, eager's calls or a captured graph, and buffers of the bucket's sizes.
 //!
-//! A call takes a slot for its time, and a [`Session`](super::session::Session) holds one. No other caller has it
+//! A call takes a slot for its time, a [`Fixed`](super::fixed::Fixed) program holds one, and a
+//! [`Session`](super::session::Session) one of each program that it uses. No other caller has it
 //! meanwhile, so no container ever has two callers and one caller's failure never meets another's. Slots are made on
 //! first use, up to a limit, and kept. A slot with an earlier weight set is bound to the new one before its next caller
 //! has it, so a caller sees one weight set, whole.
@@ -21,6 +22,8 @@ pub(super) struct Slot {
     // Before the weights and the buffers, which it points to.
     pub runner: Runner,
     pub buffers: Buffers,
+    /// The states of the session that has it, in the program's order.
+    pub states: Handles,
     pub weights: Arc<Weights>,
     /// The number of swaps before it was bound.
     pub swaps: u64,

@@ -79,6 +79,16 @@ impl Signature {
         })
     }
 
+    /// Returns whether an input has a dimension.
+    pub fn shows(&self, dim: &str) -> bool {
+        let at = self.dims.iter().position(|known| known == dim);
+        at.is_some_and(|at| {
+            self.inputs
+                .iter()
+                .any(|spec| spec.axes.contains(&Axis::Dim(at)))
+        })
+    }
+
     /// Returns whether two programs have one signature, so that one table can serve both.
     pub fn agrees(&self, other: &Self) -> bool {
         self.dims == other.dims

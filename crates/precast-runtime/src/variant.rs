@@ -24,6 +24,7 @@ use super::{
     outputs::{Outputs, Rung, Served},
     pool::Wait,
     program::Program,
+    states::States,
     stats::{ModuleStats, Seen},
     threads,
     validate::{Fit, Request, Signature},
@@ -52,6 +53,8 @@ pub(super) struct Variant {
     /// Whether some program is to be tried again.
     rests: AtomicBool,
     seen: Seen,
+    /// Whether its programs have states, so that only sessions run them.
+    keeps_states: bool,
 }
 
 /// The tables that choose a program for a request.
@@ -99,6 +102,7 @@ impl Variant {
             inputs.map(|spec| spec.name.to_string()).collect(),
         );
         let module = programs[0].record.module.as_str().into();
+        let keeps_states = programs.iter().any(|p| !p.record.states.is_empty());
         let routes = RwLock::new(routes(&programs[..buckets]));
         Self {
             module,
@@ -112,6 +116,7 @@ impl Variant {
             routes,
             rests: AtomicBool::new(false),
             seen: Seen::default(),
+            keeps_states,
         }
     }
 
@@ -120,6 +125,7 @@ impl Variant {
         &self,
         inputs: &[TensorRef<'_>],
         call: CallOptions,
+        states: Option<&mut States>,
     ) -> Result<Outputs, RuntimeError> {
         let span = tracing::trace_span!(
             "run",
@@ -131,6 +137,7 @@ impl Variant {
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let (mut handles, copies) = self.check_inputs(inputs, call.policy, &mut request)?;
+        let states = self.states(states, &mut request)?;
         let (program, loaded, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
             span.record("bucket", program.record.bucket());
@@ -154,7 +161,10 @@ impl Variant {
         let counters = &program.counters;
         let timed = self.device == Device::Cpu && counters.due();
         let begin = timed.then(Instant::now);
-        let result = loaded.serve(handles, sizes, call.wait);
+        let result = match states {
+            None => loaded.serve(handles, sizes, call.wait),
+            Some(states) => states.serve(loaded, handles, sizes),
+        };
         let took = begin.map(|begin| begin.elapsed());
         match (&result, sizes) {
             (Err(_), _) => counters.failed(),
@@ -179,6 +189,35 @@ impl Variant {
             flags,
             served,
         })
+    }
+
+    /// Fails if the module has states.
+    pub fn without_session(&self) -> Result<(), RuntimeError> {
+        if self.keeps_states {
+            let module = self.module.clone();
+            return Err(RuntimeError::NeedsSession { module });
+        }
+        Ok(())
+    }
+
+    /// Returns the states that a call runs on; none for a module without any. Sizes that no input shows are those of the
+    /// session, or the smallest.
+    fn states<'s>(
+        &self,
+        states: Option<&'s mut States>,
+        request: &mut Request,
+    ) -> Result<Option<&'s mut States>, RuntimeError> {
+        let Some(states) = states.filter(|_| self.keeps_states) else {
+            return self.without_session().map(|()| None);
+        };
+        states.usable()?;
+        for (dim, size) in self.signature.dims.iter().zip(request) {
+            if *size == 0 && !self.signature.shows(dim) {
+                let smallest = self.sizes.iter().filter_map(|sizes| sizes.get(dim)).min();
+                *size = states.size(dim).or(smallest.copied()).unwrap_or(0);
+            }
+        }
+        Ok(Some(states))
     }
 
     /// Returns the program for a request and the rung it stands on: exact, covering, dynamic, then eager. Loads it if

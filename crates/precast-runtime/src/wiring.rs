@@ -10,19 +10,19 @@ use super::{layout::same_strides, plan::PlanStep};
 /// one value twice as its last (it is shared then, not moved).
 pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String> {
     let outputs = program.steps.iter().map(|step| step.outputs.len());
-    let max = program.inputs.len() + outputs.sum::<usize>();
+    let given = program.inputs.len() + program.states.len();
+    let max = given + outputs.sum::<usize>();
     if program.values > max {
         // Before memory is allocated for the values of the record.
         return Err(format!(
-            "it has {} values, and inputs and steps make {max}",
+            "it has {} values, and inputs, states and steps make {max}",
             program.values
         ));
     }
     let mut written = vec![false; program.values];
-    if program.inputs.len() > program.values {
+    if given > program.values {
         return Err(format!(
-            "{} inputs and {} values",
-            program.inputs.len(),
+            "{given} inputs and states and {} values",
             program.values
         ));
     }
@@ -33,7 +33,7 @@ pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String>
             program.outputs.len()
         ));
     }
-    written[..program.inputs.len()].fill(true);
+    written[..given].fill(true);
     let mut last = vec![None; program.values];
     for (i, step) in program.steps.iter().enumerate() {
         for &value in &step.inputs {
@@ -75,8 +75,10 @@ pub(super) fn last_uses(program: &Program) -> Result<Vec<Option<usize>>, String>
 /// Checks that the inputs of a step have the layouts that its artifact was compiled for.
 pub(super) fn check_layouts(program: &Program, steps: &[PlanStep]) -> Result<(), String> {
     let mut layouts: Vec<Option<&Layout>> = vec![None; program.values];
-    for (value, input) in program.inputs.iter().enumerate() {
-        layouts[value] = Some(&input.layout);
+    let inputs = program.inputs.iter().map(|input| &input.layout);
+    let states = program.states.iter().map(|state| &state.layout);
+    for (value, layout) in inputs.chain(states).enumerate() {
+        layouts[value] = Some(layout);
     }
     for (step, record) in steps.iter().zip(&program.steps) {
         let artifact = &step.artifact;

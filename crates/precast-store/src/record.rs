@@ -122,6 +122,32 @@ pub struct Input {
     pub bounds: Option<[i64; 2]>,
 }
 
+/// A tensor that a program keeps from call to call: a session owns it, and steps write into it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct State {
+    /// Name of the buffer in the model, or of the input in the spec. Modules of a model share states by name.
+    pub name: String,
+    /// Dtype, shape and strides at the bucket.
+    #[serde(flatten)]
+    pub layout: Layout,
+    /// For each axis, the bucketed dimension it has, if it has one.
+    pub dims: Vec<Option<String>>,
+    /// The value in a new session.
+    pub first: First,
+}
+
+/// The value of a state in a new session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum First {
+    /// Zero everywhere.
+    Zeros,
+    /// The values of this tensor of the weight set: the model's own buffer.
+    Tensor(String),
+}
+
 /// A padding value: exact for integers beyond 2^53 too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -162,8 +188,8 @@ pub struct Output {
 
 /// One call of an artifact with one weight binding.
 ///
-/// `inputs` and `outputs` are value numbers: values `0..program.inputs.len()` are the program's inputs, later ones are
-/// what earlier steps wrote.
+/// `inputs` and `outputs` are value numbers: first the program's inputs, then its states, then the results of earlier
+/// steps. A step that has a state among its inputs may write into it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Step {
@@ -282,6 +308,9 @@ pub struct Program {
     pub target: Target,
     /// Inputs of a call, in the order of the module's parameters.
     pub inputs: Vec<Input>,
+    /// Tensors that it reads and writes beside them, which stay from call to call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub states: Vec<State>,
     /// Outputs of a call, in the order in which the module returns them.
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.

@@ -25,7 +25,7 @@ pub(super) struct Figures {
     /// The time between two answers when a thread does not wait for one before the next call. On the CPU, where a call
     /// returns its answer, it is the mean.
     pub pipelined: f64,
-    /// The run of a session, pipelined, where there is a graph: its inputs are static and not copied.
+    /// The run of a fixed program, pipelined, where there is a graph: its inputs are static and not copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<f64>,
     /// Answers a second, over all threads.
@@ -134,15 +134,15 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Returns the time of a session's run, which launches the graph and copies its outputs, on the same inputs: with
+    /// Returns the time of a run, which launches the graph and copies its outputs, on the same inputs: with
     /// blank ones a device takes less power, and may take less time. None without a graph.
     pub(super) fn launches(&self, model: &Model) -> Result<Option<f64>> {
         let module = self.program.module.as_str();
-        let opened = model.session(module, &self.program.sizes).ok();
-        let Some(mut session) = opened.filter(|session| session.is_graph()) else {
+        let opened = model.fixed(module, &self.program.sizes).ok();
+        let Some(mut fixed) = opened.filter(|fixed| fixed.is_graph()) else {
             return Ok(None);
         };
-        let mut own = session.inputs();
+        let mut own = fixed.inputs();
         if !std::iter::zip(&own, self.inputs).all(|(own, input)| own.shape() == input.shape()) {
             return Ok(None); // a variant with other inputs
         }
@@ -153,7 +153,7 @@ impl Load<'_> {
         let (mut calls, begin) = (0, Instant::now());
         while begin.elapsed() < self.limit {
             for _ in 0..256 {
-                session.run()?;
+                fixed.run()?;
             }
             calls += 256;
             synchronize(self.device)?;

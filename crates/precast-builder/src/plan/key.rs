@@ -13,6 +13,7 @@
 //! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
 //! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
+//! | `[module.state]`: which inputs are states, and their first values | yes | no: writes into them are in the graph |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
@@ -32,7 +33,7 @@ use std::collections::BTreeMap;
 
 use precast_store::{
     Digest, Target,
-    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, SourceFile},
+    record::{ArtifactKind, Constant, Dynamic, First, Input, Layout, Package, Sizes, SourceFile},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -77,6 +78,8 @@ pub struct RequestKey<'a> {
     pub method: &'a str,
     /// At this bucket, in call order; none when they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
+    /// The inputs that are states, with their first values.
+    pub state: &'a BTreeMap<String, First>,
     /// The bucket; for a dynamic program the sizes to capture at, unless only eager runs it.
     pub sizes: &'a Sizes,
     /// Bounds of the dynamic dimensions, for a program that is not for one bucket.
@@ -173,6 +176,7 @@ impl RequestKey<'_> {
             ("path", self.path.into()),
             ("method", self.method.into()),
             ("inputs", inputs.map_or(Value::Null, Iterator::collect)),
+            ("state", json!(self.state)),
             ("sizes", json!(self.sizes)),
             ("regions", self.regions.into()),
             ("compiles", self.compiled.into()),

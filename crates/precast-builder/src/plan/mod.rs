@@ -332,6 +332,7 @@ fn state(
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
+        state: &module.state,
         sizes: &sizes,
         dynamic: form.dynamic.as_ref(),
         compiled: form.compiled,

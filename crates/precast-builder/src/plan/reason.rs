@@ -350,7 +350,7 @@ fn field(
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"
-        | "path" | "method" | "sizes" | "regions" | "padding" | "tuned" | "weights" => {
+        | "path" | "method" | "state" | "sizes" | "regions" | "padding" | "tuned" | "weights" => {
             found.push(Reason::SettingChanged {
                 name: name.to_owned(),
                 old: plain(old),

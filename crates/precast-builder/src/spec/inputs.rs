@@ -1,10 +1,10 @@
 //! `[module.inputs]`: names, dtypes, shapes and padding, in call order.
 
-use precast_store::record::{Dtype, Pad};
+use precast_store::record::{Dtype, First, Pad};
 
 use super::{
     Dim, InputSpec,
-    reader::{KeyValue, Reader, Span},
+    reader::{KeyValue, Reader, Span, nearest},
 };
 
 /// The most axes that torch's reductions take (`at::dim_bitset_size`).
@@ -35,6 +35,42 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Optio
         reader.wrong_help(&section.place, "[module.inputs] names no input", help);
     }
     read.into_iter().collect()
+}
+
+/// The states with their places and first values, in the order of the file.
+pub(super) type States = Vec<(String, Span, First)>;
+
+/// Reads `[module.state]`.
+pub(super) fn state<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<States> {
+    let section = reader.table(field, "[module.state]")?;
+    let fields = section.fields().into_iter();
+    let read = fields.map(|(name, place, field)| {
+        reader.choice(&field, "first value", &[("zeros", ())])?;
+        Some((name.to_owned(), place, First::Zeros))
+    });
+    let read: Vec<_> = read.collect();
+    read.into_iter().collect()
+}
+
+/// Checks that states are inputs.
+pub(super) fn check_state(reader: &mut Reader<'_>, states: &States, inputs: &Inputs) {
+    let names: Vec<&str> = inputs
+        .iter()
+        .map(|(input, _)| input.name.as_str())
+        .collect();
+    for (name, place, _) in states {
+        if !names.contains(&name.as_str()) {
+            let help = match nearest(name, &names) {
+                Some(near) => format!("did you mean `{near}`?"),
+                None => "a state is one of [module.inputs]; a buffer that the module writes into is one by itself".into(),
+            };
+            reader.wrong_help(place, format!("no input is named `{name}`"), help);
+        }
+    }
+    if states.len() == inputs.len() && !states.is_empty() {
+        let help = "a call gives at least one input that is no state";
+        reader.wrong_help(&states[0].1, "every input is a state", help);
+    }
 }
 
 fn input<'t>(

@@ -8,6 +8,7 @@
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
+//!   [module.state]     input = "zeros": inputs that stay from call to call, and their first values
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
@@ -31,7 +32,7 @@ mod reader;
 mod setting;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
@@ -46,7 +47,7 @@ pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
 
 use precast_store::{
-    record::{Dtype, Input, Layout, Pad, Sizes},
+    record::{Dtype, First, Input, Layout, Pad, Sizes},
     target::DeviceKind,
 };
 
@@ -129,6 +130,9 @@ pub struct Module {
     pub method: String,
     /// In call order; none when they are to be captured from sample inputs.
     pub inputs: Option<Vec<InputSpec>>,
+    /// The inputs that stay from call to call, and their values in a new session. Buffers that the module writes into
+    /// need not be here.
+    pub state: BTreeMap<String, First>,
     /// Sorted and distinct. A module without bucketed dimensions has one bucket, with empty sizes.
     pub buckets: Vec<Sizes>,
     /// FQN globs relative to the submodule.

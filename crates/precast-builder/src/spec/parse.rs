@@ -24,7 +24,7 @@ const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"
 pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "unused_weights", "samples"];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
-    "name", "path", "method", "regions", "inputs", "buckets", "gate", "padding",
+    "name", "path", "method", "regions", "inputs", "state", "buckets", "gate", "padding",
 ];
 
 /// Where a key belongs that was found in another table.
@@ -36,6 +36,7 @@ const HOMES: &[(&str, &str)] = &[
     ("device", "[target]"),
     ("isa", "[target]"),
     ("inputs", "[[module]]"),
+    ("state", "[[module]]"),
     ("buckets", "[[module]]"),
     ("regions", "[[module]]"),
     ("gate", "[[module]]"),
@@ -279,6 +280,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     let method = optional(&section, "method", |field| method(reader, field));
     let regions = optional(&section, "regions", |field| globs(reader, field));
     let inputs = optional(&section, "inputs", |field| inputs::inputs(reader, field));
+    let state = optional(&section, "state", |field| inputs::state(reader, field));
     let buckets = optional(&section, "buckets", |field| buckets::buckets(reader, field));
     let gate = optional(&section, "gate", |field| gate(reader, field));
     let rules = [
@@ -290,7 +292,9 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     });
     let compile = overrides(reader, &section);
     let (inputs, buckets) = (inputs?, buckets?);
+    let state = state?.unwrap_or_default();
     if let Some(inputs) = &inputs {
+        inputs::check_state(reader, &state, inputs);
         buckets::check(reader, &section, inputs, buckets.as_ref());
     }
     if let (Some(Dynamic::Dims(dims)), Some(inputs)) = (&compile.dynamic, &inputs) {
@@ -315,6 +319,9 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
         path: path?.unwrap_or_default(),
         method: method?.unwrap_or_else(|| "forward".to_owned()),
         inputs: inputs.map(|inputs| inputs.into_iter().map(|(input, _)| input).collect()),
+        state: (state.into_iter())
+            .map(|(name, _, first)| (name, first))
+            .collect(),
         buckets: buckets.map_or_else(|| vec![BTreeMap::new()], |buckets| buckets.points),
         regions: regions?.unwrap_or_default(),
         compile,

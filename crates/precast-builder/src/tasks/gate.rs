@@ -130,6 +130,7 @@ fn record(
         dynamic: captured.dynamic.clone().or_else(|| form.dynamic.clone()),
         target: known.target.clone(),
         inputs: captured.inputs.clone(),
+        states: captured.states.clone(),
         outputs: captured.outputs.clone(),
         results: captured.results.clone(),
         checks: captured.checks.clone(),

@@ -226,6 +226,16 @@ impl RuntimeError {
             Self::Busy { .. } => {
                 "try again later, wait longer, or load the model with more `Runtime::instances`"
             }
+            Self::NeedsSession { .. } => {
+                "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states"
+            }
+            Self::SessionsBusy { .. } => {
+                "drop a session, wait longer, or load the model with more `Runtime::sessions`"
+            }
+            Self::SessionFailed { .. } => {
+                "`Session::reset` starts it anew; a session that was saved can be loaded"
+            }
+            Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
             Self::BadInput { problem, .. } => return problem.hint(),
             Self::InputCount { names, .. } => {
                 return format!("pass {} in this order", names.join(", "));

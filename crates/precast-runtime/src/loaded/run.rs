@@ -52,7 +52,7 @@ impl Loaded {
     }
 
     /// Runs it in a slot that the caller has.
-    fn run_slot(
+    pub(crate) fn run_slot(
         &self,
         slot: &mut Slot,
         mut inputs: Handles,
@@ -71,7 +71,8 @@ impl Loaded {
         if let Sizes::Padded(_) = sizes {
             inputs = self.padded(&mut slot.buffers, inputs, stream)?;
         }
-        // Outputs are the caller's: never the memory of an input, a padding buffer or a weight.
+        inputs.extend(slot.states.iter().map(Handle::share));
+        // Outputs are the caller's: never the memory of an input, a state, a padding buffer or a weight.
         let sources: SmallVec<[usize; 8]> = inputs.iter().map(|i| i.meta().storage()).collect();
         let mut outputs = match &mut slot.runner {
             Runner::Eager(calls) => calls.evaluate(&self.plan, &inputs)?,
@@ -89,7 +90,7 @@ impl Loaded {
         }
     }
 
-    /// Runs a slot on its static inputs, for a session, and copies the outputs to `outputs`. Returns the device's notes
+    /// Runs a slot on its static inputs, for a fixed program, and copies the outputs to `outputs`. Returns the device's notes
     /// of its values.
     pub fn run_static(
         &self,

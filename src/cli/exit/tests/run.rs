@@ -152,6 +152,20 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             bucket: "batch=8".into(),
             slots: 4,
         },
+        E::NeedsSession {
+            module: module.clone(),
+        },
+        E::SessionsBusy {
+            model: "chat".into(),
+            sessions: 16,
+        },
+        E::SessionFailed {
+            cause: "module `decode` at batch=1, step `main`: no memory".into(),
+        },
+        E::State {
+            state: "cache.k".into(),
+            problem: "the model has no state of this name".into(),
+        },
         E::NoThreads {
             wanted: 8,
             found: 3,

@@ -130,6 +130,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
+        state: &module.state,
         sizes: &form.sizes,
         dynamic: form.dynamic.as_ref(),
         compiled: form.compiled,
@@ -224,6 +225,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             path: "",
             method: "forward",
             inputs: Some(&[input]),
+            state: &BTreeMap::new(),
             sizes: &Sizes::new(),
             dynamic: None,
             compiled: true,
@@ -319,5 +321,5 @@ fn the_bytes_of_a_few_keys_are_pinned() {
 
 #[test]
 fn a_key_shows_every_field_that_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"padding":"checked","tuned":false}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"state":{},"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"padding":"checked","tuned":false}"#);
 }

@@ -82,6 +82,11 @@ const MOVES: &[(&str, &str, &str)] = &[
     ),
     ("inputs", "pad = 0", "pad = 1"),
     ("padding", "path =", "padding = \"trusted\"\npath ="),
+    (
+        "state",
+        "[module.gate]",
+        "[module.state]\nmask = \"zeros\"\n[module.gate]",
+    ),
     ("inputs", "pad = 0", "range = [0, 9]"),
     ("inputs", "ids =", "tokens ="),
     (

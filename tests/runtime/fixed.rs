@@ -3,7 +3,7 @@
 use precast::{
     Device, Model, Runtime,
     record::Sizes,
-    runtime::{RuntimeError, Tensor, cuda::Session},
+    runtime::{RuntimeError, Tensor, cuda::Fixed},
 };
 
 use crate::{
@@ -21,24 +21,24 @@ fn sizes(batch: i64, seq: i64) -> Sizes {
     Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)])
 }
 
-fn run(session: &mut Session<'_>, input: &Tensor) -> Vec<f32> {
-    session.inputs()[0].write(input).unwrap();
-    session.run().unwrap();
-    read(session)
+fn run(fixed: &mut Fixed<'_>, input: &Tensor) -> Vec<f32> {
+    fixed.inputs()[0].write(input).unwrap();
+    fixed.run().unwrap();
+    read(fixed)
 }
 
-fn read(session: &Session<'_>) -> Vec<f32> {
-    session.outputs()[0].to_vec().unwrap()
+fn read(fixed: &Fixed<'_>) -> Vec<f32> {
+    fixed.outputs()[0].to_vec().unwrap()
 }
 
 #[test]
 fn two_sessions_and_calls_have_slots_of_their_own() {
     let model = model(2);
-    let open = || model.session("f", &sizes(2, 2)).unwrap();
+    let open = || model.fixed("f", &sizes(2, 2)).unwrap();
     let mut both = [open(), open()];
-    let addresses = |session: &mut Session<'_>| {
-        let inputs: Vec<usize> = session.inputs().iter().map(|own| own.address()).collect();
-        let outputs = session.outputs();
+    let addresses = |fixed: &mut Fixed<'_>| {
+        let inputs: Vec<usize> = fixed.inputs().iter().map(|own| own.address()).collect();
+        let outputs = fixed.outputs();
         inputs
             .into_iter()
             .chain(outputs.iter().map(|own| own.address()))
@@ -48,11 +48,11 @@ fn two_sessions_and_calls_have_slots_of_their_own() {
     assert!(before[0].iter().all(|address| !before[1].contains(address)));
     for round in 0..4 {
         let value = round as f32;
-        for (session, factor) in both.iter_mut().zip([1.0, 10.0]) {
-            session.inputs()[0]
+        for (fixed, factor) in both.iter_mut().zip([1.0, 10.0]) {
+            fixed.inputs()[0]
                 .write(&full([2, 2], value * factor))
                 .unwrap();
-            session.run().unwrap();
+            fixed.run().unwrap();
         }
         let called = model.run("f", &[full([2, 2], -1.0_f32)]).unwrap();
         assert_eq!(flat(&called[0]), [-2.0; 4]);
@@ -65,7 +65,7 @@ fn two_sessions_and_calls_have_slots_of_their_own() {
 #[test]
 fn sessions_are_bounded_and_keep_no_call_waiting() {
     let model = model(2);
-    let open = || model.session("f", &sizes(2, 2));
+    let open = || model.fixed("f", &sizes(2, 2));
     let mut held = [open().unwrap(), open().unwrap()];
     let refused = open().err().unwrap();
     assert!(
@@ -93,32 +93,32 @@ fn a_session_keeps_its_weights_over_a_swap() {
     let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
     let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
     let model = runtime.load("fake").unwrap();
-    let mut session = model.session("f", &sizes(2, 2)).unwrap();
+    let mut fixed = model.fixed("f", &sizes(2, 2)).unwrap();
     model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
-    assert_eq!(run(&mut session, &x(2, 2)), [0.0, 2.0, 4.0, 6.0]);
-    drop(session);
-    let mut session = model.session("f", &sizes(2, 2)).unwrap();
-    assert_eq!(run(&mut session, &x(2, 2)), [0.0, 5.0, 10.0, 15.0]);
+    assert_eq!(run(&mut fixed, &x(2, 2)), [0.0, 2.0, 4.0, 6.0]);
+    drop(fixed);
+    let mut fixed = model.fixed("f", &sizes(2, 2)).unwrap();
+    assert_eq!(run(&mut fixed, &x(2, 2)), [0.0, 5.0, 10.0, 15.0]);
 }
 
 #[test]
 fn a_static_tensor_takes_its_own_sizes_and_dtype_only() {
     let model = model(1);
-    let error = model.session("f", &sizes(2, 3)).err().unwrap();
+    let error = model.fixed("f", &sizes(2, 3)).err().unwrap();
     assert!(matches!(error, RuntimeError::NoBucket { .. }), "{error}");
-    let error = model.session("g", &sizes(2, 2)).err().unwrap();
+    let error = model.fixed("g", &sizes(2, 2)).err().unwrap();
     assert!(matches!(error, RuntimeError::NoModule { .. }), "{error}");
-    let mut session = model.session("f", &sizes(2, 2)).unwrap();
-    assert!(!session.is_graph());
-    run(&mut session, &x(2, 2));
-    let refuse = |session: &mut Session<'_>, given: &Tensor| {
-        session.inputs()[0].write(given).unwrap_err().to_string()
+    let mut fixed = model.fixed("f", &sizes(2, 2)).unwrap();
+    assert!(!fixed.is_graph());
+    run(&mut fixed, &x(2, 2));
+    let refuse = |fixed: &mut Fixed<'_>, given: &Tensor| {
+        fixed.inputs()[0].write(given).unwrap_err().to_string()
     };
-    let error = refuse(&mut session, &x(1, 2));
+    let error = refuse(&mut fixed, &x(1, 2));
     assert_eq!(error, "it is float32 [1, 2], not float32 [2, 2]");
-    let error = refuse(&mut session, &full([2, 2], 1_i64));
+    let error = refuse(&mut fixed, &full([2, 2], 1_i64));
     assert_eq!(error, "it is int64 [2, 2], not float32 [2, 2]");
-    session.run().unwrap();
-    session.check().unwrap();
-    assert_eq!(read(&session), [0.0, 2.0, 4.0, 6.0]);
+    fixed.run().unwrap();
+    fixed.check().unwrap();
+    assert_eq!(read(&fixed), [0.0, 2.0, 4.0, 6.0]);
 }

@@ -8,7 +8,7 @@ use precast::{
     record::Sizes,
     runtime::{
         RuntimeError,
-        cuda::{Graphs, Session, Stream},
+        cuda::{Fixed, Graphs, Stream},
     },
 };
 use tch::{Kind, Tensor};
@@ -48,16 +48,16 @@ fn run(model: &Model, input: &Tensor) -> Tensor {
     Tensor::from(&model.run("forward", &[input]).unwrap()[0])
 }
 
-/// Runs a session on an input, and returns a copy of its output.
-fn answer(session: &mut Session<'_>, input: &Tensor) -> Tensor {
-    session.inputs()[0].write(input).unwrap();
-    session.run().unwrap();
-    Tensor::from(session.outputs()[0].copied().unwrap())
+/// Runs a fixed on an input, and returns a copy of its output.
+fn answer(fixed: &mut Fixed<'_>, input: &Tensor) -> Tensor {
+    fixed.inputs()[0].write(input).unwrap();
+    fixed.run().unwrap();
+    Tensor::from(fixed.outputs()[0].copied().unwrap())
 }
 
-fn addresses(session: &mut Session<'_>) -> Vec<usize> {
-    let mut all: Vec<usize> = session.inputs().iter().map(|own| own.address()).collect();
-    all.extend(session.outputs().iter().map(|own| own.address()));
+fn addresses(fixed: &mut Fixed<'_>) -> Vec<usize> {
+    let mut all: Vec<usize> = fixed.inputs().iter().map(|own| own.address()).collect();
+    all.extend(fixed.outputs().iter().map(|own| own.address()));
     all
 }
 
@@ -69,31 +69,31 @@ fn a_session_works_on_static_tensors() {
     let plain = load(&store, "one-block", Graphs::Never);
     let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
-        let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-        assert!(session.is_graph());
-        let before = addresses(&mut session);
+        let mut fixed = graphs.fixed("forward", &sizes(batch, seq)).unwrap();
+        assert!(fixed.is_graph());
+        let before = addresses(&mut fixed);
         for round in 0..4 {
             let input = random(batch, seq);
             let wanted = run(&plain, &input);
-            let got = answer(&mut session, &input);
+            let got = answer(&mut fixed, &input);
             assert!(got.equal(&wanted), "batch={batch} seq={seq} round {round}");
             // A call between two runs has a slot of its own.
             let other = random(batch, seq);
             assert!(run(&graphs, &other).equal(&run(&plain, &other)));
-            let kept = Tensor::from(session.outputs()[0].copied().unwrap());
+            let kept = Tensor::from(fixed.outputs()[0].copied().unwrap());
             assert!(kept.equal(&wanted), "batch={batch} seq={seq} round {round}");
-            assert_eq!(addresses(&mut session), before);
+            assert_eq!(addresses(&mut fixed), before);
         }
     }
     let model = load(&store, "minilm", Graphs::Always);
     let (ids, mask) = inputs(1, 32);
     let wanted = encode(&model, &ids, &mask);
-    let mut session = model.session("encode", &sizes(1, 32)).unwrap();
-    for (to, from) in session.inputs().iter_mut().zip([&ids, &mask]) {
+    let mut fixed = model.fixed("encode", &sizes(1, 32)).unwrap();
+    for (to, from) in fixed.inputs().iter_mut().zip([&ids, &mask]) {
         to.write(from).unwrap();
     }
-    session.run().unwrap();
-    let got = Tensor::from(session.outputs()[0].copied().unwrap());
+    fixed.run().unwrap();
+    let got = Tensor::from(fixed.outputs()[0].copied().unwrap());
     assert!(got.equal(&wanted));
 }
 
@@ -105,7 +105,7 @@ fn two_sessions_of_one_bucket_hold_two_graphs() {
     let plain = load(&store, "one-block", Graphs::Never);
     let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
-        let open = || graphs.session("forward", &sizes(batch, seq)).unwrap();
+        let open = || graphs.fixed("forward", &sizes(batch, seq)).unwrap();
         let mut both = [open(), open()];
         let [first, second] = both.each_mut().map(addresses);
         assert!(first.iter().all(|address| !second.contains(address)));
@@ -113,12 +113,12 @@ fn two_sessions_of_one_bucket_hold_two_graphs() {
         let wanted = inputs.each_ref().map(|input| run(&plain, input));
         for _ in 0..4 {
             // Both run before the first is read.
-            for (session, input) in both.iter_mut().zip(&inputs) {
-                session.inputs()[0].write(input).unwrap();
-                session.run().unwrap();
+            for (fixed, input) in both.iter_mut().zip(&inputs) {
+                fixed.inputs()[0].write(input).unwrap();
+                fixed.run().unwrap();
             }
-            for (session, wanted) in both.iter().zip(&wanted) {
-                let got = Tensor::from(session.outputs()[0].copied().unwrap());
+            for (fixed, wanted) in both.iter().zip(&wanted) {
+                let got = Tensor::from(fixed.outputs()[0].copied().unwrap());
                 assert!(got.equal(wanted), "batch={batch} seq={seq}");
             }
         }
@@ -126,12 +126,12 @@ fn two_sessions_of_one_bucket_hold_two_graphs() {
         std::thread::scope(|scope| {
             let pairs = inputs.iter().zip(&wanted);
             let pairs = pairs.map(|(x, y)| (x.shallow_clone(), y.shallow_clone()));
-            for (session, (input, wanted)) in both.iter_mut().zip(pairs) {
+            for (fixed, (input, wanted)) in both.iter_mut().zip(pairs) {
                 scope.spawn(move || {
                     let stream = Stream::new(0).unwrap();
                     let _scope = stream.enter().unwrap();
                     for round in 0..64 {
-                        let got = answer(session, &input);
+                        let got = answer(fixed, &input);
                         stream.synchronize().unwrap();
                         assert!(got.equal(&wanted), "batch={batch} seq={seq} round {round}");
                     }
@@ -150,13 +150,13 @@ fn sessions_are_bounded_and_leave_their_slots() {
     let runtime = runtime.graphs(Graphs::Always).instances(2);
     let graphs = runtime.load("one-block").unwrap();
     let plain = load(&store, "one-block", Graphs::Never);
-    let open = || graphs.session("forward", &sizes(1, 64));
+    let open = || graphs.fixed("forward", &sizes(1, 64));
     let mut held = [open().unwrap(), open().unwrap()];
     let refused = open().err().unwrap();
     assert!(matches!(refused, RuntimeError::Busy { slots: 2, .. }));
     let input = random(1, 64);
     assert!(run(&graphs, &input).equal(&run(&plain, &input)));
-    let known = held.each_mut().map(|session| session.inputs()[0].address());
+    let known = held.each_mut().map(|fixed| fixed.inputs()[0].address());
     drop(held);
     let mut again = open().unwrap();
     assert!(known.contains(&again.inputs()[0].address()));
@@ -173,19 +173,19 @@ fn a_session_keeps_its_weights_over_a_swap() {
     let plain = load(&store, "one-block", Graphs::Never);
     let input = random(1, 64);
     let wanted = run(&plain, &input);
-    let mut session = graphs.session("forward", &sizes(1, 64)).unwrap();
+    let mut fixed = graphs.fixed("forward", &sizes(1, 64)).unwrap();
     let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
-    // Elsewhere on the device; the old ones are freed with the session's graph.
+    // Elsewhere on the device; the old ones are freed with the fixed's graph.
     graphs
         .swap(&runtime.weights_of("one-block").unwrap())
         .unwrap();
     for _ in 0..4 {
         assert!(run(&graphs, &input).equal(&wanted));
-        assert!(answer(&mut session, &input).equal(&wanted));
+        assert!(answer(&mut fixed, &input).equal(&wanted));
     }
-    drop(session);
-    let mut session = graphs.session("forward", &sizes(1, 64)).unwrap();
-    assert!(answer(&mut session, &input).equal(&wanted));
+    drop(fixed);
+    let mut fixed = graphs.fixed("forward", &sizes(1, 64)).unwrap();
+    assert!(answer(&mut fixed, &input).equal(&wanted));
 }
 
 #[test]
@@ -199,16 +199,16 @@ fn a_graph_answers_for_inputs_wherever_they_are() {
         // One stays alive, so that the others are elsewhere.
         let inputs: Vec<Tensor> = (0..8).map(|_| random(batch, seq)).collect();
         let wanted: Vec<Tensor> = inputs.iter().map(|input| run(&plain, input)).collect();
-        let session = |input: &Tensor| {
-            let mut session = graphs.session("forward", &sizes(batch, seq)).unwrap();
-            answer(&mut session, input)
+        let fixed = |input: &Tensor| {
+            let mut fixed = graphs.fixed("forward", &sizes(batch, seq)).unwrap();
+            answer(&mut fixed, input)
         };
         // Answers are kept, so outputs are elsewhere each time.
         let mut answers = Vec::new();
         for (at, input) in inputs.iter().chain(&inputs).enumerate() {
             answers.push(run(&graphs, input));
             if at % 3 == 0 {
-                assert!(session(input).equal(&wanted[at % 8]), "session {at}");
+                assert!(fixed(input).equal(&wanted[at % 8]), "fixed {at}");
             }
         }
         for (at, answer) in answers.iter().enumerate() {

@@ -1,0 +1,167 @@
+"""State: tensors that a module writes into are inputs that the captured steps write in place."""
+
+from __future__ import annotations
+
+import unittest
+from pathlib import Path
+
+import torch
+
+from . import artifact
+from .support import Project, Quiet, model, part, spec
+
+# A decoder with a cache in buffers, as many modules as blocks, and a position that it counts itself.
+BUFFERS = """
+import torch
+from torch.nn import functional as F
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.out = torch.nn.Linear(8, 24), torch.nn.Linear(8, 8)
+        self.register_buffer("k", torch.zeros(2, 2, 16, 4))
+        self.register_buffer("v", torch.zeros(2, 2, 16, 4), persistent=False)
+
+    def forward(self, x, position):
+        q, k, v = self.qkv(x).view(2, -1, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        self.k.index_copy_(2, position, k)
+        self.v.index_copy_(2, position, v)
+        mask = torch.arange(16) <= position[:, None]
+        y = F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask)
+        return x + self.out(y.transpose(1, 2).reshape(2, -1, 8))
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
+        self.register_buffer("position", torch.tensor(5))
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, x):
+        position = self.position + torch.arange(x.shape[1])
+        for block in self.blocks:
+            x = block(x, position)
+        self.position += x.shape[1]
+        return x * self.scale
+
+def load():
+    torch.manual_seed(0)
+    return Model()
+"""
+
+INPUTS = """
+import torch
+
+class Cache(torch.nn.Module):
+    def forward(self, x, cache, at):
+        cache.index_copy_(1, at, x)
+        return cache.sum(1)
+
+def load():
+    return Cache()
+"""
+
+
+class State(Project):
+    """Captures of modules with state."""
+
+    def test_buffers_that_are_written_are_states(self) -> None:
+        for regions in ([], ["blocks.*"]):
+            with self.subTest(regions=regions):
+                opened = self.open(BUFFERS)
+                captured = self.capture(opened, inputs=[("x", "float32", [2, 1, 8])], regions=regions)
+                names = [state["name"] for state in captured["states"]]
+                own = [f"blocks.{index}.{name}" for index in range(3) for name in ("k", "v")]
+                self.assertEqual(sorted(names), sorted([*own, "position"]))
+                for state in captured["states"]:
+                    self.assertEqual(state["first"], {"tensor": state["name"]})
+                self.assertEqual([one["name"] for one in captured["inputs"]], ["x"])
+                after = self.samples(captured)[f"after.{names.index('position')}"]
+                self.assertEqual(after.tolist(), 6)
+                if regions:
+                    blocks = [step for step in captured["steps"] if step["name"].startswith("blocks")]
+                    self.assertEqual(len({step["segment"] for step in blocks}), 1)
+                    # A cache never passes from step to step.
+                    self.assertTrue(all(len(step["outputs"]) <= 1 for step in captured["steps"]))
+                self.check_composed(opened, captured)
+                self.assertTrue(torch.equal(opened.model.position, torch.tensor(5)), "the model itself is left alone")
+
+    def test_inputs_that_the_spec_names_are_states(self) -> None:
+        opened = self.open(INPUTS)
+        specs = [
+            spec("x", "float32", [2, 1, 4], ["batch", None, None]),
+            spec("cache", "float32", [2, 8, 4], ["batch", "context", None]),
+            {**spec("at", "int64", [1]), "range": [0, 8]},
+        ]
+        captured = self.capture(opened, specs=specs, state={"cache": "zeros"}, sizes={"batch": 2, "context": 8})
+        self.assertEqual([one["name"] for one in captured["inputs"]], ["x", "at"])
+        state = {"name": "cache", "dtype": "float32", "shape": [2, 8, 4], "stride": [32, 4, 1]}
+        self.assertEqual(captured["states"], [{**state, "dims": ["batch", "context", None], "first": "zeros"}])
+        # A session keeps the sizes of its states, so no request is padded in them.
+        self.assertEqual(sorted(captured["exact"]), ["batch", "context"])
+        self.check_composed(opened, captured)
+
+    def test_a_later_region_reads_the_old_value_or_the_new_one(self) -> None:
+        source = """
+        import torch
+
+        class Part(torch.nn.Module):
+            def forward(self, x):
+                return torch.tanh(x)
+
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.a, self.b = Part(), Part()
+                self.register_buffer("held", torch.arange(4.0))
+
+            def forward(self, x):
+                old = self.held[None, :2]
+                new = self.a(self.held + x)
+                self.held.copy_(new)
+                return self.b(x) + READ, self.held
+
+        def load():
+            return Model()
+        """
+        for read in ("old.sum()", "self.held[:2].sum()", "old.sum() + new.sum()"):
+            with self.subTest(read=read):
+                opened = self.open(source.replace("READ", read))
+                captured = self.capture(opened, inputs=[("x", "float32", [4])], regions=["a", "b"])
+                self.check_composed(opened, captured)
+
+    def test_a_buffer_that_gets_another_tensor_keeps_its_value(self) -> None:
+        opened = self.open(
+            model("self.total = self.total + x\nreturn self.total * 2", 'self.register_buffer("total", torch.ones(3))')
+        )
+        captured = self.capture(opened, inputs=[("x", "float32", [3])])
+        self.assertEqual([state["name"] for state in captured["states"]], ["total"])
+        self.check_composed(opened, captured)
+
+    def test_a_write_into_anything_else_is_refused(self) -> None:
+        opened = self.open(model("x.add_(1)\nreturn x * 2"))
+        failure = self.fails("capture", self.capture, opened, inputs=[("x", "float32", [3])])
+        self.assertIn("writes into input 0", failure.message)
+        self.assertIn("[module.state]", failure.hint)
+        self.assertIsNotNone(failure.location)
+
+    def test_an_artifact_writes_in_place(self) -> None:
+        """The generated code copies no cache, and calls one after the other give what the module gives."""
+        opened = self.open(BUFFERS)
+        captured = self.capture(opened, inputs=[("x", "float32", [2, 1, 8])])
+        (segment,), (step,) = captured["segments"], captured["steps"]
+        request = {"device": "cpu", "isa": "native", "file": segment["file"]}
+        compiled = part("compiler").compile_segment(request, self.out, Quiet())
+        (code,) = (path.read_text() for path in Path(self.out).rglob("*.wrapper.cpp"))
+        # No buffer of the size of a cache.
+        self.assertNotIn("empty_strided(4, {2L, 2L, 16L, 4L}", code)
+        samples = self.samples(captured)
+        values = self.given(captured, samples)
+        weights = self.bound(captured, self.weights(opened, captured))
+        given = [values[number] for number in step["inputs"]]
+        (output,) = artifact.run(compiled["library"], "cpu", weights, given, 1)
+        torch.testing.assert_close(output, samples["out.0"])
+
+
+if __name__ == "__main__":
+    unittest.main()
