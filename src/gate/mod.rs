@@ -15,14 +15,14 @@ use std::{
 
 use precast_builder::gate::{GateRequest, Question, Samples, Verdict};
 use precast_runtime::{
-    Model, Runtime, Tensor, Trial,
+    Model, Outputs, Runtime, RuntimeError, Session, Tensor, Trial,
     command::{peak, tensors, trial_memory},
     cuda::synchronize,
 };
 use precast_store::{
     Device, Options, Store, StoreError,
     record::{
-        Program, Sizes, Step, bucket_name,
+        Output, Program, Sizes, Step, bucket_name,
         receipt::{Compared, Gate, GatePadding},
     },
     target::DeviceKind,
@@ -80,9 +80,52 @@ fn check(request: &GateRequest) -> Verdict {
 }
 
 /// Inputs, and eager's outputs for them.
+#[derive(Default)]
 struct Sample {
     inputs: Vec<Tensor>,
+    /// The states before the call; those of a new session where there are none.
+    states: Vec<Tensor>,
+    /// The outputs, and then the states after the call where they are known.
     expected: Vec<Tensor>,
+}
+
+/// A program in a session, which is brought to the states of a sample before each call.
+struct Caller<'m> {
+    session: Session<'m>,
+    program: &'m Program,
+}
+
+impl<'m> Caller<'m> {
+    fn new(model: &'m Model, program: &'m Program) -> Fallible<Self> {
+        let session = model.session()?;
+        Ok(Self { session, program })
+    }
+
+    /// Brings the session to the states of a sample.
+    fn prepare(&mut self, sample: &Sample) -> Fallible<()> {
+        self.session.reset()?;
+        for (state, value) in self.program.states.iter().zip(&sample.states) {
+            self.session.set_state(&state.name, value)?;
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, sample: &Sample) -> Result<Outputs, RuntimeError> {
+        self.session.run(&self.program.module, &sample.inputs)
+    }
+
+    /// Returns the outputs, and then the states after the call, on the CPU.
+    fn answer(&mut self, sample: &Sample) -> Fallible<Vec<Tensor>> {
+        self.prepare(sample)?;
+        let out = self.call(sample)?;
+        out.check()?;
+        let out = out.iter().map(|tensor| tensor.to_device(Device::Cpu));
+        let mut all: Vec<Tensor> = out.collect::<Result<_, _>>()?;
+        for state in &self.program.states {
+            all.push(self.session.state(&state.name)?.to_device(Device::Cpu)?);
+        }
+        Ok(all)
+    }
 }
 
 /// A candidate with its runtime, device and samples.
@@ -110,10 +153,7 @@ impl<'a> Bench<'a> {
             request,
             runtime,
             device,
-            sample: Sample {
-                inputs: vec![],
-                expected: vec![],
-            },
+            sample: Sample::default(),
             smaller: vec![],
         };
         match &request.samples {
@@ -137,9 +177,14 @@ impl<'a> Bench<'a> {
             };
             let inputs = all("in", program.inputs.len())?;
             let inputs = inputs.iter().map(|t| t.to_device(device));
+            let mut expected = all("out", program.outputs.len())?;
+            if prefix.is_empty() {
+                expected.extend(all("after", program.states.len())?);
+            }
             Ok(Sample {
                 inputs: inputs.collect::<Result<_, _>>()?,
-                expected: all("out", program.outputs.len())?,
+                states: all("state", program.states.len())?,
+                expected,
             })
         };
         self.sample = take("")?;
@@ -157,9 +202,12 @@ impl<'a> Bench<'a> {
             }
             let eager = self.load(graph, &[])?;
             let one = |sizes: &Sizes| {
-                let inputs = samples(program, sizes, self.device)?;
-                let expected = self.run(&eager, &inputs)?;
-                Ok(Sample { inputs, expected })
+                let mut sample = Sample {
+                    inputs: samples(program, sizes, self.device)?,
+                    ..Sample::default()
+                };
+                sample.expected = self.run(&eager, &sample)?;
+                Ok(sample)
             };
             all.iter().map(one).collect()
         };
@@ -175,16 +223,28 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Compares one output with eager's.
+    /// Compares one output, or one state after the call, with eager's.
     fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
-        let output = &self.request.program.outputs[index];
+        let program = &self.request.program;
+        let (what, output) = match program.outputs.get(index) {
+            Some(output) => ("output", output.clone()),
+            None => {
+                let state = &program.states[index - program.outputs.len()];
+                let output = Output {
+                    name: state.name.clone(),
+                    layout: state.layout.clone(),
+                    dims: vec![],
+                };
+                ("state", output)
+            }
+        };
         let tolerances = Tolerances {
             rtol: self.request.rtol,
             atol: self.request.atol,
             compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
         };
-        compare(tolerances, output, got, eager)
-            .map_err(|why| format!("output `{}` {why}", output.name))
+        compare(tolerances, &output, got, eager)
+            .map_err(|why| format!("{what} `{}` {why}", output.name))
     }
 
     /// Loads a program with these steps.
@@ -209,18 +269,16 @@ impl<'a> Bench<'a> {
         )?)
     }
 
-    /// Runs the module once; its outputs are on the CPU.
-    fn run(&self, model: &Model, inputs: &[Tensor]) -> Fallible<Vec<Tensor>> {
-        let out = model.run(&self.request.program.module, inputs)?;
-        out.check()?;
-        let out = out.iter().map(|t| t.to_device(Device::Cpu));
-        Ok(out.collect::<Result<_, _>>()?)
+    /// Runs the module once. Returns its outputs, and the states after the call, on the CPU.
+    fn run(&self, model: &Model, sample: &Sample) -> Fallible<Vec<Tensor>> {
+        Caller::new(model, &self.request.program)?.answer(sample)
     }
 
     /// Returns the bytes that a call takes at most, where that can be known.
     fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
-        let module = &self.request.program.module;
-        let (out, bytes) = peak(self.device, || model.run(module, &self.sample.inputs));
+        let mut caller = Caller::new(model, &self.request.program)?;
+        caller.prepare(&self.sample)?;
+        let (out, bytes) = peak(self.device, || caller.call(&self.sample));
         out?;
         Ok(bytes)
     }
@@ -240,7 +298,7 @@ impl<'a> Bench<'a> {
         // Twice at least, to see whether it is deterministic.
         let steps = *steps.max(&2);
         let started = Instant::now();
-        let outputs = (0..steps).map(|_| self.run(&model, &self.sample.inputs));
+        let outputs = (0..steps).map(|_| self.run(&model, &self.sample));
         let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
         let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
         let mut rows = Vec::new();
@@ -310,8 +368,9 @@ impl<'a> Bench<'a> {
         let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
         let mut exact = BTreeMap::new();
-        for Sample { inputs, expected } in &self.smaller {
-            let sizes = sizes_of(program, inputs);
+        for sample in &self.smaller {
+            let expected = &sample.expected;
+            let sizes = sizes_of(program, &sample.inputs);
             let bounded = |(dim, size): (&String, &i64)| {
                 let bounds = program.dynamic.as_ref().and_then(|dims| dims.get(dim));
                 bounds.is_none_or(|bounds| (bounds.min..=bounds.max).contains(size))
@@ -328,7 +387,7 @@ impl<'a> Bench<'a> {
                 continue;
             }
             let place = bucket_name(&sizes);
-            let compared = self.run(model, inputs).map_err(|error| error.to_string());
+            let compared = self.run(model, sample).map_err(|error| error.to_string());
             let compared = compared.and_then(|got| {
                 for (index, (got, eager)) in got.iter().zip(expected).enumerate() {
                     let row = self.compare(index, got, eager)?;
@@ -361,7 +420,7 @@ impl<'a> Bench<'a> {
             return None;
         }
         let model = self.load(program, &[]).ok()?;
-        let got = self.run(&model, &self.sample.inputs).ok()?;
+        let got = self.run(&model, &self.sample).ok()?;
         let mut rows = got.iter().zip(&self.sample.expected).enumerate();
         rows.all(|(index, (got, eager))| self.compare(index, got, eager).is_ok())
             .then_some(model)
@@ -381,9 +440,14 @@ impl<'a> Bench<'a> {
             let limit = if round < min { ROUNDS_LIMIT } else { limit };
             round < max && (round == 0 || begun.elapsed() <= limit)
         };
+        let callers = models.iter();
+        let callers = callers.map(|model| Caller::new(model, &self.request.program));
+        let mut callers = callers.collect::<Fallible<Vec<_>>>()?;
         in_rounds(models.len(), more, |index| {
+            callers[index].prepare(&self.sample)?;
+            synchronize(self.device)?;
             let started = Instant::now();
-            let out = models[index].run(&self.request.program.module, &self.sample.inputs)?;
+            let out = callers[index].call(&self.sample)?;
             synchronize(self.device)?;
             let taken = started.elapsed();
             drop(out);

@@ -82,7 +82,7 @@ fn answers(
         weights.object,
         weights.aliases.clone(),
     )?;
-    let out = model.run(&program.module, inputs)?;
+    let out = model.session()?.run(&program.module, inputs)?;
     out.check()?;
     let values = out.iter().map(|output| -> Fallible<Vec<f64>> {
         if !output.dtype().is_some_and(Dtype::is_float) {

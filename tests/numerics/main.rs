@@ -16,6 +16,7 @@ mod operators;
 mod prepared;
 mod receipts;
 mod slower;
+mod state;
 mod values;
 mod vlm;
 mod workers;

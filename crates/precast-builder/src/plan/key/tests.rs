@@ -314,7 +314,7 @@ fn the_bytes_of_a_few_keys_are_pinned() {
         (2, 2),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"72f50078cb39ccf8416ba4069d93df4142bb66801d8ac428bf42c98c0401bde3");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"876ae04b3a718962f74870ea6d70442c60564e1af59da8953f18435c7a5dc4d9");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"de7fa529d84983f99a9d0669182256406e866ff0370eba78c291ae6381455b1c");
     insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"965f7997c5c2b45e9c02e4c8f0d3248ee6d2654a2545bf95926cf41fcf63ebde");
 }

@@ -1,0 +1,237 @@
+//! States and sessions on real artifacts: a decoder answers as eager does, in sessions that never meet.
+
+use std::{process::Command, sync::Barrier, thread};
+
+use precast::runtime::{Model, Outputs, RuntimeError, Session, Value};
+use serde_json::Value as Json;
+
+use crate::lab::{checkout, lab, python, runtime};
+
+const DECODER: &str = "tests/numerics/decoder/precast.toml";
+const PROMPT: [i64; 8] = [5, 17, 3, 80, 41, 9, 62, 2];
+const STEPS: usize = 33;
+
+fn decoder() -> Model {
+    let store = precast::store::Store::open(&lab(DECODER).store).unwrap();
+    runtime(&store).sessions(64).load("decoder").unwrap()
+}
+
+/// Runs a module on tokens at consecutive positions.
+fn call(
+    session: &mut Session<'_>,
+    module: &str,
+    tokens: &[i64],
+    from: usize,
+) -> Result<Outputs, RuntimeError> {
+    let at: Vec<i64> = (from..from + tokens.len()).map(|at| at as i64).collect();
+    let ids = Value::new(tokens, &[1, tokens.len()])?;
+    session.run(module, &[ids, Value::new(&at, &[at.len()])?])
+}
+
+/// Returns the logits of the last position.
+fn last(out: &Outputs) -> Vec<f32> {
+    let logits = out.array::<f32>(0).unwrap();
+    let width = *logits.shape().last().unwrap();
+    logits.data()[logits.data().len() - width..].to_vec()
+}
+
+fn greedy(logits: &[f32]) -> i64 {
+    let best = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
+    best.unwrap() as i64
+}
+
+/// Generates tokens one by one. Returns them, and the logits of each.
+fn generate(session: &mut Session<'_>, prompt: &[i64], steps: usize) -> (Vec<i64>, Vec<Vec<f32>>) {
+    let mut logits = vec![last(&call(session, "prefill", prompt, 0).unwrap())];
+    let mut tokens = vec![greedy(&logits[0])];
+    while tokens.len() < steps {
+        let at = prompt.len() + tokens.len() - 1;
+        let out = call(session, "decode", &tokens[tokens.len() - 1..], at).unwrap();
+        logits.push(last(&out));
+        tokens.push(greedy(&logits[logits.len() - 1]));
+    }
+    (tokens, logits)
+}
+
+#[test]
+fn a_session_generates_what_eager_does_token_by_token() {
+    let model = decoder();
+    let mut session = model.session().unwrap();
+    let (tokens, logits) = generate(&mut session, &PROMPT, STEPS);
+
+    let folder = checkout().join("tests/numerics/decoder");
+    let mut script = Command::new(python());
+    let script = script.current_dir(&folder).arg("generate.py");
+    let script = script.args([format!("{PROMPT:?}"), STEPS.to_string()]);
+    let output = script.output().unwrap();
+    let eager: Json = serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!(serde_json::json!(tokens), eager["tokens"]);
+    for (step, (got, want)) in logits
+        .iter()
+        .zip(eager["logits"].as_array().unwrap())
+        .enumerate()
+    {
+        for (got, want) in got.iter().zip(want.as_array().unwrap()) {
+            let (got, want) = (f64::from(*got), want.as_f64().unwrap());
+            assert!(
+                (got - want).abs() <= 1e-4 * want.abs() + 1e-4,
+                "step {step}: {got} {want}"
+            );
+        }
+    }
+    // A prompt of a size that no bucket has: eager without Python fills the same cache.
+    session.reset().unwrap();
+    let out = call(&mut session, "prefill", &PROMPT[..5], 0).unwrap();
+    assert_eq!(out.served().rung().name(), "eager");
+    for (at, token) in PROMPT.iter().enumerate().skip(5) {
+        call(&mut session, "decode", &[*token], at).unwrap();
+    }
+    let out = call(&mut session, "decode", &tokens[..1], PROMPT.len()).unwrap();
+    assert_eq!(greedy(&last(&out)), tokens[1]);
+}
+
+#[test]
+fn sessions_never_see_each_other() {
+    let model = decoder();
+    let prompt = |number: usize| -> Vec<i64> {
+        (0..8)
+            .map(|at| ((number * 31 + at * 7) % 97) as i64)
+            .collect()
+    };
+    let alone: Vec<Vec<i64>> = (0..16)
+        .map(|number| generate(&mut model.session().unwrap(), &prompt(number), 12).0)
+        .collect();
+    let start = Barrier::new(4);
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let (model, alone, start) = (&model, &alone, &start);
+            scope.spawn(move || {
+                let numbers: Vec<usize> = (0..16).filter(|number| number % 4 == worker).collect();
+                let mut sessions: Vec<_> =
+                    numbers.iter().map(|_| model.session().unwrap()).collect();
+                start.wait();
+                let mut tokens: Vec<Vec<i64>> = vec![vec![]; numbers.len()];
+                for step in 0..12 {
+                    for (at, session) in sessions.iter_mut().enumerate() {
+                        let out = match step {
+                            0 => call(session, "prefill", &prompt(numbers[at]), 0),
+                            _ => call(session, "decode", &tokens[at][step - 1..], 7 + step),
+                        };
+                        tokens[at].push(greedy(&last(&out.unwrap())));
+                    }
+                }
+                for (at, number) in numbers.iter().enumerate() {
+                    assert_eq!(tokens[at], alone[*number]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_session_forks_is_saved_and_starts_anew() {
+    let model = decoder();
+    let mut session = model.session().unwrap();
+    let (tokens, _) = generate(&mut session, &PROMPT, 4);
+    assert_eq!(session.bytes(), model.session_bytes());
+    assert_eq!(session.bytes(), 3 * 2 * 64 * 32 * 4);
+    let next = |session: &mut Session<'_>, token: i64| {
+        last(&call(session, "decode", &[token], PROMPT.len() + 3).unwrap())
+    };
+
+    // A fork has the states of its origin, and its own from then on.
+    let mut fork = session.fork().unwrap();
+    let wanted = next(&mut session, tokens[3]);
+    next(&mut fork, 1);
+    assert_eq!(next(&mut fork, tokens[3]), wanted);
+
+    // A file of a session continues it.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session.safetensors");
+    session.save(&file).unwrap();
+    fork.reset().unwrap();
+    let empty = next(&mut fork, tokens[3]);
+    assert_ne!(empty, wanted, "the prompt is gone");
+    fork.load(&file).unwrap();
+    assert_eq!(next(&mut fork, tokens[3]), wanted);
+
+    // What is refused changes nothing.
+    let before = session
+        .state("blocks.0.k")
+        .unwrap()
+        .to_vec::<f32>()
+        .unwrap();
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes.truncate(bytes.len() - 100);
+    std::fs::write(&file, bytes).unwrap();
+    let error = session.load(&file).unwrap_err();
+    assert!(
+        error.to_string().contains("not a safetensors file"),
+        "{error}"
+    );
+    let error = call(&mut session, "decode", &[97], 3).unwrap_err();
+    assert!(matches!(error, RuntimeError::BadInput { .. }), "{error}");
+    let error = call(&mut session, "decode", &[1], 64).unwrap_err();
+    assert!(matches!(error, RuntimeError::BadInput { .. }), "{error}");
+    let error = session.state("blocks.9.k").unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "state `blocks.9.k`: the model has no state of this name"
+    );
+    let error = session.set_state("blocks.0.k", &Value::new(&[1.0_f32], &[1]).unwrap());
+    let error = error.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "state `blocks.0.k`: it is float32 [1, 4, 64, 8], not float32 [1]"
+    );
+    assert_eq!(
+        session
+            .state("blocks.0.k")
+            .unwrap()
+            .to_vec::<f32>()
+            .unwrap(),
+        before
+    );
+
+    // Without a session nothing runs.
+    let error = model.run("decode", &[Value::new(&[1_i64], &[1, 1]).unwrap()]);
+    assert!(matches!(error, Err(RuntimeError::InputCount { .. })));
+    let inputs = [
+        Value::new(&[1_i64], &[1, 1]).unwrap(),
+        Value::new(&[0_i64], &[1]).unwrap(),
+    ];
+    let error = model.run("decode", &inputs).unwrap_err();
+    assert!(
+        matches!(error, RuntimeError::NeedsSession { .. }),
+        "{error}"
+    );
+
+    // The next session starts with first values, whatever the last one left.
+    drop(session);
+    let mut later = model.session().unwrap();
+    assert_eq!(next(&mut later, tokens[3]), empty);
+}
+
+#[test]
+fn open_sessions_are_bounded() {
+    let store = precast::store::Store::open(&lab(DECODER).store).unwrap();
+    let waits = std::time::Duration::from_millis(20);
+    let model = runtime(&store)
+        .sessions(2)
+        .wait_limit(waits)
+        .load("decoder")
+        .unwrap();
+    let (first, second) = (model.session().unwrap(), model.session().unwrap());
+    let error = model.session().err().unwrap();
+    assert_eq!(
+        error.to_string(),
+        "model `decoder`: all 2 sessions are in use"
+    );
+    assert!(matches!(
+        first.fork().err().unwrap(),
+        RuntimeError::SessionsBusy { .. }
+    ));
+    drop(second);
+    first.fork().unwrap();
+}
