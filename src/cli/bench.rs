@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result};
 use serde::Serialize;
 
-use self::measure::{Figures, Load};
+use self::measure::{Caller, Figures, Load};
 use super::{
     Context,
     exit::Usage,
@@ -101,6 +101,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let started = Instant::now();
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
+        .sessions(args.threads.into())
         .graphs(args.graphs.into())
         .trial(internal::trial(&store, context)?)
         .eager_fallback(!args.compiled);
@@ -131,7 +132,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         let took = seconds(args.seconds * parts);
         note!("measuring {bucket}, {place} of {all}, about {took}");
         let inputs = samples(program, &sizes, device)?;
-        let answer = model.run(&args.module, &inputs)?;
+        let answer = Caller::of(&model, program)?.run(&inputs)?;
         synchronize(device)?;
         first_answer_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
         let load = Load {
@@ -207,7 +208,7 @@ fn row(
     let mut models = vec![model];
     let mut eager_padding = 0.0;
     if let Some(eager) = eager {
-        match eager.run(&load.program.module, load.inputs) {
+        match Caller::of(eager, load.program)?.run(load.inputs) {
             Ok(answer) => {
                 eager_padding = padding(answer.served());
                 models.push(eager);

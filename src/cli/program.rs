@@ -19,7 +19,10 @@ use crate::{
         torches::Torches,
         words::time,
     },
-    record::{Artifact, Input, Output, Padding, Prepared, Program, Step, bounds_name},
+    record::{
+        Artifact, Input, Layout, Output, Padding, Prepared, Program, State, Step, bounds_name,
+        session_bytes,
+    },
     store::{Store, StoreError},
     target::DeviceKind,
 };
@@ -121,12 +124,16 @@ fn artifacts(program: &Program, store: &Store) -> Result<Artifacts, StoreError> 
 
 /// Returns a drawing of the inputs, the steps with their inputs, outputs and weights, and the outputs.
 fn draw(program: &Program, artifacts: &Artifacts, whole: bool) -> Vec<String> {
-    let name = |value: &usize| match program.inputs.get(*value) {
-        Some(input) => input.name.clone(),
+    let inputs = program.inputs.iter().map(|input| &input.name);
+    let states = program.states.iter().map(|state| &state.name);
+    let named: Vec<&String> = inputs.chain(states).collect();
+    let name = |value: &usize| match named.get(*value) {
+        Some(name) => (*name).clone(),
         None => format!("%{value}"),
     };
     let inputs = program.inputs.iter();
     let mut lines: Vec<String> = inputs.map(|one| format!("in   {}", input(one))).collect();
+    lines.extend(states_of(program, whole));
     let widths = program
         .steps
         .iter()
@@ -181,20 +188,33 @@ fn step_name(step: &Step) -> &str {
     }
 }
 
-/// Returns an input as `ids: int64[batch=4, 8]`.
+/// Returns the states, a line each; one line for many, unless all are asked for.
+fn states_of(program: &Program, whole: bool) -> Vec<String> {
+    const FEW: usize = 4;
+    let line = |state: &State| format!("kept {}", sized(&state.name, &state.layout, &state.dims));
+    match &program.states[..] {
+        [first, .., last] if !whole && program.states.len() > FEW => {
+            let (number, bytes) = (program.states.len(), bytes(session_bytes([program])));
+            let (first, last) = (&first.name, &last.name);
+            vec![format!("kept {number} states of {bytes}, {first} … {last}")]
+        }
+        states => states.iter().map(line).collect(),
+    }
+}
+
 fn input(input: &Input) -> String {
-    let axes = input.layout.shape.iter().zip(&input.dims);
+    sized(&input.name, &input.layout, &input.dims)
+}
+
+/// Returns a tensor as `ids: int64[batch=4, 8]`.
+fn sized(name: &str, layout: &Layout, dims: &[Option<String>]) -> String {
+    let axes = layout.shape.iter().zip(dims);
     let axes = axes.map(|(size, dim)| match dim {
         Some(dim) => format!("{dim}={size}"),
         None => size.to_string(),
     });
     let axes: Vec<String> = axes.collect();
-    format!(
-        "{}: {}[{}]",
-        input.name,
-        input.layout.dtype,
-        axes.join(", ")
-    )
+    format!("{name}: {}[{}]", layout.dtype, axes.join(", "))
 }
 
 /// Returns an output as `logits: float32[batch=4, 2*seq+1=17]`.

@@ -108,7 +108,21 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .map(|(name, one)| (name.as_str(), one))
         .collect();
     let started = Instant::now();
-    let answer = phases.during(|| model.run_named(&args.module, &inputs));
+    let programs = model.programs(&args.module);
+    let stateful = programs.iter().any(|program| !program.states.is_empty());
+    let answer = if stateful || args.session.is_some() {
+        let mut session = phases.during(|| model.session())?;
+        if let Some(path) = args.session.as_ref().filter(|path| path.exists()) {
+            session.load(path)?;
+        }
+        let answer = phases.during(|| session.run_named(&args.module, &inputs));
+        if let (Ok(_), Some(path)) = (&answer, &args.session) {
+            session.save(path)?;
+        }
+        answer
+    } else {
+        phases.during(|| model.run_named(&args.module, &inputs))
+    };
     if let Some(path) = &args.counts {
         count(path, model.counts())?;
     }

@@ -19,6 +19,9 @@ pub(super) struct RunArgs {
     /// Where to write the outputs, as safetensors
     #[arg(long, value_name = "FILE")]
     pub(super) outputs: Option<PathBuf>,
+    /// Start with the states of this file, if it is there, and write them to it after the call
+    #[arg(long, value_name = "FILE")]
+    pub(super) session: Option<PathBuf>,
     /// Add the request and the rung that answered it to this file of counts, for `precast stats`
     #[arg(long, value_name = "FILE")]
     pub(super) counts: Option<PathBuf>,

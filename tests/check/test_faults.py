@@ -121,7 +121,7 @@ python-state medium: a cache of a tensor
     self.last = x * 2  # here
     return self.last + 1
 
-in-place high: a buffer that counts
+in-place low: a buffer that counts
     self.total += x.sum()  # here
     return x + self.total
 
@@ -211,7 +211,6 @@ class Faults(Checks):
             "size": "x = x + mask.nonzero()[:, 0].sum()  # here",
             "unique": "x = x + torch.unique(x).sum()  # here",
             "slice": "x = torch.cat([x, x[:, : mask.sum().item()]], 1)[:, :4]  # here",
-            "buffer": "self.total += x.sum()  # here",
             "state": "self.calls += 1  # here\nx = x * self.calls",
         }
         for names in (list(stops), list(reversed(stops))):

@@ -30,7 +30,7 @@ use super::{
     program::Program,
     replica::{self, Replica},
     session::Session,
-    states::{self, States},
+    states::States,
     variant::{CallOptions, Variant},
     weights::WeightSet,
 };
@@ -62,6 +62,13 @@ pub struct Model {
     pub(super) weights: Mutex<WeightSet>,
     /// Keeps gc from the release: parts of it are read when they are first needed.
     _hold: Option<Hold>,
+}
+
+/// Who calls: the replica, the states of the session that it is, and how long it waits for a slot.
+pub(super) struct Caller<'a> {
+    pub replica: &'a Replica,
+    pub states: Option<&'a mut States>,
+    pub wait: Wait,
 }
 
 impl Model {
@@ -215,7 +222,7 @@ impl Model {
         self.call(module, inputs, Wait::Until(deadline))
     }
 
-    fn wait(&self) -> Wait {
+    pub(super) fn wait(&self) -> Wait {
         self.limit.map_or(Wait::Forever, Wait::up_to)
     }
 
@@ -227,20 +234,24 @@ impl Model {
     ) -> Result<Outputs, RuntimeError> {
         let first = inputs.first().map(arrays::tensor);
         let replica = self.replica(first.as_slice());
-        self.call_on(replica, None, module, inputs, wait)
+        let caller = Caller {
+            replica,
+            states: None,
+            wait,
+        };
+        self.run_for(caller, module, inputs)
     }
 
-    fn call_on<A: Argument>(
+    /// Runs a module for a caller, on inputs in the module's order.
+    pub(super) fn run_for<A: Argument>(
         &self,
-        replica: &Replica,
-        states: Option<&mut States>,
+        caller: Caller<'_>,
         module: &str,
         inputs: &[A],
-        wait: Wait,
     ) -> Result<Outputs, RuntimeError> {
         let policy = self.policy(inputs.iter().any(arrays::is_plain));
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let variants = self.variants(replica, module)?;
+        let variants = self.variants(caller.replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
         let Some(variant) = variants.iter().find(takes) else {
             return Err(RuntimeError::InputCount {
@@ -250,8 +261,7 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        let call = CallOptions { policy, wait };
-        self.answered(replica.admit(|| variant.answer(&inputs, call, states)))
+        self.answered(caller, variant, &inputs, policy)
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -276,13 +286,28 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
+        let first = inputs.first().map(|(_, input)| arrays::tensor(input));
+        let caller = Caller {
+            replica: self.replica(first.as_slice()),
+            states: None,
+            wait: self.wait(),
+        };
+        self.run_named_for(caller, module, inputs)
+    }
+
+    /// Runs a module for a caller, on inputs by name.
+    pub(super) fn run_named_for<A: Argument>(
+        &self,
+        caller: Caller<'_>,
+        module: &str,
+        inputs: &[(&str, A)],
+    ) -> Result<Outputs, RuntimeError> {
         let policy = self.policy(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
-        let wait = self.wait();
         let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
-        let (replica, variants) = self.target(module, &tensors)?;
+        let variants = self.variants(caller.replica, module)?;
         let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
             if wanted.len() != inputs.len() {
@@ -298,10 +323,7 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => {
-                let call = CallOptions { policy, wait };
-                self.answered(replica.admit(|| variant.answer(&ordered, call, None)))
-            }
+            Some((variant, ordered)) => self.answered(caller, variant, &ordered, policy),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -411,8 +433,21 @@ impl Model {
         Ok(variants)
     }
 
-    /// Notes the time of the first answer.
-    fn answered(&self, result: Result<Outputs, RuntimeError>) -> Result<Outputs, RuntimeError> {
+    /// Has a variant answer, and notes the time of the first answer.
+    fn answered(
+        &self,
+        caller: Caller<'_>,
+        variant: &Variant,
+        inputs: &[TensorRef<'_>],
+        policy: Inputs,
+    ) -> Result<Outputs, RuntimeError> {
+        let Caller {
+            replica,
+            states,
+            wait,
+        } = caller;
+        let call = CallOptions { policy, wait };
+        let result = replica.admit(|| variant.answer(inputs, call, states));
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
         }
@@ -447,7 +482,7 @@ impl Model {
     /// Returns the bytes of a session's states, each at its largest bucket.
     pub fn session_bytes(&self) -> u64 {
         let first = self.replicas.first().into_iter();
-        states::bytes(
+        record::session_bytes(
             first
                 .flat_map(Replica::programs)
                 .map(|program| &*program.record),
@@ -464,17 +499,6 @@ impl Model {
             sessions: replica.sessions.limit(),
         })?;
         replica.admit(|| Session::open(self, replica, place))
-    }
-
-    /// Runs a module for a session.
-    pub(super) fn run_in<A: Argument>(
-        &self,
-        replica: &Replica,
-        states: Option<&mut States>,
-        module: &str,
-        inputs: &[A],
-    ) -> Result<Outputs, RuntimeError> {
-        self.call_on(replica, states, module, inputs, self.wait())
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     arrays::{self, Argument},
     ffi::Handle,
     layout::bytes_of,
+    model::Caller,
     outputs::Outputs,
     pool::Place,
     replica::Replica,
@@ -55,8 +56,26 @@ impl<'m> Session<'m> {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        let states = self.place.item.as_mut();
-        self.model.run_in(self.replica, states, module, inputs)
+        let model = self.model;
+        model.run_for(self.caller(), module, inputs)
+    }
+
+    /// Runs a module on inputs by name, as [`Model::run_named`] does, and on the states of this session.
+    pub fn run_named<A: Argument>(
+        &mut self,
+        module: &str,
+        inputs: &[(&str, A)],
+    ) -> Result<Outputs, RuntimeError> {
+        let model = self.model;
+        model.run_named_for(self.caller(), module, inputs)
+    }
+
+    fn caller(&mut self) -> Caller<'_> {
+        Caller {
+            replica: self.replica,
+            states: self.place.item.as_mut(),
+            wait: self.model.wait(),
+        }
     }
 
     /// Gives every state its first value again.

@@ -14,7 +14,6 @@ use precast_store::{
 use super::{
     RuntimeError, TorchError,
     ffi::{Handle, Handles, Weight},
-    layout::bytes_of,
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
     slot::Slot,
@@ -192,16 +191,4 @@ impl Kept {
             Some(first) => self.tensor.copy_from(first.handle()),
         }
     }
-}
-
-/// Returns the bytes of all states of a model, each at its largest bucket.
-pub(super) fn bytes<'p>(programs: impl Iterator<Item = &'p Program>) -> u64 {
-    let mut largest: BTreeMap<&str, u64> = BTreeMap::new();
-    for state in programs.flat_map(|program| &program.states) {
-        let layout = &state.layout;
-        let bytes = bytes_of(&layout.shape, layout.dtype) as u64;
-        let known = largest.entry(&state.name).or_default();
-        *known = bytes.max(*known);
-    }
-    largest.values().sum()
 }

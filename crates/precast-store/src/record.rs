@@ -137,6 +137,18 @@ pub struct State {
     pub first: First,
 }
 
+/// Returns the bytes of a session of these programs: all states, each at its largest bucket.
+pub fn session_bytes<'p>(programs: impl IntoIterator<Item = &'p Program>) -> u64 {
+    let mut largest: BTreeMap<&str, u64> = BTreeMap::new();
+    for state in programs.into_iter().flat_map(|program| &program.states) {
+        let sizes = state.layout.shape.iter().map(|size| size.unsigned_abs());
+        let bytes = sizes.fold(state.layout.dtype.size() as u64, u64::saturating_mul);
+        let known = largest.entry(&state.name).or_default();
+        *known = bytes.max(*known);
+    }
+    largest.values().sum()
+}
+
 /// The value of a state in a new session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     Device, Model,
     record::Program,
-    runtime::{Tensor, cuda::synchronize},
+    runtime::{Outputs, RuntimeError, Session, Tensor, cuda::synchronize},
 };
 
 /// The times of calls, in seconds.
@@ -55,13 +55,43 @@ pub(super) struct Load<'a> {
     pub threads: u16,
 }
 
+/// A caller of one program: a session of the model where the program has states.
+pub(super) struct Caller<'a> {
+    model: &'a Model,
+    session: Option<Session<'a>>,
+    module: &'a str,
+}
+
+impl<'a> Caller<'a> {
+    pub(super) fn of(model: &'a Model, program: &'a Program) -> Result<Self> {
+        let session = match &program.states[..] {
+            [] => None,
+            _ => Some(model.session()?),
+        };
+        let module = program.module.as_str();
+        Ok(Self {
+            model,
+            session,
+            module,
+        })
+    }
+
+    pub(super) fn run(&mut self, inputs: &[Tensor]) -> Result<Outputs, RuntimeError> {
+        match &mut self.session {
+            Some(session) => session.run(self.module, inputs),
+            None => self.model.run(self.module, inputs),
+        }
+    }
+}
+
 impl Load<'_> {
     /// Measures each model, in turns where there are several.
     pub(super) fn measure(&self, models: &[&Model]) -> Result<Vec<Figures>> {
         for model in models {
             let warm_up = Instant::now();
+            let mut caller = Caller::of(model, self.program)?;
             while warm_up.elapsed() < Duration::from_millis(200) {
-                drop(model.run(&self.program.module, self.inputs)?);
+                drop(caller.run(self.inputs)?);
             }
             synchronize(self.device)?;
         }
@@ -81,10 +111,11 @@ impl Load<'_> {
     /// Makes single calls, and waits for each; a few at least.
     fn single(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
         const LEAST: usize = 10;
+        let mut caller = Caller::of(model, self.program)?;
         let (begin, before) = (Instant::now(), taken.single.len());
         while begin.elapsed() < limit || taken.single.len() - before < LEAST {
             let called = Instant::now();
-            let answer = model.run(&self.program.module, self.inputs)?;
+            let answer = caller.run(self.inputs)?;
             synchronize(self.device)?;
             taken.single.push(called.elapsed().as_secs_f64());
             drop(answer);
@@ -96,11 +127,12 @@ impl Load<'_> {
     fn parallel(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
         let stop = AtomicBool::new(false);
         let begin = Instant::now();
-        let (module, device) = (self.program.module.as_str(), self.device);
+        let device = self.device;
         let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
+            let mut caller = Caller::of(model, self.program)?;
             let mut calls = 0;
             while !over() {
-                drop(model.run(module, inputs)?);
+                drop(caller.run(inputs)?);
                 calls += 1;
                 if calls % 256 == 0 {
                     // Keeps the queue shorter than the device's limit.

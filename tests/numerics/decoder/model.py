@@ -14,7 +14,7 @@ class Block(torch.nn.Module):
         self.register_buffer("k", torch.zeros(1, HEADS, CONTEXT, WIDTH // HEADS), persistent=False)
         self.register_buffer("v", torch.zeros(1, HEADS, CONTEXT, WIDTH // HEADS), persistent=False)
 
-    def forward(self, x, at):
+    def forward(self, x: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         q, k, v = self.qkv(self.norm(x)).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         self.k.index_copy_(2, at, k)
         self.v.index_copy_(2, at, v)
@@ -31,18 +31,13 @@ class Decoder(torch.nn.Module):
         self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
         self.head = torch.nn.Linear(WIDTH, VOCABULARY)
 
-    def forward(self, ids, at):
+    def forward(self, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
         x = self.tokens(ids) + self.places(at)
         for block in self.blocks:
             x = block(x, at)
         return self.head(x)
 
-    def reset(self) -> None:
-        for block in self.blocks:
-            block.k.zero_()
-            block.v.zero_()
 
-
-def load():
+def load() -> Decoder:
     torch.manual_seed(0)
     return Decoder()

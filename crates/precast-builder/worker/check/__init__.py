@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from .. import capture, entry, failures, structure
+from .. import capture, entry, failures, samples, structure
 from ..call import INNER
 from ..torch_private import fake
 from ..wire import Failure, Wire
@@ -65,7 +65,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
 
     captured = breaks.capture(subject)
     found = breaks.ranked(found, captured, subject)
-    lasting = seen.error is None and not _repeats(subject)
+    lasting = seen.error is None and not _repeats(subject, captured.traced)
     if lasting:
         found = _lasting(found, subject)
     shape = Shapes(subject)
@@ -79,16 +79,17 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     if seen.error is None:
         found += buckets.findings(subject, captured.error is None)
     graph = Graphs(subject)
-    graph.look(captured.graph, seen)
-    if captured.graph is not None and captured.ranges is not None:
-        graph.leaks(captured.graph, captured.ranges)
+    traced = captured.traced
+    graph.look(traced.graph if traced else None, seen)
+    if traced is not None:
+        graph.leaks(traced)
     known = {one.location for one in found}
     found += [
         one for one in graph.findings if one.category == "padding" or one.location is None or one.location not in known
     ]
     wire.event("regions")
     region = Regions(subject)
-    region.compare(captured.graph)
+    region.compare(traced.graph if traced else None)
     found += region.findings
     recompiles = None
     if request.get("recompiles"):
@@ -122,17 +123,20 @@ def watched(subject: Subject) -> tuple[observe.Seen, list[Finding]]:
     lines = Lines(subject.call)
     given = {spec["name"]: value for spec, value in zip(subject.specs, subject.inputs, strict=True)}
     seen = observe.watch(subject.call, given, _held(subject.call), subject.sources, lines.visit)
-    return seen, [*calls.findings(seen, _method(subject)), *lines.findings]
+    return seen, [*calls.findings(seen, _method(subject), subject.module.get("state") or ()), *lines.findings]
 
 
-def _repeats(subject: Subject) -> bool:
-    """Returns whether a second call with the same inputs gives the same answer."""
+def _repeats(subject: Subject, traced: capture.Traced | None) -> bool:
+    """Returns whether a second call with the same inputs and states gives the same answer."""
     answers = []
+    call, inputs = subject.call, subject.inputs
+    if traced is not None and traced.states:
+        call, inputs = traced.wrapped, samples.lowest(traced.specs, subject.opened.device)
     try:
         with torch.no_grad():
             for _ in range(2):
                 entry.seed()
-                answers.append(structure.tensors_of(subject.call(*[value.clone() for value in subject.inputs])))
+                answers.append(structure.tensors_of(call(*[value.clone() for value in inputs])))
     except Exception:  # it answered before: a cache may be full
         return False
     return capture.same(*answers)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from .. import capture as capturing
 from .. import failures, segment
-from ..flat import Flat
 from ..torch_private import drafts
 from ..wire import Failure
 from . import fixes
@@ -47,9 +46,8 @@ class Captured:
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
-    # The graph that a build would cut, and the bounds of its inputs' values; none where it can't be captured.
-    graph: Flat | None = None
-    ranges: list[list[int] | None] | None = None
+    # The capture that a build would cut; none where there is none.
+    traced: capturing.Traced | None = None
 
 
 def capture(subject: Subject) -> Captured:
@@ -63,7 +61,7 @@ def capture(subject: Subject) -> Captured:
         if isinstance(error, Failure) and error.code == "no_module":
             raise  # a mistake in the spec
         return Captured(error, failures.place_of(error, subject.opened.root))
-    return Captured(steps=len(parts), artifacts=len(texts), graph=traced.graph, ranges=traced.ranges)
+    return Captured(steps=len(parts), artifacts=len(texts), traced=traced)
 
 
 def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from . import fixes, numpy_fixes
@@ -21,12 +21,18 @@ _WRITES = {"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", 
 _WRITES |= {"__ior__", "__ixor__", "__ilshift__", "__irshift__", "__setitem__", "__idiv__"}
 
 
-def findings(seen: Seen, method: ast.FunctionDef | None) -> Iterator[Finding]:
-    """Yields the findings of a run's calls, once for each line and kind. `method` is the captured method."""
+def findings(seen: Seen, method: ast.FunctionDef | None, states: Collection[str]) -> Iterator[Finding]:
+    """Yields the findings of a run's calls, once for each line and kind. `method` is the captured method.
+
+    `states` are the inputs that the spec names as such.
+    """
     known = set()
+    meant = {f"the input `{name}`" for name in states}
     held = (call.facts["held"] for call in seen.calls if _writes(call.name) and call.facts.get("held"))
     written = [one.split("`")[1] for one in dict.fromkeys(held) if one.startswith("the input")]
     for call in seen.calls:
+        if _writes(call.name) and call.facts.get("held") in meant:
+            continue
         for category, severity, why, fix in _of(call, method, written):
             key = (category, call.place.location)
             if key not in known:
@@ -68,8 +74,11 @@ def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Itera
         yield "size-one", LOW, why, Fix("name the dimension to drop")
     if name in ("backward", "grad"):
         yield "training", HIGH, f"`{name}` computes gradients, and a program computes answers alone", fixes.TRAINING
-    if _writes(name) and facts.get("held"):
-        why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs"
+    if _writes(name) and str(facts.get("held")).startswith("the buffer"):
+        why = f"`{_shown(name)}` writes into {facts['held']}, a state: a session keeps it from call to call"
+        yield "in-place", LOW, why, Fix("nothing, where that is meant; else return the new value as an output")
+    elif _writes(name) and facts.get("held"):
+        why = f"`{_shown(name)}` writes into {facts['held']}: a program owns no tensor but its outputs and states"
         yield "in-place", HIGH, why, fixes.in_place(facts["held"], method, written)
 
 

@@ -317,7 +317,7 @@ def in_place(held: str, method: ast.FunctionDef | None, written: list[str]) -> F
     """
     if not held.startswith("the input"):
         return Fix("return the new value as an output, and take the old one as an input: the caller keeps it")
-    text = "write into a copy and return it, for the caller to keep: what was passed in stays as it was"
+    text = "name it under `[module.state]`, so that a session keeps it; or write into a copy and return it"
     return Fix(text, [] if method is None else _copied(method, written))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import failures, operators, padding_graph
+from ..capture import Traced
 from ..flat import Flat
 from ..torch_private import overloads, symbols
 from . import calls
@@ -40,13 +41,13 @@ class Graphs:
         for dim in sorted(self.subject.asked):
             self._reason(None, f"`{dim}` is dynamic: a graph is of one size", found=False)
 
-    def leaks(self, graph: Flat, ranges: list[Any]) -> None:
+    def leaks(self, traced: Traced) -> None:
         """Finds operators that read padding; a program of them has its exact sizes only."""
         subject = self.subject
         if subject.module.get("padding") == "trusted":
             return
         sizes = {dim: subject.sizes.get(dim, 1) for dim in subject.dims}
-        for leak in padding_graph.leaks(graph, subject.specs, sizes, ranges):
+        for leak in padding_graph.leaks(traced.graph, traced.specs, sizes, traced.ranges):
             place = subject.sources.at(leak.location(subject.sources.root))
             why = f"{leak.why}: requests must have the sizes of its buckets"
             fix = Fix(f'{leak.fix}; where its values make it harmless, `padding = "trusted"` in the module')
