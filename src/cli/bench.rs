@@ -29,7 +29,7 @@ use crate::{
     Digest, Model, Runtime, Store,
     gate::samples,
     record::{Program, Sizes, bucket_name, split_model},
-    runtime::{Outputs, Rung, Served, Tensor, cuda::synchronize},
+    runtime::{Outputs, Served, Tensor, counters::Rung, cuda::synchronize},
 };
 
 /// `precast bench MODULE --format json`

@@ -19,7 +19,7 @@ use crate::{
     Device, Digest, Model, Runtime, Store,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
-    runtime::{Loading, Rung, command::tensors},
+    runtime::{Loading, command::tensors, counters::Rung},
 };
 
 /// Adds counts to those of a file.

@@ -2,7 +2,7 @@
 
 use precast::{
     Device, Runtime,
-    runtime::{Rung, RuntimeError},
+    runtime::{RuntimeError, counters::Rung},
 };
 
 use crate::{

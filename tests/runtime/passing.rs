@@ -12,7 +12,7 @@ use std::{
 
 use precast::{
     Device, Model, Runtime,
-    runtime::{Loading, Rung},
+    runtime::{Loading, counters::Rung},
 };
 
 use crate::{

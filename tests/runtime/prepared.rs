@@ -3,7 +3,7 @@
 use precast::{
     Device, Model, Runtime, Value,
     record::{Dtype, Operand, Prepared, Recipe},
-    runtime::{Rung, RuntimeError, Tensor},
+    runtime::{RuntimeError, Tensor, counters::Rung},
 };
 
 use crate::fake::{self, Fake, Memory};

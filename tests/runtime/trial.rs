@@ -13,7 +13,7 @@ use std::{
 
 use precast::{
     Device, Model, Runtime,
-    runtime::{Rung, RuntimeError, Trial, errors::Quarantined},
+    runtime::{RuntimeError, Trial, counters::Rung, errors::Quarantined},
 };
 use tempfile::TempDir;
 

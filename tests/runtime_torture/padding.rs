@@ -1,6 +1,6 @@
 //! Every bucket at every size in its range, after a call that filled its buffers with NaN.
 
-use precast::{Device, Model, Runtime, Store, record::Program, runtime::Rung};
+use precast::{Device, Model, Runtime, Store, record::Program, runtime::counters::Rung};
 use serde::Serialize;
 use tch::{Kind, Tensor};
 

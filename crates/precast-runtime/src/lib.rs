@@ -62,8 +62,9 @@
 //! program
 //! variant
 //! replica
-//! background, fixed, session
+//! background, fixed
 //! model
+//! session
 //! runtime, watch
 //! ```
 
@@ -131,15 +132,17 @@ pub use error::RuntimeError;
 pub use ffi::Libtorch;
 pub use model::Model;
 pub use options::{Inputs, Loading};
-pub use outputs::{Outputs, Rung, Served};
+pub use outputs::{Outputs, Served};
 pub use runtime::Runtime;
 pub use session::Session;
 pub use tensor::{Element, Tensor};
 pub use trial::Trial;
 pub use weights::WeightSet;
 
-/// Counts and times of a model: the rows of [`Model::stats`], [`Model::devices`] and [`Model::timings`].
+/// Counts and times of a model: the rows of [`Model::stats`], [`Model::devices`] and [`Model::timings`]; and the levels
+/// that can answer a call.
 pub mod counters {
+    pub use crate::outputs::Rung;
     pub use crate::stats::{BucketStats, ModuleStats};
     pub use crate::watch::{DeviceStats, Timings};
 }

@@ -29,7 +29,6 @@ use super::{
     pool::Wait,
     program::Program,
     replica::{self, Replica},
-    session::Session,
     states::States,
     variant::{CallOptions, Variant},
     weights::WeightSet,
@@ -408,7 +407,7 @@ impl Model {
         Ok((replica, self.variants(replica, module)?))
     }
 
-    fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
+    pub(super) fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
         match &self.replicas[..] {
             [only] => only,
             several => {
@@ -468,37 +467,6 @@ impl Model {
         let variant = variant.unwrap_or(&variants[0]);
         variant.without_session()?;
         Fixed::open(replica, variant.exactly(sizes)?)
-    }
-
-    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
-    ///
-    /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
-    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
-    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
-    pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
-        self.session_on(self.replica(&[]))
-    }
-
-    /// Returns the bytes of a session's states, each at its largest bucket.
-    pub fn session_bytes(&self) -> u64 {
-        let first = self.replicas.first().into_iter();
-        record::session_bytes(
-            first
-                .flat_map(Replica::programs)
-                .map(|program| &*program.record),
-        )
-    }
-
-    pub(super) fn session_on<'m>(
-        &'m self,
-        replica: &'m Replica,
-    ) -> Result<Session<'m>, RuntimeError> {
-        let place = replica.sessions.take(self.wait());
-        let place = place.ok_or_else(|| RuntimeError::SessionsBusy {
-            model: self.name.clone(),
-            sessions: replica.sessions.limit(),
-        })?;
-        replica.admit(|| Session::open(self, replica, place))
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use precast_store::record;
+
 use super::{
     Model, RuntimeError, Tensor,
     arrays::{self, Argument},
@@ -31,7 +33,7 @@ pub struct Session<'m> {
 }
 
 impl<'m> Session<'m> {
-    pub(super) fn open(
+    fn open(
         model: &'m Model,
         replica: &'m Replica,
         mut place: Place<'m, States>,
@@ -168,6 +170,36 @@ impl<'m> Session<'m> {
         let states = self.place.item.as_mut().ok_or_else(unknown)?;
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
+    }
+}
+
+impl Model {
+    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
+    ///
+    /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
+    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
+    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
+    pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
+        self.session_on(self.replica(&[]))
+    }
+
+    /// Returns the bytes of a session's states, each at its largest bucket.
+    pub fn session_bytes(&self) -> u64 {
+        let first = self.replicas.first().into_iter();
+        record::session_bytes(
+            first
+                .flat_map(Replica::programs)
+                .map(|program| &*program.record),
+        )
+    }
+
+    fn session_on<'m>(&'m self, replica: &'m Replica) -> Result<Session<'m>, RuntimeError> {
+        let place = replica.sessions.take(self.wait());
+        let place = place.ok_or_else(|| RuntimeError::SessionsBusy {
+            model: self.name.clone(),
+            sessions: replica.sessions.limit(),
+        })?;
+        replica.admit(|| Session::open(self, replica, place))
     }
 }
 

@@ -146,7 +146,7 @@ fn a_record_takes_no_memory_for_values_without_a_step() {
         let RuntimeError::Malformed { reason, .. } = &error else {
             panic!("{error}");
         };
-        let expected = format!("it has {values} values, and inputs and steps make 4");
+        let expected = format!("it has {values} values, and inputs, states and steps make 4");
         assert_eq!(*reason, expected);
     }
 }
