@@ -76,7 +76,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             path: &module.path,
             method: &module.method,
             inputs: inputs.as_deref(),
-            state: &module.state,
+            state: &module.sized_state(&form.sizes),
             sizes: &form.sizes,
             dynamic: form.dynamic.as_ref(),
             compiled: form.compiled,

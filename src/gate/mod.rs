@@ -103,7 +103,7 @@ impl<'m> Caller<'m> {
 
     /// Brings the session to the states of a sample.
     fn prepare(&mut self, sample: &Sample) -> Fallible<()> {
-        self.session.reset()?;
+        self.session.reset();
         for (state, value) in self.program.states.iter().zip(&sample.states) {
             self.session.set_state(&state.name, value)?;
         }

@@ -206,6 +206,7 @@ impl Fake {
             dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
             pad: Pad::Int(0),
             range: None,
+            within: None,
             bounds: None,
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];

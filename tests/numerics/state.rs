@@ -80,15 +80,65 @@ fn a_session_generates_what_eager_does_token_by_token() {
             );
         }
     }
-    // A prompt of a size that no bucket has: eager without Python fills the same cache.
-    session.reset().unwrap();
-    let out = call(&mut session, "prefill", &PROMPT[..5], 0).unwrap();
-    assert_eq!(out.served().rung().name(), "eager");
-    for (at, token) in PROMPT.iter().enumerate().skip(5) {
-        call(&mut session, "decode", &[*token], at).unwrap();
+
+    // The helpers count positions; a prompt goes through buckets of 8 and 4, and the rest one by one.
+    let mut helped = model.session().unwrap();
+    let prompt: Vec<i64> = PROMPT.iter().chain(&PROMPT[..5]).copied().collect();
+    let chunked = last(&helped.prefill(&prompt).unwrap());
+    assert_eq!(helped.position(), 13);
+    session.reset();
+    for (at, token) in prompt.iter().enumerate() {
+        let one = call(&mut session, "decode", &[*token], at).unwrap();
+        if at + 1 == prompt.len() {
+            assert_eq!(greedy(&last(&one)), greedy(&chunked));
+        }
     }
-    let out = call(&mut session, "decode", &tokens[..1], PROMPT.len()).unwrap();
-    assert_eq!(greedy(&last(&out)), tokens[1]);
+    // Back to the end of the first eight: what comes later is forgotten.
+    helped.seek(8).unwrap();
+    assert_eq!(greedy(&last(&helped.decode(tokens[0]).unwrap())), tokens[1]);
+    let error = helped.seek(10).unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "state `position`: 10 lies beyond 9, the tokens of the session"
+    );
+}
+
+#[test]
+fn a_session_that_outgrows_its_context_moves_into_the_next() {
+    let model = decoder();
+    let mut session = model.session().unwrap();
+    let bucket = |out: &Outputs| out.served().program().sizes["context"];
+    let small = 6 * 16 * 32 * 4;
+    assert_eq!(bucket(&session.prefill(&PROMPT).unwrap()), 16);
+    assert_eq!(session.bytes(), small);
+    // Position 15 is the last that fits.
+    for at in 8..64 {
+        let out = session.decode(PROMPT[at % 8]).unwrap();
+        assert_eq!(bucket(&out), if at < 16 { 16 } else { 64 }, "{at}");
+    }
+    assert_eq!(session.bytes(), 4 * small);
+    assert_eq!(session.bytes(), model.session_bytes());
+    // The largest is full: an error, and the states are as they were.
+    let before = session
+        .state("blocks.2.v")
+        .unwrap()
+        .to_vec::<f32>()
+        .unwrap();
+    let error = session.decode(1).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "module `decode`, input `at`: expected values from 0 to 63, got 64 at [0]"
+    );
+    let after = session
+        .state("blocks.2.v")
+        .unwrap()
+        .to_vec::<f32>()
+        .unwrap();
+    assert_eq!(before, after);
+    // The next session starts small again.
+    drop(session);
+    let mut later = model.session().unwrap();
+    assert_eq!(bucket(&later.prefill(&PROMPT[..4]).unwrap()), 16);
 }
 
 #[test]
@@ -134,8 +184,7 @@ fn a_session_forks_is_saved_and_starts_anew() {
     let model = decoder();
     let mut session = model.session().unwrap();
     let (tokens, _) = generate(&mut session, &PROMPT, 4);
-    assert_eq!(session.bytes(), model.session_bytes());
-    assert_eq!(session.bytes(), 3 * 2 * 64 * 32 * 4);
+    assert_eq!(session.bytes(), 3 * 2 * 16 * 32 * 4);
     let next = |session: &mut Session<'_>, token: i64| {
         last(&call(session, "decode", &[token], PROMPT.len() + 3).unwrap())
     };
@@ -150,7 +199,7 @@ fn a_session_forks_is_saved_and_starts_anew() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("session.safetensors");
     session.save(&file).unwrap();
-    fork.reset().unwrap();
+    fork.reset();
     let empty = next(&mut fork, tokens[3]);
     assert_ne!(empty, wanted, "the prompt is gone");
     fork.load(&file).unwrap();
@@ -183,7 +232,7 @@ fn a_session_forks_is_saved_and_starts_anew() {
     let error = error.unwrap_err().to_string();
     assert_eq!(
         error,
-        "state `blocks.0.k`: it is float32 [1, 4, 64, 8], not float32 [1]"
+        "state `blocks.0.k`: it is float32 [1, 4, 16, 8], not float32 [1]"
     );
     assert_eq!(
         session

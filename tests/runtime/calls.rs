@@ -4,7 +4,8 @@ use precast::{
     Device, Runtime,
     record::{Check, Dtype, Padding},
     runtime::{
-        Inputs, Rung, RuntimeError, Tensor,
+        Inputs, RuntimeError, Tensor,
+        counters::Rung,
         errors::{NoFit, Problem},
     },
 };

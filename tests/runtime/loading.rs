@@ -14,7 +14,8 @@ use precast::{
     Device, Digest, Mapped, Model, Runtime,
     record::{Artifact, Program, Release},
     runtime::{
-        Loading, Rung, RuntimeError, Tensor,
+        Loading, RuntimeError, Tensor,
+        counters::Rung,
         sources::{Source, SourceError},
     },
 };

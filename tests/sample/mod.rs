@@ -153,6 +153,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
             dims: vec![Some("batch".into()), Some("seq".into())],
             pad: Pad::Int(0),
             range: Some([0, 30_522]),
+            within: None,
             bounds: None,
         }],
         states: vec![],

@@ -125,7 +125,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         path: path.clone(),
         method: "forward".to_owned(),
         inputs: None,
-        state: BTreeMap::new(),
+        state: vec![],
         buckets: buckets.clone(),
         regions: vec![],
         compile: Overrides::default(),
@@ -191,7 +191,7 @@ fn one(
             path: module.path.clone(),
             method: module.method.clone(),
             inputs,
-            state: module.state.clone(),
+            state: module.sized_state(&sizes),
             compiled,
             regions: if compiled {
                 module.regions.clone()

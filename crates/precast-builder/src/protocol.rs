@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     plan::{OUT_OF_MEMORY, Pass},
-    spec::{Bounds, PaddingRule, compile::InductorOptions},
+    spec::{Bounds, PaddingRule, SizedState, compile::InductorOptions},
 };
 
 mod checked;
@@ -137,9 +137,9 @@ pub(crate) struct ModuleRequest {
     pub method: String,
     /// In call order, states among them. `layout.shape` holds the sizes of this bucket.
     pub inputs: Vec<Input>,
-    /// The inputs that are states, with their first values.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub state: BTreeMap<String, record::First>,
+    /// The states that the spec names.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub state: Vec<SizedState>,
     /// Whether its segments will be compiled; else only the graph for eager is saved.
     pub compiled: bool,
     /// FQN globs of the regions to cut out.

@@ -103,20 +103,43 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
 def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
     """Returns the inputs of a module with its states among them; the positions of states, and their first values."""
     specs, path = list(module["inputs"]), module["path"]
-    first = module.get("state") or {}
-    for name in first:
-        if all(spec["name"] != name for spec in specs):
-            names = [spec["name"] for spec in specs]
-            hint = failures.nearest(name, names, "its inputs are")
-            raise Failure("bad_input", f"no input of {_describe(module)} is named `{name}`", hint=hint, spec=name)
-    states: dict[int, Any] = {at: first[spec["name"]] for at, spec in enumerate(specs) if spec["name"] in first}
-    for name in module.get("buffers") or ():
-        buffer = call.find(opened.model, path).get_buffer(name)
+    named = {one["name"]: one for one in module.get("state") or ()}
+    states: dict[int, Any] = {at: "zeros" for at, spec in enumerate(specs) if named.pop(spec["name"], None)}
+    buffers = {name: call.find(opened.model, path).get_buffer(name) for name in module.get("buffers") or ()}
+    used = set()
+    for name, buffer in buffers.items():
         whole = call.joined(path, name)
-        states[len(specs)] = {"tensor": opened.named().name_of(whole)}
-        layout = tensors.layout(buffer.contiguous())
-        specs.append({"name": whole, **layout, "dims": [None] * buffer.dim(), "pad": 0})
+        spec = {"name": whole, **tensors.layout(buffer.contiguous()), "dims": [None] * buffer.dim(), "pad": 0}
+        patterns = [pattern for pattern in named if cut.matches(pattern, name) or cut.matches(pattern, whole)]
+        used.update(patterns)
+        asked = named[patterns[0]] if patterns else {"first": "own"}
+        if asked.get("shape") is not None:
+            spec |= _reshaped(whole, buffer, asked)
+        own = asked["first"] == "own"
+        states[len(specs)] = {"tensor": opened.named().name_of(whole)} if own else "zeros"
+        specs.append(spec)
+    unknown = [pattern for pattern in named if pattern not in used]
+    if unknown and buffers:
+        hint = failures.nearest(unknown[0], [*(spec["name"] for spec in specs)], "its inputs and written buffers are")
+        what = f"`{unknown[0]}` is no input of {_describe(module)}, and no buffer that it writes into"
+        raise Failure("bad_input", what, hint=hint, spec=unknown[0])
     return specs, states
+
+
+def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shape that the spec gives a buffer: smaller in bucketed dimensions, else its own."""
+    shape, dims = asked["shape"], asked["dims"]
+    fits = len(shape) == buffer.dim() and all(
+        size <= own if dim is not None else size == own
+        for size, own, dim in zip(shape, buffer.shape, dims, strict=True)
+    )
+    if not fits:
+        own = list(buffer.shape)
+        hint = "the buffer has the largest bucket's size in bucketed dimensions, and the same sizes in the others"
+        raise Failure("bad_input", f"state `{name}` is {own}, in the spec {shape}", hint=hint, spec=name)
+    if asked["first"] == "own" and list(buffer.shape) != shape:
+        raise Failure("bad_input", f"state `{name}` has other sizes than its buffer", hint='set `first = "zeros"`')
+    return {"shape": shape, "stride": tensors.dense(shape), "dims": dims}
 
 
 def _run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
@@ -129,8 +152,13 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     specs, states = _states(opened, module)
     what, wrapped = call_of(opened, module)
     wire.event("capture")
-    asked = module.get("dynamic") or None
-    held = None
+    asked, held = module.get("dynamic") or None, None
+    kept = {dim for at in states for dim in specs[at]["dims"]}
+    if asked is not None and kept.intersection(asked):
+        # A session has one size in these.
+        asked = {dim: bounds_ for dim, bounds_ in asked.items() if dim not in kept}
+        if not asked:
+            raise Failure("capture", f"{what} has no dimension that is not one of its states")
     if asked is not None:
 
         def capture_at(at: dict[str, int]) -> tuple[Any, dynamic.Bounds]:

@@ -418,7 +418,7 @@ impl Model {
         }
     }
 
-    fn variants<'m>(
+    pub(super) fn variants<'m>(
         &self,
         replica: &'m Replica,
         module: &str,

@@ -233,6 +233,7 @@ mod tests {
             dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
             pad,
             range: None,
+            within: None,
             bounds: None,
         }
     }

@@ -1,11 +1,11 @@
 //! A session: states that stay from call to call, for one caller.
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
-use precast_store::record;
+use precast_store::record::{self, Input, Sizes};
 
 use super::{
-    Model, RuntimeError, Tensor,
+    Model, RuntimeError, Tensor, Value,
     arrays::{self, Argument},
     ffi::Handle,
     layout::bytes_of,
@@ -16,6 +16,11 @@ use super::{
     states::States,
     tensors,
 };
+
+/// The name of the position in a file of a session.
+const POSITION: &str = "precast.position";
+
+const NO_STATE: &str = "the model has no state of this name";
 
 /// The states of a model for one caller, from [`Model::session`].
 ///
@@ -33,21 +38,16 @@ pub struct Session<'m> {
 }
 
 impl<'m> Session<'m> {
-    fn open(
-        model: &'m Model,
-        replica: &'m Replica,
-        mut place: Place<'m, States>,
-    ) -> Result<Self, RuntimeError> {
+    fn open(model: &'m Model, replica: &'m Replica, mut place: Place<'m, States>) -> Self {
         let states = place
             .item
             .get_or_insert_with(|| States::new(&replica.loader));
-        let reopened = states.reopen();
-        reopened.map_err(|reason| RuntimeError::Array { reason })?;
-        Ok(Self {
+        states.reopen();
+        Self {
             model,
             replica,
             place,
-        })
+        }
     }
 
     /// Runs a module on inputs in the module's order, as [`Model::run`] does, and on the states of this session.
@@ -81,9 +81,98 @@ impl<'m> Session<'m> {
     }
 
     /// Gives every state its first value again.
-    pub fn reset(&mut self) -> Result<(), RuntimeError> {
-        let reset = self.place.item.as_mut().map_or(Ok(()), States::reset);
-        reset.map_err(|reason| RuntimeError::Array { reason })
+    pub fn reset(&mut self) {
+        if let Some(states) = &mut self.place.item {
+            states.reset();
+        }
+    }
+
+    /// Runs the module `prefill` on the tokens of a prompt, after those that the session has. Returns the outputs for the
+    /// last ones.
+    ///
+    /// The tokens go through the buckets that they fill, the largest first, and the rest through `decode` one by one.
+    /// Both modules take tokens of one sequence and their positions, an input whose `range` ends at a dimension of the
+    /// states.
+    pub fn prefill(&mut self, tokens: &[i64]) -> Result<Outputs, RuntimeError> {
+        let mut rest = tokens;
+        loop {
+            let sizes = self.chunks("prefill")?;
+            let chunk = sizes.into_iter().find(|&size| size <= rest.len());
+            let (module, size) = chunk.map_or(("decode", 1), |size| ("prefill", size));
+            let (now, later) = rest.split_at(size.min(rest.len()));
+            let out = self.feed(module, now)?;
+            if later.is_empty() {
+                return Ok(out);
+            }
+            rest = later;
+        }
+    }
+
+    /// Runs the module `decode` on the next token.
+    pub fn decode(&mut self, token: i64) -> Result<Outputs, RuntimeError> {
+        self.feed("decode", &[token])
+    }
+
+    /// Returns the number of tokens that [`Self::prefill`] and [`Self::decode`] gave it.
+    pub fn position(&self) -> usize {
+        let states = self.place.item.as_ref();
+        states.map_or(0, |states| usize::try_from(states.position).unwrap_or(0))
+    }
+
+    /// Goes back to an earlier position: the tokens after it are forgotten.
+    pub fn seek(&mut self, position: usize) -> Result<(), RuntimeError> {
+        let own = self.position();
+        if position > own {
+            return Err(RuntimeError::State {
+                state: "position".to_owned(),
+                problem: format!("{position} lies beyond {own}, the tokens of the session"),
+            });
+        }
+        if let Some(states) = &mut self.place.item {
+            states.position = position as i64;
+        }
+        Ok(())
+    }
+
+    /// Returns the numbers of tokens that a module has buckets for, the largest first.
+    fn chunks(&self, module: &str) -> Result<Vec<usize>, RuntimeError> {
+        let variants = self.model.variants(self.replica, module)?;
+        let records = variants.iter().flat_map(|variant| &variant.programs);
+        let tokens = records.filter_map(|program| {
+            let record = &program.record;
+            let input = record.inputs.iter().find(|input| input.within.is_none())?;
+            let tokens = *input.layout.shape.last()?;
+            (record.dynamic.is_none()).then_some(usize::try_from(tokens).unwrap_or(1))
+        });
+        let mut tokens: Vec<usize> = tokens.collect();
+        tokens.sort_unstable_by_key(|&size| std::cmp::Reverse(size));
+        tokens.dedup();
+        Ok(tokens)
+    }
+
+    /// Runs a module on tokens and their positions.
+    fn feed(&mut self, module: &str, tokens: &[i64]) -> Result<Outputs, RuntimeError> {
+        let variants = self.model.variants(self.replica, module)?;
+        let record = &variants[0].programs[0].record;
+        let from = self.place.item.as_ref().map_or(0, |states| states.position);
+        let positions: Vec<i64> = (from..).take(tokens.len()).collect();
+        let value = |input: &Input| {
+            let values = match input.within {
+                Some(_) => &positions[..],
+                None => tokens,
+            };
+            let mut shape = vec![1; input.layout.shape.len()];
+            if let Some(last) = shape.last_mut() {
+                *last = tokens.len();
+            }
+            Value::new(values, &shape)
+        };
+        let inputs = record.inputs.iter().map(value);
+        let out = self.run(module, &inputs.collect::<Result<Vec<_>, _>>()?)?;
+        if let Some(states) = &mut self.place.item {
+            states.position += tokens.len() as i64;
+        }
+        Ok(out)
     }
 
     /// Returns a copy of a state.
@@ -98,7 +187,7 @@ impl<'m> Session<'m> {
     pub fn set_state(&mut self, name: &str, value: &impl Argument) -> Result<(), RuntimeError> {
         let given = arrays::tensor(value).own();
         let own = self.tensor(name)?;
-        same(name, &given, own)?;
+        same(name, &given, &own)?;
         own.copy_from(&given)
             .map_err(|reason| RuntimeError::Array { reason })
     }
@@ -106,26 +195,29 @@ impl<'m> Session<'m> {
     /// Opens another session with copies of the states, as for several answers to one prompt.
     pub fn fork(&self) -> Result<Self, RuntimeError> {
         let mut fork = self.model.session_on(self.replica)?;
-        let Some(states) = &self.place.item else {
-            return Ok(fork);
-        };
-        states.usable()?;
-        for (name, tensor) in states.tensors() {
-            fork.set_state(name, &Tensor(tensor.share()))?;
+        if let (Some(states), Some(copy)) = (&self.place.item, &mut fork.place.item) {
+            states.usable()?;
+            let copied = copy.take_over(states);
+            copied.map_err(|reason| RuntimeError::Array { reason })?;
         }
         Ok(fork)
     }
 
-    /// Writes the states that calls have used to a safetensors file, whole or not at all.
+    /// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
     pub fn save(&self, path: &Path) -> Result<(), RuntimeError> {
         let Some(states) = &self.place.item else {
             return Ok(());
         };
         states.usable()?;
         let all = states.tensors();
-        let all: Vec<_> = all
+        let mut all: Vec<_> = all
             .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
             .collect();
+        let position = Tensor::from_slice(&[states.position], &[1]);
+        all.push((
+            POSITION.to_owned(),
+            position.map_err(|error| file(path, error))?,
+        ));
         tensors::write(path, &all).map_err(|error| file(path, error))
     }
 
@@ -133,18 +225,26 @@ impl<'m> Session<'m> {
     /// or one that is cut short, changes nothing.
     pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
         let bytes = std::fs::read(path).map_err(|error| file(path, error))?;
-        let read = tensors::read(&bytes).map_err(|error| file(path, error))?;
-        let mut pairs = Vec::with_capacity(read.len());
-        for (name, tensor) in &read {
-            let own = self.tensor(name)?;
-            same(name, &tensor.0, own)?;
-            pairs.push((own.share(), tensor));
-        }
-        self.reset()?;
-        for (own, tensor) in pairs {
-            let copied = own.copy_from(&tensor.0);
-            copied.map_err(|reason| RuntimeError::Array { reason })?;
-        }
+        let mut read = tensors::read(&bytes).map_err(|error| file(path, error))?;
+        let position = read
+            .remove(POSITION)
+            .and_then(|one| one.to_vec::<i64>().ok());
+        let Some(&[position]) = position.as_deref() else {
+            return Err(RuntimeError::State {
+                state: path.display().to_string(),
+                problem: "it is no file of a session".to_owned(),
+            });
+        };
+        let replica = self.replica;
+        let records = replica.programs().map(|program| &*program.record);
+        let records: Vec<_> = records.collect();
+        let sizes = sizes_of(&read, &records)?;
+        let Some(states) = &mut self.place.item else {
+            return Ok(());
+        };
+        let filled = states.fill(&sizes, &read, &records);
+        filled.map_err(|reason| RuntimeError::Array { reason })?;
+        states.position = position;
         Ok(())
     }
 
@@ -161,11 +261,11 @@ impl<'m> Session<'m> {
     }
 
     /// Returns the tensor of a state of the model.
-    fn tensor(&mut self, name: &str) -> Result<&Handle, RuntimeError> {
+    fn tensor(&mut self, name: &str) -> Result<Handle, RuntimeError> {
         let replica = self.replica;
         let unknown = || RuntimeError::State {
             state: name.to_owned(),
-            problem: "the model has no state of this name".to_owned(),
+            problem: NO_STATE.to_owned(),
         };
         let states = self.place.item.as_mut().ok_or_else(unknown)?;
         let programs = replica.programs().map(|program| &*program.record);
@@ -199,7 +299,7 @@ impl Model {
             model: self.name.clone(),
             sessions: replica.sessions.limit(),
         })?;
-        replica.admit(|| Session::open(self, replica, place))
+        replica.admit(|| Ok(Session::open(self, replica, place)))
     }
 }
 
@@ -219,6 +319,42 @@ fn same(name: &str, given: &Handle, own: &Handle) -> Result<(), RuntimeError> {
             meta.sizes()
         ),
     })
+}
+
+/// Returns the sizes of the bucketed dimensions of saved states. Fails unless each is one of these programs.
+fn sizes_of(
+    read: &BTreeMap<String, Tensor>,
+    programs: &[&record::Program],
+) -> Result<Sizes, RuntimeError> {
+    let mut sizes = Sizes::new();
+    for (name, tensor) in read {
+        let refused = |problem: String| RuntimeError::State {
+            state: name.clone(),
+            problem,
+        };
+        let mut states = programs.iter().flat_map(|program| &program.states);
+        let record = states.find(|state| state.name == *name);
+        let record = record.ok_or_else(|| refused(NO_STATE.to_owned()))?;
+        let (shape, own) = (tensor.shape(), &record.layout);
+        let axes = || shape.iter().zip(&own.shape).zip(&record.dims);
+        let fits = axes().all(|((size, own), dim)| dim.is_some() || size == own);
+        if tensor.dtype() != Some(own.dtype) || shape.len() != own.shape.len() || !fits {
+            let (got, expected) = (tensor.dtype_name(), own.dtype);
+            return Err(refused(format!(
+                "it is {expected} {:?}, not {got} {shape:?}",
+                own.shape
+            )));
+        }
+        for ((size, _), dim) in axes() {
+            let Some(dim) = dim else { continue };
+            if *sizes.entry(dim.clone()).or_insert(*size) != *size {
+                return Err(refused(format!(
+                    "two states have different sizes of `{dim}`"
+                )));
+            }
+        }
+    }
+    Ok(sizes)
 }
 
 fn file(path: &Path, error: impl std::error::Error) -> RuntimeError {

@@ -1,42 +1,57 @@
 //! The states of one session: tensors that programs read and write, and a slot of each program that uses them.
 //!
-//! A tensor is made when a program first needs it, with the layout of that program. Programs share tensors by name, as
-//! one that fills a cache and one that extends it. A slot stays with its tensors: its CUDA graph has their addresses.
-//! So the next session of the model takes over tensors and slots, and only writes the first values.
+//! A tensor is made when a program first needs it. Programs share tensors by name, as one that fills a cache and one
+//! that extends it. A slot stays with its tensors: its CUDA graph has their addresses.
+//!
+//! Tensors and slots of one bucket's sizes form a [`Level`]. A session begins at the smallest level that its first call
+//! fits into. When a call needs a larger one, every tensor is copied into its tensor there, once. Levels are kept: the
+//! next session of the model takes them over, and only writes first values.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use precast_store::{
     Digest,
-    record::{First, Layout, Program, Sizes, State},
+    record::{First, Program, Sizes, State},
 };
 
 use super::{
-    RuntimeError, TorchError,
+    RuntimeError, Tensor, TorchError,
     ffi::{Handle, Handles, Weight},
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
+    pool::Wait,
     slot::Slot,
     weights::Weights,
 };
 
 /// Tensors and slots of one session at a time.
 pub(super) struct States {
+    levels: Vec<Level>,
+    /// The level of the session; none before its first call.
+    at: Option<usize>,
+    weights: Arc<Weights>,
+    loader: Arc<Loader>,
+    /// The number of tokens that it has, where the session counts them.
+    pub position: i64,
+    /// The first error of a call that may have left tensors half written.
+    failed: Option<Arc<str>>,
+}
+
+/// The tensors of one bucket's sizes, and the slots that use them.
+#[derive(Default)]
+struct Level {
     // Before the tensors that its graphs point to.
     slots: BTreeMap<Digest, Slot>,
     tensors: BTreeMap<String, Kept>,
-    /// The bucket's sizes in the dimensions of the tensors.
+    /// The sizes of the tensors in their bucketed dimensions.
     sizes: Sizes,
-    weights: Arc<Weights>,
-    loader: Arc<Loader>,
-    /// The first error of a call that may have left tensors half written.
-    failed: Option<Arc<str>>,
 }
 
 /// The tensor of a state.
 struct Kept {
     tensor: Handle,
-    layout: Layout,
+    shape: Vec<i64>,
+    record: State,
     /// The tensor with its first value; zero without one.
     first: Option<Arc<Weight>>,
 }
@@ -45,29 +60,29 @@ impl States {
     /// Makes one without tensors and slots, on the newest weights.
     pub fn new(loader: &Arc<Loader>) -> Self {
         Self {
-            slots: BTreeMap::new(),
-            tensors: BTreeMap::new(),
-            sizes: Sizes::new(),
+            levels: vec![],
+            at: None,
             weights: loader.newest(),
             loader: loader.clone(),
+            position: 0,
             failed: None,
         }
     }
 
-    /// Prepares it for another session, on the newest weights: with other ones than before, or after a failure, it starts
-    /// without tensors and slots.
-    pub fn reopen(&mut self) -> Result<(), TorchError> {
+    /// Prepares it for another session, on the newest weights: with other ones than before, or after a failure, it
+    /// starts without tensors and slots.
+    pub fn reopen(&mut self) {
         if self.failed.is_some() || !Arc::ptr_eq(&self.weights, &self.loader.newest()) {
             *self = Self::new(&self.loader.clone());
         }
-        self.reset()
+        self.reset();
     }
 
-    /// Gives every tensor its first value.
-    pub fn reset(&mut self) -> Result<(), TorchError> {
-        self.tensors.values().try_for_each(Kept::reset)?;
+    /// Starts anew: the first call gives the tensors of its level their first values.
+    pub fn reset(&mut self) {
+        self.at = None;
+        self.position = 0;
         self.failed = None;
-        Ok(())
     }
 
     /// Fails if an earlier call has left tensors half written.
@@ -82,12 +97,12 @@ impl States {
 
     /// Returns the size of the tensors in a dimension, where one has it.
     pub fn size(&self, dim: &str) -> Option<i64> {
-        self.sizes.get(dim).copied()
+        self.level()?.sizes.get(dim).copied()
     }
 
-    /// Returns the tensors by name.
+    /// Returns the tensors by name; none before the first call.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, &Handle)> {
-        let kept = self.tensors.iter();
+        let kept = self.level().into_iter().flat_map(|level| &level.tensors);
         kept.map(|(name, kept)| (name.as_str(), &kept.tensor))
     }
 
@@ -96,15 +111,50 @@ impl States {
         &mut self,
         name: &str,
         mut programs: impl Iterator<Item = &'p Program>,
-    ) -> Result<Option<&Handle>, RuntimeError> {
-        if !self.tensors.contains_key(name) {
-            let has = |program: &&Program| program.states.iter().any(|state| state.name == name);
-            let Some(program) = programs.find(has) else {
-                return Ok(None);
-            };
-            self.fit(program)?;
+    ) -> Result<Option<Handle>, RuntimeError> {
+        let find = |states: &Self| {
+            let kept = states.level()?.tensors.get(name);
+            kept.map(|kept| kept.tensor.share())
+        };
+        if let Some(found) = find(self) {
+            return Ok(Some(found));
         }
-        Ok(self.tensors.get(name).map(|kept| &kept.tensor))
+        let has = |program: &&Program| program.states.iter().any(|state| state.name == name);
+        let Some(program) = programs.find(has) else {
+            return Ok(None);
+        };
+        self.fit(program)?;
+        Ok(find(self))
+    }
+
+    /// Copies every tensor of another session.
+    pub fn take_over(&mut self, other: &Self) -> Result<(), TorchError> {
+        self.reset();
+        let Some(from) = other.level() else {
+            return Ok(());
+        };
+        let at = self.begin(&from.sizes)?;
+        from.copy_to(&mut self.levels[at], &self.weights, &self.loader)?;
+        self.position = other.position;
+        Ok(())
+    }
+
+    /// Starts anew at these sizes, with these values for the states of programs; the others get their first values.
+    pub fn fill(
+        &mut self,
+        sizes: &Sizes,
+        values: &BTreeMap<String, Tensor>,
+        programs: &[&Program],
+    ) -> Result<(), TorchError> {
+        self.reset();
+        let at = self.begin(sizes)?;
+        for state in programs.iter().flat_map(|program| &program.states) {
+            if let Some(value) = values.get(&state.name) {
+                let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
+                kept.tensor.copy_from(&value.0)?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs a program on checked inputs and its states. After a failure the session is unusable.
@@ -117,78 +167,185 @@ impl States {
         self.usable()?;
         let id = loaded.plan.program.id;
         let states = self.fit(&loaded.plan.program)?;
-        let mut slot = match self.slots.remove(&id) {
+        let Some(level) = self.at.and_then(|at| self.levels.get_mut(at)) else {
+            return loaded.serve(inputs, sizes, Wait::Forever);
+        };
+        let mut slot = match level.slots.remove(&id) {
             Some(slot) => slot,
             None => loaded.slot(&self.weights, states)?,
         };
         let result = loaded.run_slot(&mut slot, inputs, sizes);
         match &result {
             Ok(_) => {
-                self.slots.insert(id, slot);
+                level.slots.insert(id, slot);
             }
             Err(error) => self.failed = Some(error.to_string().into()),
         }
         result
     }
 
-    /// Returns the tensors of a program's states; those that are missing are made.
-    fn fit(&mut self, program: &Program) -> Result<Handles, RuntimeError> {
-        for state in &program.states {
-            match self.tensors.get(&state.name) {
-                Some(kept) if kept.layout == state.layout => {}
-                Some(kept) => {
-                    let (own, wanted) = (&kept.layout, &state.layout);
-                    let (module, bucket) = (&program.module, program.bucket());
-                    return Err(RuntimeError::State {
-                        state: state.name.clone(),
-                        problem: format!(
-                            "it is {} {:?} in this session, and {} {:?} in module `{module}` at {bucket}",
-                            own.dtype, own.shape, wanted.dtype, wanted.shape,
-                        ),
-                    });
-                }
-                None => {
-                    let made = self.make(state).map_err(|message| RuntimeError::Tensor {
-                        module: program.module.as_str().into(),
-                        message,
-                    });
-                    self.tensors.insert(state.name.clone(), made?);
-                    let dims = state.dims.iter().flatten();
-                    let sizes = dims.filter_map(|dim| program.sizes.get_key_value(dim));
-                    (self.sizes).extend(sizes.map(|(dim, size)| (dim.clone(), *size)));
-                }
-            }
-        }
-        let tensors = program.states.iter();
-        let tensors = tensors.filter_map(|state| self.tensors.get(&state.name));
-        Ok(tensors.map(|kept| kept.tensor.share()).collect())
+    fn level(&self) -> Option<&Level> {
+        self.levels.get(self.at?)
     }
 
-    fn make(&self, state: &State) -> Result<Kept, TorchError> {
-        let (layout, device) = (&state.layout, self.loader.device);
+    /// Begins at the level of these sizes, made if there is none, with first values. Returns its number.
+    fn begin(&mut self, sizes: &Sizes) -> Result<usize, TorchError> {
+        let known = self.levels.iter().position(|level| level.sizes == *sizes);
+        let at = known.unwrap_or_else(|| {
+            self.levels.push(Level {
+                sizes: sizes.clone(),
+                ..Level::default()
+            });
+            self.levels.len() - 1
+        });
+        self.levels[at].reset()?;
+        self.at = Some(at);
+        Ok(at)
+    }
+
+    /// Returns the tensors of a program's states; those that are missing are made. Moves to the level of its sizes.
+    fn fit(&mut self, program: &Program) -> Result<Handles, RuntimeError> {
+        let refused = |message| RuntimeError::Tensor {
+            module: program.module.as_str().into(),
+            message,
+        };
+        let dims = program.states.iter().flat_map(|state| &state.dims);
+        let wanted = dims.filter_map(|dim| program.sizes.get_key_value(dim.as_ref()?));
+        let wanted: Sizes = wanted.map(|(dim, size)| (dim.clone(), *size)).collect();
+        let at = self.at_sizes(wanted).map_err(refused)?;
+        let (weights, loader) = (&self.weights, &self.loader);
+        let level = &mut self.levels[at];
+        let mut handles = Handles::new();
+        for state in &program.states {
+            let kept = level.kept(state, weights, loader).map_err(refused)?;
+            if kept.shape != state.layout.shape || kept.record.layout.dtype != state.layout.dtype {
+                let (own, wanted) = (&kept.record.layout, &state.layout);
+                return Err(RuntimeError::State {
+                    state: state.name.clone(),
+                    problem: format!(
+                        "it is {} {:?} in this session, and {} {:?} in module `{}` at {}",
+                        own.dtype,
+                        kept.shape,
+                        wanted.dtype,
+                        wanted.shape,
+                        program.module,
+                        program.bucket()
+                    ),
+                });
+            }
+            handles.push(kept.tensor.share());
+        }
+        Ok(handles)
+    }
+
+    /// Brings the session to the level of these sizes, and returns its number: another one's tensors are copied into it.
+    fn at_sizes(&mut self, wanted: Sizes) -> Result<usize, TorchError> {
+        let Some(from) = self.at else {
+            return self.begin(&wanted);
+        };
+        let now = &self.levels[from].sizes;
+        if wanted.iter().all(|(dim, size)| now.get(dim) == Some(size)) {
+            return Ok(from);
+        }
+        let mut sizes = now.clone();
+        let more = wanted.keys().all(|dim| !now.contains_key(dim));
+        sizes.extend(wanted);
+        if more {
+            // No tensor has these dimensions yet.
+            self.levels[from].sizes = sizes;
+            return Ok(from);
+        }
+        let _span = tracing::info_span!("move", sizes = ?sizes).entered();
+        let source = std::mem::take(&mut self.levels[from]);
+        let to = self.begin(&sizes);
+        let copied = to.and_then(|to| {
+            source.copy_to(&mut self.levels[to], &self.weights, &self.loader)?;
+            Ok(to)
+        });
+        self.levels[from] = source;
+        if copied.is_err() {
+            self.at = Some(from);
+        }
+        copied
+    }
+}
+
+impl Level {
+    fn reset(&self) -> Result<(), TorchError> {
+        self.tensors.values().try_for_each(Kept::reset)
+    }
+
+    /// Returns the tensor of a state, made with its first value if there is none.
+    fn kept(
+        &mut self,
+        state: &State,
+        weights: &Weights,
+        loader: &Loader,
+    ) -> Result<&Kept, TorchError> {
+        if !self.tensors.contains_key(&state.name) {
+            let made = Kept::new(state, &self.sizes, weights, loader)?;
+            self.tensors.insert(state.name.clone(), made);
+        }
+        let kept = self.tensors.get(&state.name);
+        kept.ok_or_else(|| format!("there is no state `{}`", state.name).into())
+    }
+
+    /// Copies every tensor into the low corner of that of another level.
+    fn copy_to(&self, to: &mut Self, weights: &Weights, loader: &Loader) -> Result<(), TorchError> {
+        for kept in self.tensors.values() {
+            let into = to.kept(&kept.record, weights, loader)?;
+            let (meta, own) = (kept.tensor.meta(), into.tensor.meta());
+            let dtype = kept.record.layout.dtype;
+            let corner = into.tensor.view(meta.sizes(), own.strides(), 0, dtype)?;
+            corner.copy_from(&kept.tensor)?;
+        }
+        Ok(())
+    }
+}
+
+impl Kept {
+    fn new(
+        state: &State,
+        sizes: &Sizes,
+        weights: &Weights,
+        loader: &Loader,
+    ) -> Result<Self, TorchError> {
+        let layout = &state.layout;
+        let size = |(&own, dim): (&i64, &Option<String>)| {
+            let sized = dim.as_ref().and_then(|dim| sizes.get(dim));
+            sized.copied().unwrap_or(own)
+        };
+        let shape: Vec<i64> = layout.shape.iter().zip(&state.dims).map(size).collect();
         let first = match &state.first {
             First::Zeros => None,
             First::Tensor(name) => {
-                let aliases = &self.loader.aliases;
                 let lacks = || format!("the weight set has no tensor `{name}`");
-                Some(self.weights.any(name, aliases).ok_or_else(lacks)?)
+                Some(weights.any(name, &loader.aliases).ok_or_else(lacks)?)
             }
         };
-        let made = Kept {
-            tensor: Handle::empty(&layout.shape, &layout.stride, layout.dtype, device)?,
-            layout: layout.clone(),
+        let made = Self {
+            tensor: Handle::empty(&shape, &dense(&shape), layout.dtype, loader.device)?,
+            shape,
+            record: state.clone(),
             first,
         };
         made.reset()?;
         Ok(made)
     }
-}
 
-impl Kept {
     fn reset(&self) -> Result<(), TorchError> {
         match &self.first {
             None => self.tensor.zero(),
             Some(first) => self.tensor.copy_from(first.handle()),
         }
     }
+}
+
+/// Returns the strides of a dense tensor, the last axis moving fastest.
+fn dense(shape: &[i64]) -> Vec<i64> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+    }
+    strides
 }

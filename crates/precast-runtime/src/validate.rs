@@ -352,6 +352,7 @@ mod tests {
             dims: vec![Some("batch".to_owned()), None, None, None],
             pad: Pad::Int(0),
             range: None,
+            within: None,
             bounds: None,
         };
         let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();

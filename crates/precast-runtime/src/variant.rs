@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use precast_store::{
     Device,
-    record::{self, Calls, Sizes, bounds_name},
+    record::{self, Calls, Input, Sizes, bounds_name},
 };
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ use super::{
     RuntimeError,
     dispatch::{Bucket, Route, Table},
     error::NoFit,
-    ffi::{Handle, Handles, TensorRef},
+    ffi::{Handle, Handles, TensorRef, outside},
     layout::volume,
     loaded::{Loaded, Sizes as Fill},
     loader::Loader,
@@ -137,7 +137,7 @@ impl Variant {
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let (mut handles, copies) = self.check_inputs(inputs, call.policy, &mut request)?;
-        let states = self.states(states, &mut request)?;
+        let states = self.states(states, &handles, &mut request)?;
         let (program, loaded, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
             span.record("bucket", program.record.bucket());
@@ -201,10 +201,11 @@ impl Variant {
     }
 
     /// Returns the states that a call runs on; none for a module without any. Sizes that no input shows are those of the
-    /// session, or the smallest.
+    /// session, or larger ones that its positions need.
     fn states<'s>(
         &self,
         states: Option<&'s mut States>,
+        inputs: &Handles,
         request: &mut Request,
     ) -> Result<Option<&'s mut States>, RuntimeError> {
         let Some(states) = states.filter(|_| self.keeps_states) else {
@@ -212,12 +213,35 @@ impl Variant {
         };
         states.usable()?;
         for (dim, size) in self.signature.dims.iter().zip(request) {
-            if *size == 0 && !self.signature.shows(dim) {
-                let smallest = self.sizes.iter().filter_map(|sizes| sizes.get(dim)).min();
-                *size = states.size(dim).or(smallest.copied()).unwrap_or(0);
+            let own = states.size(dim);
+            if !self.signature.shows(dim) {
+                *size = self.size_for(dim, own.unwrap_or(0), inputs);
+            } else if let Some(own) = own.filter(|own| own != size) {
+                return Err(RuntimeError::State {
+                    state: dim.clone(),
+                    problem: format!("it is {own} in this session, and {size} in the call"),
+                });
             }
         }
         Ok(Some(states))
+    }
+
+    /// Returns the smallest size of a dimension, from `least` on, that the values of inputs within it allow; the largest
+    /// where none does.
+    fn size_for(&self, dim: &str, least: i64, inputs: &Handles) -> i64 {
+        let specs = &self.programs[0].record.inputs;
+        let within = |spec: &&Input| spec.within.as_deref() == Some(dim);
+        let allows = |size: i64| {
+            let pairs = specs.iter().zip(inputs);
+            let mut pairs = pairs.filter(|(spec, _)| within(spec));
+            pairs.all(|(_, given)| outside(&given.meta(), [i64::MIN, size]).is_none())
+        };
+        let sizes = self
+            .sizes
+            .iter()
+            .filter_map(|sizes| sizes.get(dim).copied());
+        let enough = sizes.clone().filter(|&size| size >= least && allows(size));
+        enough.min().or(sizes.max()).unwrap_or(least)
     }
 
     /// Returns the program for a request and the rung it stands on: exact, covering, dynamic, then eager. Loads it if

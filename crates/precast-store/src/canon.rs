@@ -161,6 +161,7 @@ pub fn input(input: &Input) -> Value {
             Pad::Float(value) => number(value),
         },
         "range": input.range,
+        "within": input.within,
     })
 }
 

@@ -116,6 +116,9 @@ pub struct Input {
     /// from it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[i64; 2]>,
+    /// The dimension of states whose size is `range[1]`: a call with a higher value moves its session into a larger bucket.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub within: Option<String>,
     /// The lowest value and one past the highest that its elements may have: what the graph allows and `range` says. A call
     /// with another value is refused. None for floats and for integers of any value.
     #[serde(default, skip_serializing_if = "Option::is_none")]

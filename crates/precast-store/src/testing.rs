@@ -131,6 +131,7 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
             dims: vec![Some("batch".into()), None],
             pad: Pad::Int(0),
             range: None,
+            within: None,
             bounds: None,
         }],
         states: vec![],

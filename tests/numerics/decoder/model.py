@@ -1,4 +1,4 @@
-"""A small decoder with a cache of keys and values in buffers: `prefill` fills it, `decode` extends it."""
+"""A small decoder with a cache of keys and values in buffers, of the largest context."""
 
 import torch
 from torch.nn import functional as F
@@ -18,7 +18,7 @@ class Block(torch.nn.Module):
         q, k, v = self.qkv(self.norm(x)).view(1, -1, 3, HEADS, WIDTH // HEADS).permute(2, 0, 3, 1, 4)
         self.k.index_copy_(2, at, k)
         self.v.index_copy_(2, at, v)
-        mask = torch.arange(CONTEXT, device=x.device) <= at[:, None]
+        mask = torch.arange(self.k.shape[2], device=x.device) <= at[:, None]
         y = F.scaled_dot_product_attention(q, self.k, self.v, attn_mask=mask)
         return x + self.out(y.transpose(1, 2).reshape(1, -1, WIDTH))
 

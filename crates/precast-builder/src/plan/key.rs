@@ -12,8 +12,8 @@
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
 //! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
-//! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples), regions | yes | layouts only |
-//! | `[module.state]`: which inputs are states, and their first values | yes | no: writes into them are in the graph |
+//! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples and its dimension), regions | yes | layouts only |
+//! | `[module.state]`: which inputs are states, shapes of buffers, first values | yes | no: writes into them are in the graph |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
@@ -33,14 +33,14 @@ use std::collections::BTreeMap;
 
 use precast_store::{
     Digest, Target,
-    record::{ArtifactKind, Constant, Dynamic, First, Input, Layout, Package, Sizes, SourceFile},
+    record::{ArtifactKind, Constant, Dynamic, Input, Layout, Package, Sizes, SourceFile},
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use precast_store::canon::{self, Shared};
 
-use crate::spec::{Backend, Compile, Mode, PaddingRule};
+use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedState};
 
 /// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old
 /// artifact miss. What only makes new artifacts faster leaves it as it is.
@@ -78,8 +78,8 @@ pub struct RequestKey<'a> {
     pub method: &'a str,
     /// At this bucket, in call order; none when they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
-    /// The inputs that are states, with their first values.
-    pub state: &'a BTreeMap<String, First>,
+    /// The states that the spec names, at this bucket.
+    pub state: &'a [SizedState],
     /// The bucket; for a dynamic program the sizes to capture at, unless only eager runs it.
     pub sizes: &'a Sizes,
     /// Bounds of the dynamic dimensions, for a program that is not for one bucket.

@@ -325,14 +325,14 @@ fn state(
     past: Option<&mut Past<'_>>,
 ) -> Result<State, PlanError> {
     let sizes = form.key_sizes();
-    let inputs = module.sized_inputs(&sizes);
+    let (inputs, states) = (module.sized_inputs(&sizes), module.sized_state(&sizes));
     let key = RequestKey {
         common,
         module: &module.name,
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
-        state: &module.state,
+        state: &states,
         sizes: &sizes,
         dynamic: form.dynamic.as_ref(),
         compiled: form.compiled,

@@ -6,7 +6,7 @@ use precast_store::record::{Sizes, bucket_name};
 
 use super::{
     Dim,
-    inputs::{Inputs, NAMES, is_identifier, positive},
+    inputs::{Inputs, NAMES, States, is_identifier, positive},
     reader::{KeyValue, Reader, Section, Span},
 };
 
@@ -181,19 +181,24 @@ fn check_name(reader: &mut Reader<'_>, dim: &str, place: &Span) {
 pub(super) fn check(
     reader: &mut Reader<'_>,
     module: &Section<'_>,
-    inputs: &Inputs,
+    (inputs, states): (&Inputs, &States),
     buckets: Option<&Buckets>,
 ) {
     let mut used = BTreeSet::new();
-    for (input, places) in inputs {
-        for (dim, place) in input.shape.iter().zip(places) {
+    let own = inputs.iter().map(|(input, places)| {
+        let what = format!("input `{}`", input.name);
+        (what, &input.shape[..], places)
+    });
+    let kept = states.iter().filter_map(|(state, places)| {
+        let what = format!("state `{}`", state.name);
+        Some((what, state.shape.as_deref()?, places))
+    });
+    for (what, shape, places) in own.chain(kept) {
+        for (dim, place) in shape.iter().zip(places) {
             let Dim::Named(name) = dim else { continue };
             let known = buckets.is_some_and(|buckets| buckets.dims.contains_key(name));
             if used.insert(name) && !known {
-                let message = format!(
-                    "dimension `{name}` of input `{}` has no buckets",
-                    input.name
-                );
+                let message = format!("dimension `{name}` of {what} has no buckets");
                 let help = format!("add `{name} = [1, 8]` to [module.buckets], or write its size");
                 reader.wrong_help(place, message, help);
             }
@@ -209,6 +214,13 @@ pub(super) fn check(
         }
     }
     let place = buckets.map_or(&module.place, |buckets| &buckets.place);
+    for (input, _) in inputs {
+        if let Some(dim) = input.within.as_ref().filter(|dim| !used.contains(dim)) {
+            let message = format!("the range of input `{}` ends at `{dim}`", input.name);
+            let help = "an input or a state has the dimension, as `shape = [1, \"context\"]`";
+            reader.wrong_help(place, message, help);
+        }
+    }
     for (input, _) in inputs {
         if let Some(point) = points.iter().find(|point| bytes(input, point).is_none()) {
             let message = format!(

@@ -1,10 +1,10 @@
 //! `[module.inputs]`: names, dtypes, shapes and padding, in call order.
 
-use precast_store::record::{Dtype, First, Pad};
+use precast_store::record::{Dtype, Pad};
 
 use super::{
-    Dim, InputSpec,
-    reader::{KeyValue, Reader, Span, nearest},
+    Dim, FirstValue, InputSpec, StateSpec,
+    reader::{KeyValue, Reader, Span},
 };
 
 /// The most axes that torch's reductions take (`at::dim_bitset_size`).
@@ -37,40 +37,40 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Optio
     read.into_iter().collect()
 }
 
-/// The states with their places and first values, in the order of the file.
-pub(super) type States = Vec<(String, Span, First)>;
+/// The states with the places of their axes, in the order of the file.
+pub(super) type States = Vec<(StateSpec, Vec<Span>)>;
 
 /// Reads `[module.state]`.
 pub(super) fn state<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<States> {
     let section = reader.table(field, "[module.state]")?;
     let fields = section.fields().into_iter();
-    let read = fields.map(|(name, place, field)| {
-        reader.choice(&field, "first value", &[("zeros", ())])?;
-        Some((name.to_owned(), place, First::Zeros))
-    });
+    let read = fields.map(|(name, _, field)| one_state(reader, name, &field));
     let read: Vec<_> = read.collect();
     read.into_iter().collect()
 }
 
-/// Checks that states are inputs.
-pub(super) fn check_state(reader: &mut Reader<'_>, states: &States, inputs: &Inputs) {
-    let names: Vec<&str> = inputs
-        .iter()
-        .map(|(input, _)| input.name.as_str())
-        .collect();
-    for (name, place, _) in states {
-        if !names.contains(&name.as_str()) {
-            let help = match nearest(name, &names) {
-                Some(near) => format!("did you mean `{near}`?"),
-                None => "a state is one of [module.inputs]; a buffer that the module writes into is one by itself".into(),
-            };
-            reader.wrong_help(place, format!("no input is named `{name}`"), help);
-        }
+fn one_state<'t>(
+    reader: &mut Reader<'t>,
+    name: &str,
+    field: &KeyValue<'t>,
+) -> Option<(StateSpec, Vec<Span>)> {
+    let values = [("zeros", FirstValue::Zeros), ("own", FirstValue::Own)];
+    let name = name.to_owned();
+    if let toml::de::DeValue::String(_) = field.value {
+        let first = reader.choice(field, "first value", &values)?;
+        let shape = None;
+        return Some((StateSpec { name, shape, first }, vec![]));
     }
-    if states.len() == inputs.len() && !states.is_empty() {
-        let help = "a call gives at least one input that is no state";
-        reader.wrong_help(&states[0].1, "every input is a state", help);
-    }
+    let section = reader.table(field, &format!("state `{name}`"))?;
+    reader.check_keys(&section, &["first", "shape"], &[]);
+    let shape = reader.required(&section, "shape", "shape = [1, 8, \"context\", 64]");
+    let (shape, places) = shape.and_then(|field| shape_of(reader, &field))?;
+    let first = match section.field("first") {
+        Some(field) => reader.choice(&field, "first value", &values)?,
+        None => FirstValue::Zeros,
+    };
+    let shape = Some(shape);
+    Some((StateSpec { name, shape, first }, places))
 }
 
 fn input<'t>(
@@ -90,9 +90,9 @@ fn input<'t>(
         Some(field) => pad(reader, &field, dtype)?,
         None => zero(dtype),
     };
-    let range = match section.field("range") {
-        Some(field) => Some(range(reader, &field, dtype)?),
-        None => None,
+    let (range, within) = match section.field("range") {
+        Some(field) => range(reader, &field, dtype).map(|(range, dim)| (Some(range), dim))?,
+        None => (None, None),
     };
     let input = InputSpec {
         name: name.to_owned(),
@@ -100,6 +100,7 @@ fn input<'t>(
         shape,
         pad,
         range,
+        within,
     };
     Some((input, places))
 }
@@ -179,7 +180,12 @@ fn pad<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Optio
     Some(Pad::Int(value))
 }
 
-fn range<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Option<[i64; 2]> {
+/// Reads the first value and the one past the last; the latter may be the size of a dimension.
+fn range<'t>(
+    reader: &mut Reader<'t>,
+    field: &KeyValue<'t>,
+    dtype: Dtype,
+) -> Option<([i64; 2], Option<String>)> {
     let items = reader.array(field, "two integers")?;
     if dtype.is_float() || dtype == Dtype::Bool {
         reader.wrong_help(
@@ -197,6 +203,12 @@ fn range<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Opt
         );
         return None;
     };
+    if let toml::de::DeValue::String(dim) = past.value
+        && is_identifier(dim)
+    {
+        let first = reader.integer(first)?;
+        return Some(([first, first + 1], Some(dim.to_string())));
+    }
     let (first, past) = (reader.integer(first)?, reader.integer(past)?);
     if first >= past {
         let help = "the first value is included, the second is not, as in `range(0, 10)`";
@@ -205,7 +217,7 @@ fn range<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Opt
         let message = format!("{} does not fit {dtype}", field.name);
         reader.wrong_help(&field.place, message, SMALLER);
     }
-    Some([first, past])
+    Some(([first, past], None))
 }
 
 /// Returns whether an integer dtype holds `value`.

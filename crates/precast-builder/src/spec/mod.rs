@@ -8,7 +8,7 @@
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
-//!   [module.state]     input = "zeros": inputs that stay from call to call, and their first values
+//!   [module.state]     input or buffer = "zeros" | "own" | { shape = [1, "context"], first }: what stays between calls
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
@@ -32,7 +32,7 @@ mod reader;
 mod setting;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
@@ -47,7 +47,7 @@ pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
 
 use precast_store::{
-    record::{Dtype, First, Input, Layout, Pad, Sizes},
+    record::{Dtype, Input, Layout, Pad, Sizes},
     target::DeviceKind,
 };
 
@@ -130,9 +130,9 @@ pub struct Module {
     pub method: String,
     /// In call order; none when they are to be captured from sample inputs.
     pub inputs: Option<Vec<InputSpec>>,
-    /// The inputs that stay from call to call, and their values in a new session. Buffers that the module writes into
+    /// The inputs that stay from call to call, and the shapes of buffers that do. Buffers that the module writes into
     /// need not be here.
-    pub state: BTreeMap<String, First>,
+    pub state: Vec<StateSpec>,
     /// Sorted and distinct. A module without bucketed dimensions has one bucket, with empty sizes.
     pub buckets: Vec<Sizes>,
     /// FQN globs relative to the submodule.
@@ -169,6 +169,42 @@ pub struct InputSpec {
     pub pad: Pad,
     /// The values that it may have, `range[0]..range[1]`. Samples are drawn from it.
     pub range: Option<[i64; 2]>,
+    /// The dimension whose size is `range[1]`, where it is one's.
+    pub within: Option<String>,
+}
+
+/// A state that the spec names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StateSpec {
+    /// Name of an input, or a glob of FQNs of buffers.
+    pub name: String,
+    /// Size or dimension of each axis of a buffer; none for the buffer's own shape.
+    pub shape: Option<Vec<Dim>>,
+    /// The value in a new session.
+    pub first: FirstValue,
+}
+
+/// The value of a state in a new session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FirstValue {
+    /// Zero everywhere.
+    Zeros,
+    /// The buffer's own values, which are in the weight set.
+    Own,
+}
+
+/// A state at one bucket, as keys and the worker have it.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct SizedState {
+    /// Name of an input, or a glob of FQNs of buffers.
+    pub name: String,
+    /// The value in a new session.
+    pub first: FirstValue,
+    /// Size of each axis of a buffer; none for the buffer's own.
+    pub shape: Option<Vec<i64>>,
+    /// For each axis, the bucketed dimension it has, if it has one.
+    pub dims: Vec<Option<String>>,
 }
 
 /// The size of one axis.
@@ -286,15 +322,24 @@ impl Module {
         let inputs = self.inputs.as_ref()?;
         Some(inputs.iter().map(|input| input.sized(sizes)).collect())
     }
+
+    /// Returns the states at one bucket.
+    pub fn sized_state(&self, sizes: &Sizes) -> Vec<SizedState> {
+        let sized = |state: &StateSpec| SizedState {
+            name: state.name.clone(),
+            first: state.first,
+            shape: (state.shape.as_ref())
+                .map(|shape| shape.iter().map(|dim| dim.size(sizes)).collect()),
+            dims: state.shape.iter().flatten().map(Dim::name).collect(),
+        };
+        self.state.iter().map(sized).collect()
+    }
 }
 
 impl InputSpec {
     fn sized(&self, sizes: &Sizes) -> Input {
-        let size = |dim: &Dim| match dim {
-            Dim::Fixed(size) => *size,
-            Dim::Named(name) => sizes.get(name).copied().unwrap_or(1),
-        };
-        let shape: Vec<i64> = self.shape.iter().map(size).collect();
+        let shape: Vec<i64> = self.shape.iter().map(|dim| dim.size(sizes)).collect();
+        let within = self.within.as_ref().and_then(|dim| sizes.get(dim));
         Input {
             name: self.name.clone(),
             layout: Layout {
@@ -304,13 +349,21 @@ impl InputSpec {
             },
             dims: self.shape.iter().map(Dim::name).collect(),
             pad: self.pad,
-            range: self.range,
+            range: (self.range).map(|[first, past]| [first, within.copied().unwrap_or(past)]),
             bounds: None,
+            within: self.within.clone(),
         }
     }
 }
 
 impl Dim {
+    fn size(&self, sizes: &Sizes) -> i64 {
+        match self {
+            Self::Fixed(size) => *size,
+            Self::Named(name) => sizes.get(name).copied().unwrap_or(1),
+        }
+    }
+
     fn name(&self) -> Option<String> {
         match self {
             Self::Fixed(_) => None,

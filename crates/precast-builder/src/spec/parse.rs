@@ -294,8 +294,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     let (inputs, buckets) = (inputs?, buckets?);
     let state = state?.unwrap_or_default();
     if let Some(inputs) = &inputs {
-        inputs::check_state(reader, &state, inputs);
-        buckets::check(reader, &section, inputs, buckets.as_ref());
+        buckets::check(reader, &section, (inputs, &state), buckets.as_ref());
     }
     if let (Some(Dynamic::Dims(dims)), Some(inputs)) = (&compile.dynamic, &inputs) {
         for dim in dims.keys() {
@@ -319,9 +318,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
         path: path?.unwrap_or_default(),
         method: method?.unwrap_or_else(|| "forward".to_owned()),
         inputs: inputs.map(|inputs| inputs.into_iter().map(|(input, _)| input).collect()),
-        state: (state.into_iter())
-            .map(|(name, _, first)| (name, first))
-            .collect(),
+        state: state.into_iter().map(|(state, _)| state).collect(),
         buckets: buckets.map_or_else(|| vec![BTreeMap::new()], |buckets| buckets.points),
         regions: regions?.unwrap_or_default(),
         compile,

@@ -98,7 +98,7 @@ fn module_request(slot: &mut Slot<'_>, job: &Job<'_>) -> Result<ModuleRequest, T
         path: module.path.clone(),
         method: module.method.clone(),
         inputs,
-        state: module.state.clone(),
+        state: module.sized_state(&item.form.sizes),
         compiled: item.form.compiled,
         regions,
         passes: item.settings.compile.passes.clone(),

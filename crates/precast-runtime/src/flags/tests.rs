@@ -22,6 +22,7 @@ fn program(dtype: Dtype, checks: usize) -> Arc<Program> {
         dims: vec![Some("batch".to_owned()), None],
         pad: Pad::Int(0),
         range: None,
+        within: None,
         bounds,
     };
     program.inputs = vec![

@@ -130,7 +130,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
-        state: &module.state,
+        state: &module.sized_state(&module.buckets[0]),
         sizes: &form.sizes,
         dynamic: form.dynamic.as_ref(),
         compiled: form.compiled,
@@ -217,6 +217,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             dims: vec![None],
             pad: Pad::Float(pad),
             range: None,
+            within: None,
             bounds: None,
         };
         let key = RequestKey {
@@ -225,7 +226,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             path: "",
             method: "forward",
             inputs: Some(&[input]),
-            state: &BTreeMap::new(),
+            state: &[],
             sizes: &Sizes::new(),
             dynamic: None,
             compiled: true,
@@ -314,12 +315,12 @@ fn the_bytes_of_a_few_keys_are_pinned() {
         (2, 2),
         "pin the keys of the new version below"
     );
-    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"876ae04b3a718962f74870ea6d70442c60564e1af59da8953f18435c7a5dc4d9");
+    insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"534810c862c63a43a0a62b00323d874d7b1a1b98162561eb5b2a26e599e91e21");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"de7fa529d84983f99a9d0669182256406e866ff0370eba78c291ae6381455b1c");
-    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"965f7997c5c2b45e9c02e4c8f0d3248ee6d2654a2545bf95926cf41fcf63ebde");
+    insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"0efbc8bd6ce65f3029427c06361e00c23a24c6f0b2bb2bbdf59f6ea7f86f8983");
 }
 
 #[test]
 fn a_key_shows_every_field_that_was_hashed() {
-    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null}],"state":{},"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"padding":"checked","tuned":false}"#);
+    insta::assert_snapshot!(request(SPEC, &world()).1, @r#"{"kind":"request","format":2,"protocol":2,"common":{"model":"tiny","entry":"model:load","samples":null,"sources":{"layers.py":"e3b816898ca5ba5fbe6b8e6ee8e5d028da790352f5e65ac760fb59635882f6cd","model.py":"9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4"},"packages":{"torch":"2.11.0"},"target":{"os":"linux","arch":"x86_64","isa":"native","features":["avx2","fma"],"device":"cpu","sm":null,"torch":"2.11.0+cu130","torch_git":"70d99e9","cuda":"13.0","cxx11_abi":true},"weights":"auto"},"module":"encode","path":"body","method":"forward","inputs":[{"name":"ids","dtype":"int64","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":0,"range":null,"within":null},{"name":"mask","dtype":"bool","shape":[2,4],"stride":[4,1],"dims":["batch",null],"pad":false,"range":null,"within":null}],"state":[],"sizes":{"batch":2},"regions":["layer.*"],"compiles":true,"dynamic":null,"backend":"inductor","mode":"default","options":{"epilogue_fusion":true,"freezing":true,"triton.x":1},"passes":["passes:fold"],"padding":"checked","tuned":false}"#);
 }
