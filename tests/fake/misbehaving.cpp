@@ -7,6 +7,10 @@
 //
 //     out = x * scale + (shift.0 + …) + (the int64 inputs)
 //
+// with a state (STATE=1, the last input, float32 [ROWS, COLS]), which x is added to before anything else:
+//
+//     out = … + state
+//
 // and, with a second output (OUTPUTS=2), float32 [ROWS]: the sum of each row. Like a real artifact it checks nothing
 // about its inputs, steals their handles, and prints the text of an exception on std::cerr.
 //
@@ -30,6 +34,9 @@
 #endif
 #ifndef INPUTS
 #define INPUTS 1
+#endif
+#ifndef STATE
+#define STATE 0
 #endif
 #ifndef OUTPUTS
 #define OUTPUTS 1
@@ -146,6 +153,8 @@ void run(Container* c, void** in, void** out) {
     ~Leave() { c->inside--; }
   } leave{c};
   const float* x = floats(in[0]);
+  float* state = STATE ? const_cast<float*>(floats(in[INPUTS])) : nullptr;
+  for (int64_t i = 0; STATE && i < ROWS * COLS; i++) state[i] += x[i];
 #if BEHAVIOUR == NEEDS_NEWER
   aoti_torch_of_a_later_version();
 #endif
@@ -154,7 +163,7 @@ void run(Container* c, void** in, void** out) {
   if (BEHAVIOUR == FAILS_BELOW && x[0] < 0) throw std::runtime_error("negative");
   if (BEHAVIOUR == HANGS && x[0] < 0) sleep(1);
   if (BEHAVIOUR == NO_OUTPUT) {
-    for (int i = 0; i < INPUTS; i++) { aoti_torch_delete_tensor_object(in[i]); in[i] = nullptr; }
+    for (int i = 0; i < INPUTS + STATE; i++) { aoti_torch_delete_tensor_object(in[i]); in[i] = nullptr; }
     return;
   }
   if (BEHAVIOUR == RETURNS_INPUT) {
@@ -193,7 +202,7 @@ void run(Container* c, void** in, void** out) {
   for (int i = 1; i < CONSTANTS; i++) shift += floats(c->bound[i])[0];
   float* y = const_cast<float*>(floats(made));
   for (int64_t i = 0; i < rows_n * cols_n; i++) {
-    y[i] = x[i] * scale + shift;
+    y[i] = x[i] * scale + shift + (STATE ? state[i] : 0);
     for (int k = 1; k < INPUTS; k++) y[i] += static_cast<float>(reinterpret_cast<const int64_t*>(floats(in[k]))[i]);
   }
   if (OUTPUTS > 1) {
@@ -205,7 +214,7 @@ void run(Container* c, void** in, void** out) {
       for (int64_t i = 0; i < cols_n; i++) sum[r] += y[r * cols_n + i];
     }
   }
-  for (int i = 0; i < INPUTS; i++) {
+  for (int i = 0; i < INPUTS + STATE; i++) {
     aoti_torch_delete_tensor_object(in[i]);
     in[i] = nullptr;
   }
@@ -230,7 +239,7 @@ EXPORT int32_t AOTInductorModelContainerDelete(void* c) {
 EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(
     void* c, void** in, size_t n_in, void** out, size_t n_out, void*, void*) {
   // The real entry point checks the counts outside of its try block.
-  if (n_in != INPUTS || n_out != OUTPUTS) throw std::runtime_error("expected another number of inputs or outputs");
+  if (n_in != INPUTS + STATE || n_out != OUTPUTS) throw std::runtime_error("expected another number of inputs or outputs");
   if (BEHAVIOUR == THROWS) run(static_cast<Container*>(c), in, out);
   try {
     run(static_cast<Container*>(c), in, out);
@@ -241,7 +250,7 @@ EXPORT int32_t AOTInductorModelContainerRunSingleThreaded(
   }
 }
 #if BEHAVIOUR != NO_SYMBOL
-EXPORT int32_t AOTInductorModelContainerGetNumInputs(void*, size_t* n) { *n = INPUTS; return 0; }
+EXPORT int32_t AOTInductorModelContainerGetNumInputs(void*, size_t* n) { *n = INPUTS + STATE; return 0; }
 #endif
 EXPORT int32_t AOTInductorModelContainerGetNumOutputs(void*, size_t* n) { *n = OUTPUTS; return 0; }
 EXPORT int32_t AOTInductorModelContainerGetNumConstants(void*, size_t* n) { *n = CONSTANTS; return 0; }

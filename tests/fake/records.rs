@@ -16,8 +16,8 @@ use precast_runtime::{
 use precast_store::{
     Device, Digest, Mapped, Store, Target,
     record::{
-        Artifact, ArtifactKind, Constant, Dtype, Entry, Follow, Input, Layout, Output, Pad,
-        Padding, Program, Release, SCHEMA, Step,
+        Artifact, ArtifactKind, Constant, Dtype, Entry, First, Follow, Input, Layout, Output, Pad,
+        Padding, Program, Release, SCHEMA, State, Step,
     },
 };
 use serde_json::Value;
@@ -43,6 +43,8 @@ pub struct Fake {
     pub rows: i64,
     pub cols: i64,
     pub inputs: usize,
+    /// Whether it keeps a state, `total`, which it adds `x` to.
+    pub state: bool,
     pub outputs: usize,
     pub constants: usize,
     /// How many elements each constant has.
@@ -58,6 +60,7 @@ impl Default for Fake {
             rows: 8,
             cols: 4,
             inputs: 1,
+            state: false,
             outputs: 1,
             constants: 1,
             elements: 1,
@@ -95,6 +98,13 @@ impl Fake {
         Self { inputs, ..self }
     }
 
+    pub fn stateful(self) -> Self {
+        Self {
+            state: true,
+            ..self
+        }
+    }
+
     pub fn outputs(self, outputs: usize) -> Self {
         Self { outputs, ..self }
     }
@@ -124,6 +134,7 @@ impl Fake {
             format!("-DROWS={}", self.rows),
             format!("-DCOLS={}", self.cols),
             format!("-DINPUTS={}", self.inputs),
+            format!("-DSTATE={}", i32::from(self.state)),
             format!("-DOUTPUTS={}", self.outputs),
             format!("-DCONSTANTS={}", self.constants),
             format!("-DELEMENTS={}", self.elements),
@@ -171,6 +182,7 @@ impl Fake {
             target: target(),
             inputs: (0..self.inputs)
                 .map(|i| layout(input_dtype(i), &[self.rows, self.cols]))
+                .chain(self.states().into_iter().map(|state| state.layout))
                 .collect(),
             outputs: self.output_layouts(),
             constants: constants.collect(),
@@ -220,6 +232,7 @@ impl Fake {
                     layout,
                     dims,
                 });
+        let given = self.inputs + usize::from(self.state);
         Program {
             schema: SCHEMA,
             id: Digest::of(format!("program {module} {}", artifact.id).as_bytes()),
@@ -232,16 +245,16 @@ impl Fake {
             dynamic: None,
             target: target(),
             inputs: inputs.collect(),
-            states: vec![],
+            states: self.states(),
             outputs: outputs.collect(),
-            results: (self.inputs..self.inputs + self.outputs).collect(),
+            results: (given..given + self.outputs).collect(),
             checks: vec![],
-            values: self.inputs + self.outputs,
+            values: given + self.outputs,
             steps: vec![Step {
                 name: "whole".to_owned(),
                 artifact: artifact.id,
-                inputs: (0..self.inputs).collect(),
-                outputs: (self.inputs..self.inputs + self.outputs).collect(),
+                inputs: (0..given).collect(),
+                outputs: (given..given + self.outputs).collect(),
                 binding: artifact
                     .constants
                     .iter()
@@ -256,6 +269,16 @@ impl Fake {
             receipt: Default::default(),
             provenance: Default::default(),
         }
+    }
+
+    fn states(&self) -> Vec<State> {
+        let state = State {
+            name: "total".to_owned(),
+            layout: layout(Dtype::Float32, &[self.rows, self.cols]),
+            dims: vec![None, None],
+            first: First::Zeros,
+        };
+        if self.state { vec![state] } else { vec![] }
     }
 
     fn output_layouts(&self) -> Vec<Layout> {

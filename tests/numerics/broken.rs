@@ -107,8 +107,8 @@ const FAILURES: [(&str, &str, &str); 19] = [
     ("names", "can't be called with `y`, `z`", ""),
     ("text", "returns no tensor", ""),
     ("object", "returns a `Strange`", ""),
-    ("writes", "writes into its own tensor `seen`", "writes"),
-    ("writesinput", "writes into one of its inputs", "writes_input"),
+    ("writes", "writes into its own parameter `seen`", "writes"),
+    ("writesinput", "writes into its input `x`", "writes_input"),
     ("pythononly", "operator `broken::python_only`", "python_only"),
     ("lowering", "operator `aten.special_i0e.default`: ", "lowering"),
     // An option of the C++ compiler.

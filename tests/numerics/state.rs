@@ -84,7 +84,7 @@ fn a_session_generates_what_eager_does_token_by_token() {
     // The helpers count positions; a prompt goes through buckets of 8 and 4, and the rest one by one.
     let mut helped = model.session().unwrap();
     let prompt: Vec<i64> = PROMPT.iter().chain(&PROMPT[..5]).copied().collect();
-    let chunked = last(&helped.prefill(&prompt).unwrap());
+    let chunked = last(&helped.prefill(&prompt, &[]).unwrap());
     assert_eq!(helped.position(), 13);
     session.reset();
     for (at, token) in prompt.iter().enumerate() {
@@ -95,7 +95,10 @@ fn a_session_generates_what_eager_does_token_by_token() {
     }
     // Back to the end of the first eight: what comes later is forgotten.
     helped.seek(8).unwrap();
-    assert_eq!(greedy(&last(&helped.decode(tokens[0]).unwrap())), tokens[1]);
+    assert_eq!(
+        greedy(&last(&helped.decode(tokens[0], &[]).unwrap())),
+        tokens[1]
+    );
     let error = helped.seek(10).unwrap_err().to_string();
     assert_eq!(
         error,
@@ -109,11 +112,11 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
     let mut session = model.session().unwrap();
     let bucket = |out: &Outputs| out.served().program().sizes["context"];
     let small = 6 * 16 * 32 * 4;
-    assert_eq!(bucket(&session.prefill(&PROMPT).unwrap()), 16);
+    assert_eq!(bucket(&session.prefill(&PROMPT, &[]).unwrap()), 16);
     assert_eq!(session.bytes(), small);
     // Position 15 is the last that fits.
     for at in 8..64 {
-        let out = session.decode(PROMPT[at % 8]).unwrap();
+        let out = session.decode(PROMPT[at % 8], &[]).unwrap();
         assert_eq!(bucket(&out), if at < 16 { 16 } else { 64 }, "{at}");
     }
     assert_eq!(session.bytes(), 4 * small);
@@ -124,7 +127,7 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
         .unwrap()
         .to_vec::<f32>()
         .unwrap();
-    let error = session.decode(1).unwrap_err();
+    let error = session.decode(1, &[]).unwrap_err();
     assert_eq!(
         error.to_string(),
         "module `decode`, input `at`: expected values from 0 to 63, got 64 at [0]"
@@ -138,7 +141,7 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
     // The next session starts small again.
     drop(session);
     let mut later = model.session().unwrap();
-    assert_eq!(bucket(&later.prefill(&PROMPT[..4]).unwrap()), 16);
+    assert_eq!(bucket(&later.prefill(&PROMPT[..4], &[]).unwrap()), 16);
 }
 
 #[test]

@@ -16,6 +16,7 @@ mod operators;
 mod passing;
 mod prepared;
 mod replicas;
+mod state;
 mod swap;
 #[cfg(feature = "tch")]
 mod tch;

@@ -261,14 +261,14 @@ class GraphTest(Project):
     def test_writing_in_place_is_fine_unless_it_is_kept(self) -> None:
         self.composed_of(model("h = x * 2\nh.add_(1)\nh[:, 0] = 5\nreturn torch.relu_(h)"))
         opened = self.open(
-            model("self.seen.add_(1)\nreturn x + self.seen", "self.register_buffer('seen', torch.zeros(1))")
+            model("self.seen.add_(1)\nreturn x + self.seen", "self.seen = torch.nn.Parameter(torch.zeros(1), False)")
         )
         failure = self.fails("capture", self.capture, opened, inputs=[X])
-        self.assertEqual(failure.message, "the module writes into its own tensor `seen`")
+        self.assertEqual(failure.message, "the module writes into its own parameter `seen`")
         self.assertRegex(failure.location, r"^project_\d+\.py:8$")
         opened = self.open(model("x.add_(1)\nreturn x * 2"))
         failure = self.fails("capture", self.capture, opened, inputs=[X])
-        self.assertEqual(failure.message, "the module writes into one of its inputs")
+        self.assertEqual(failure.message, "the module writes into its input `x`")
 
     def test_integer_constants_count_and_float_ones_do_not(self) -> None:
         def text(integers: str, floats: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -62,6 +63,11 @@ def load():
 """
 
 
+def named(name: str, shape: list[int] | None = None, dims: list[str | None] | None = None) -> dict[str, Any]:
+    """Returns a state as the plan sends it."""
+    return {"name": name, "first": "zeros", "shape": shape, "dims": dims or []}
+
+
 class State(Project):
     """Captures of modules with state."""
 
@@ -77,7 +83,8 @@ class State(Project):
                     self.assertEqual(state["first"], {"tensor": state["name"]})
                 self.assertEqual([one["name"] for one in captured["inputs"]], ["x"])
                 after = self.samples(captured)[f"after.{names.index('position')}"]
-                self.assertEqual(after.tolist(), 6)
+                # It was 5; three calls fill the states of the sample, and one more is the sample.
+                self.assertEqual(after.tolist(), 9)
                 if regions:
                     blocks = [step for step in captured["steps"] if step["name"].startswith("blocks")]
                     self.assertEqual(len({step["segment"] for step in blocks}), 1)
@@ -93,13 +100,32 @@ class State(Project):
             spec("cache", "float32", [2, 8, 4], ["batch", "context", None]),
             {**spec("at", "int64", [1]), "range": [0, 8]},
         ]
-        captured = self.capture(opened, specs=specs, state={"cache": "zeros"}, sizes={"batch": 2, "context": 8})
+        captured = self.capture(opened, specs=specs, state=[named("cache")], sizes={"batch": 2, "context": 8})
         self.assertEqual([one["name"] for one in captured["inputs"]], ["x", "at"])
         state = {"name": "cache", "dtype": "float32", "shape": [2, 8, 4], "stride": [32, 4, 1]}
         self.assertEqual(captured["states"], [{**state, "dims": ["batch", "context", None], "first": "zeros"}])
         # A session keeps the sizes of its states, so no request is padded in them.
         self.assertEqual(sorted(captured["exact"]), ["batch", "context"])
         self.check_composed(opened, captured)
+
+    def test_a_buffer_has_the_size_of_the_bucket_where_the_spec_names_its_dimension(self) -> None:
+        text = model(
+            "self.cache.index_copy_(1, y, x)\nreturn self.cache.sum(1)",
+            'self.register_buffer("cache", torch.ones(2, 8, 4))',
+        )
+        inputs = [("x", "float32", [2, 1, 4]), ("y", "int64", [1])]
+        opened = self.open(text)
+        for shape in ([2, 4, 4], [2, 8, 4]):
+            state = [named("cache", shape, [None, "context", None])]
+            captured = self.capture(opened, inputs=inputs, state=state, sizes={"context": shape[1]})
+            (kept,) = captured["states"]
+            self.assertEqual((kept["shape"], kept["first"]), (shape, "zeros"))
+            self.check_composed(opened, captured)
+        wrong = [named("cache", [2, 9, 4], [None, "context", None])]
+        failure = self.fails("bad_input", self.capture, opened, inputs=inputs, state=wrong)
+        self.assertEqual(failure.message, "state `cache` is [2, 8, 4], in the spec [2, 9, 4]")
+        failure = self.fails("bad_input", self.capture, opened, inputs=inputs, state=[named("cahce")])
+        self.assertEqual(failure.hint, "did you mean `cache`?")
 
     def test_a_later_region_reads_the_old_value_or_the_new_one(self) -> None:
         source = """
@@ -141,7 +167,7 @@ class State(Project):
     def test_a_write_into_anything_else_is_refused(self) -> None:
         opened = self.open(model("x.add_(1)\nreturn x * 2"))
         failure = self.fails("capture", self.capture, opened, inputs=[("x", "float32", [3])])
-        self.assertIn("writes into input 0", failure.message)
+        self.assertIn("writes into its input `x`", failure.message)
         self.assertIn("[module.state]", failure.hint)
         self.assertIsNotNone(failure.location)
 

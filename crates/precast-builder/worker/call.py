@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import failures, structure
+from .torch_private import overloads
 from .wire import Failure
 
 # The attribute that holds the captured module; graph names start with it.
@@ -117,21 +118,47 @@ def _replaced_buffers(module: Any, found: set[str]) -> Iterator[None]:
 @contextmanager
 def _in_place_of(module: Any, buffers: Sequence[str], states: Sequence[Any]) -> Iterator[None]:
     """Puts tensors in the place of buffers. A buffer that gets another tensor meanwhile is copied into the state."""
-    places = []
-    for name in buffers:
-        owner, _, leaf = name.rpartition(".")
-        places.append((module.get_submodule(owner)._buffers, leaf))
-    before = [held[leaf] for held, leaf in places]
-    for (held, leaf), state in zip(places, states, strict=True):
-        held[leaf] = state
+    places = [_place(module, name) for name in buffers]
+    before = [getattr(*place) for place in places]
+    for place, state in zip(places, states, strict=True):
+        setattr(*place, state)
     try:
         yield
-        for (held, leaf), state in zip(places, states, strict=True):
-            if held[leaf] is not state:
-                state.copy_(held[leaf])
+        for place, state in zip(places, states, strict=True):
+            if getattr(*place) is not state:
+                state.copy_(getattr(*place))
     finally:
-        for (held, leaf), value in zip(places, before, strict=True):
-            held[leaf] = value
+        for place, value in zip(places, before, strict=True):
+            setattr(*place, value)
+
+
+def _place(module: Any, name: str) -> tuple[Any, str]:
+    """Returns the submodule that has a buffer, and the buffer's name in it."""
+    owner, _, leaf = name.rpartition(".")
+    return module.get_submodule(owner), leaf
+
+
+def written_buffers(module: Any, call: Any, inputs: Sequence[Any]) -> list[str]:
+    """Returns the buffers of a module that a call writes into or replaces, and restores them.
+
+    Empty where the call fails: the capture finds out.
+    """
+    before = {name: buffer for name, buffer in module.named_buffers() if not buffer.is_inference()}
+    held = {name: (buffer, overloads.writes_into(buffer), buffer.clone()) for name, buffer in before.items()}
+    try:
+        with torch.no_grad():
+            call(*inputs)
+    except Exception:
+        return []
+    found = []
+    for name, (buffer, writes, value) in held.items():
+        place = _place(module, name)
+        if getattr(*place) is not buffer or overloads.writes_into(buffer) != writes:
+            found.append(name)
+            setattr(*place, buffer)
+            with torch.no_grad():
+                buffer.copy_(value)
+    return found
 
 
 def outer_name(path: str, name: str) -> str:

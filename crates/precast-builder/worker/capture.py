@@ -45,6 +45,8 @@ from .wire import Failure, Wire
 # Message and hint for a module that keeps state in Python.
 ANOTHER = "gives another answer when it is called again with the same inputs"
 STATE = "keep what changes between calls in a registered buffer, or take it as an input and return its new value"
+# Calls that fill the states of samples.
+_CALLS = 3
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
 # Operators that move values; operators that fill some in, with the position of the fill value among the arguments.
@@ -87,17 +89,22 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that the module writes into, or gives another tensor, are states. A capture finds them, and the next one
-    takes them as inputs.
+    Buffers that the module writes into, or gives another tensor, are states: those that a call changes, and those that
+    the capture finds. The next capture takes them as inputs.
     """
-    buffers: list[str] = []
+    key = (module["path"], module["method"])
+    if key not in opened.states:
+        called = call_of(opened, module)[1]
+        given = samples.lowest(module["inputs"], opened.device)
+        opened.states[key] = call.written_buffers(call.find(opened.model, module["path"]), called, given)
     while True:
+        buffers = opened.states[key]
         try:
             return _trace(opened, {**module, "buffers": buffers}, sizes, wire)
         except flat.WritesBuffers as found:
             if set(found.names) <= set(buffers):
                 raise
-            buffers = [*buffers, *found.names]
+            opened.states[key] = [*buffers, *found.names]
 
 
 def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -175,7 +182,8 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     if wrapped.replaced():
         raise flat.WritesBuffers(wrapped.replaced())
     exported = operators.inline(exported, opened.device, opened.root)
-    graph = flat.flatten(exported, opened.named(), module["path"], opened.root, states)
+    names = [spec["name"] for spec in specs]
+    graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, states)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -312,9 +320,7 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     tables = [samples.table_of(node) for node in graph.inputs]
     drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
     inputs = samples.draw(drawn, tables, opened.device)
-    for at, first in traced.states.items():
-        if isinstance(first, dict):
-            inputs[at] = opened.named().tensors[first["tensor"]].detach().clone()
+    _fill_states(traced, drawn, tables, inputs, opened)
     entry.seed()
     returned, after = _eager(traced, inputs, opened)
     results, names, notes = [], [], []
@@ -328,6 +334,20 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
     return Answers(drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes)
+
+
+def _fill_states(
+    traced: Traced, drawn: list[dict[str, Any]], tables: list[int | None], inputs: list[Any], opened: Any
+) -> None:
+    """Gives the states among inputs the values that calls of the module itself leave, from first values on."""
+    for at, first in traced.states.items():
+        own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
+        inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
+    for salt in range(1, _CALLS + 1) if traced.states else ():
+        given = samples.draw(drawn, tables, opened.device, salt)
+        after = _eager(traced, [inputs[at] if at in traced.states else one for at, one in enumerate(given)], opened)[1]
+        for at in traced.states:
+            inputs[at] = after[at]
 
 
 def _lowered(

@@ -52,6 +52,8 @@ class Opened:
     place: str | None = None
     # Files of packages that offered passes. Keys cover them only if a program is compiled with such a pass.
     offering: set[str] = field(default_factory=set)
+    # Path and method of a module -> the buffers that it writes into, as far as they are known.
+    states: dict[tuple[str, str], list[str]] = field(default_factory=dict)
 
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""

@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -131,12 +131,14 @@ def _check_sizes(graph: Any, root: Path) -> None:
             )
 
 
-def flatten(program: Any, named: Named, path: str, root: Path, states: Collection[int] = ()) -> Flat:
+def flatten(
+    program: Any, named: Named, path: str, root: Path, names: Sequence[str] = (), states: Collection[int] = ()
+) -> Flat:
     """Returns the simplified graph of an exported program; weights have their names in the opened model.
 
-    `states` are the positions of inputs that it may write into.
+    `names` are those of its inputs, `states` the positions of those that it may write into.
     """
-    program, written = _functional(program, root, states)
+    program, written = _functional(program, root, names, states)
     graph = exported.copy_graph(program)
     flat = Flat(graph, [], {}, [], ranges=dict(program.range_constraints))
     # The functional form has new values first.
@@ -178,7 +180,7 @@ class WritesBuffers(Exception):
         self.names = names
 
 
-def _functional(program: Any, root: Path, states: Collection[int]) -> tuple[Any, list[str]]:
+def _functional(program: Any, root: Path, names: Sequence[str], states: Collection[int]) -> tuple[Any, list[str]]:
     """Returns a program without writes, whose outputs begin with the new values of these inputs."""
 
     def writes(node: Any) -> bool:
@@ -201,20 +203,19 @@ def _functional(program: Any, root: Path, states: Collection[int]) -> tuple[Any,
         elif kind == "USER_INPUT_MUTATION" and spec.target in allowed:
             written.append(spec.target)
         elif kind in ("PARAMETER_MUTATION", "USER_INPUT_MUTATION"):
-            position = given.index(spec.target) if spec.target in given else None
-            location = failures.line_of(writer, root) if writer is not None else None
-            raise _refused(kind, outer_name("", spec.target or ""), position, location)
+            name = dict(zip(given, names, strict=False)).get(spec.target, outer_name("", spec.target or ""))
+            raise _refused(kind, name, failures.line_of(writer, root) if writer is not None else None)
     if buffers:
         raise WritesBuffers(buffers)
     return functional, written
 
 
-def _refused(kind: str, name: str, position: int | None, location: str | None) -> Failure:
+def _refused(kind: str, name: str, location: str | None) -> Failure:
     if kind == "PARAMETER_MUTATION":
         message, hint = f"the module writes into its own parameter `{name}`", "only buffers and inputs are state"
     else:
-        message = f"the module writes into input {position}"
-        hint = "name the input under `[module.state]`, or return the new value as an output"
+        message = f"the module writes into its input `{name}`"
+        hint = "name it under `[module.state]`, or return the new value as an output"
     return Failure("capture", message, location=location, hint=hint)
 
 

@@ -33,6 +33,11 @@ pub trait Argument: sealed::Input {}
 pub struct Value(Tensor);
 
 impl Value {
+    /// Returns the same memory.
+    pub(super) fn share(&self) -> Self {
+        Self(self.0.share())
+    }
+
     /// Copies `data`, which has the elements of an array of `shape` with the last axis moving fastest.
     ///
     /// Fails with [`RuntimeError::Shape`] when there are more or fewer of them, and with [`RuntimeError::Array`] when

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use precast_store::record::{self, Input, Sizes};
+use precast_store::record::{self, Sizes};
 
 use super::{
     Model, RuntimeError, Tensor, Value,
@@ -91,16 +91,16 @@ impl<'m> Session<'m> {
     /// last ones.
     ///
     /// The tokens go through the buckets that they fill, the largest first, and the rest through `decode` one by one.
-    /// Both modules take tokens of one sequence and their positions, an input whose `range` ends at a dimension of the
-    /// states.
-    pub fn prefill(&mut self, tokens: &[i64]) -> Result<Outputs, RuntimeError> {
+    /// Both modules take tokens of one sequence, their positions (an input whose `range` ends at a dimension of the
+    /// states), and `more`: their other inputs, in their order.
+    pub fn prefill(&mut self, tokens: &[i64], more: &[Value]) -> Result<Outputs, RuntimeError> {
         let mut rest = tokens;
         loop {
             let sizes = self.chunks("prefill")?;
             let chunk = sizes.into_iter().find(|&size| size <= rest.len());
             let (module, size) = chunk.map_or(("decode", 1), |size| ("prefill", size));
             let (now, later) = rest.split_at(size.min(rest.len()));
-            let out = self.feed(module, now)?;
+            let out = self.feed(module, now, more)?;
             if later.is_empty() {
                 return Ok(out);
             }
@@ -108,9 +108,9 @@ impl<'m> Session<'m> {
         }
     }
 
-    /// Runs the module `decode` on the next token.
-    pub fn decode(&mut self, token: i64) -> Result<Outputs, RuntimeError> {
-        self.feed("decode", &[token])
+    /// Runs the module `decode` on the next token, as [`Self::prefill`] does.
+    pub fn decode(&mut self, token: i64, more: &[Value]) -> Result<Outputs, RuntimeError> {
+        self.feed("decode", &[token], more)
     }
 
     /// Returns the number of tokens that [`Self::prefill`] and [`Self::decode`] gave it.
@@ -150,25 +150,41 @@ impl<'m> Session<'m> {
         Ok(tokens)
     }
 
-    /// Runs a module on tokens and their positions.
-    fn feed(&mut self, module: &str, tokens: &[i64]) -> Result<Outputs, RuntimeError> {
+    /// Runs a module on tokens, their positions and its other inputs.
+    fn feed(
+        &mut self,
+        module: &str,
+        tokens: &[i64],
+        more: &[Value],
+    ) -> Result<Outputs, RuntimeError> {
         let variants = self.model.variants(self.replica, module)?;
         let record = &variants[0].programs[0].record;
         let from = self.place.item.as_ref().map_or(0, |states| states.position);
         let positions: Vec<i64> = (from..).take(tokens.len()).collect();
-        let value = |input: &Input| {
+        let (mut tokens_left, mut more) = (Some(tokens), more.iter());
+        let mut inputs = Vec::with_capacity(record.inputs.len());
+        for input in &record.inputs {
             let values = match input.within {
-                Some(_) => &positions[..],
-                None => tokens,
+                Some(_) => Some(&positions[..]),
+                None => tokens_left.take(),
             };
-            let mut shape = vec![1; input.layout.shape.len()];
-            if let Some(last) = shape.last_mut() {
-                *last = tokens.len();
-            }
-            Value::new(values, &shape)
-        };
-        let inputs = record.inputs.iter().map(value);
-        let out = self.run(module, &inputs.collect::<Result<Vec<_>, _>>()?)?;
+            inputs.push(match values {
+                Some(values) => {
+                    let mut shape = vec![1; input.layout.shape.len()];
+                    shape
+                        .last_mut()
+                        .into_iter()
+                        .for_each(|last| *last = values.len());
+                    Value::new(values, &shape)?
+                }
+                None => match more.next() {
+                    Some(value) => value.share(),
+                    None => break,
+                },
+            });
+        }
+        inputs.extend(more.map(Value::share));
+        let out = self.run(module, &inputs)?;
         if let Some(states) = &mut self.place.item {
             states.position += tokens.len() as i64;
         }

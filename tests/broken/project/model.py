@@ -66,7 +66,7 @@ class Object(nn.Module):
 class Writes(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("seen", torch.zeros(4))
+        self.seen = nn.Parameter(torch.zeros(4), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen.add_(x.sum(0))  # line: writes

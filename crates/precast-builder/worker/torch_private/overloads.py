@@ -91,6 +91,14 @@ def is_mutable(overload: Any) -> bool:
     return overload._schema.is_mutable
 
 
+def writes_into(tensor: Any) -> int:
+    """Returns the number of writes into a tensor so far.
+
+    Private: `torch.Tensor._version`. Without it: buffers that a module writes into are found by a capture more.
+    """
+    return int(tensor._version)
+
+
 def returns_view(overload: Any) -> bool:
     """Returns whether a result of an operator may share memory with an argument."""
     return any(result.alias_info is not None for result in overload._schema.returns)

@@ -1,0 +1,125 @@
+//! Sessions over fake artifacts: states, refusals, and calls that fail.
+
+use std::{sync::Arc, thread};
+
+use precast::runtime::{RuntimeError, Tensor};
+
+use crate::{fake::Fake, flat, ok, tensor, x};
+
+fn totals() -> Fake {
+    Fake::sized(1, 2).constants(0).stateful()
+}
+
+fn given() -> Tensor {
+    tensor(&[1.0_f32, 2.0], [1, 2])
+}
+
+#[test]
+fn each_session_has_its_own_total() {
+    let model = ok(&[totals()]);
+    let (mut a, mut b) = (model.session().unwrap(), model.session().unwrap());
+    // out = x + the sum of all x so far
+    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [3.0, 6.0]);
+    assert_eq!(flat(&b.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+    assert_eq!(flat(&a.state("total").unwrap()), [2.0, 4.0]);
+    a.reset();
+    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+    assert_eq!(flat(&b.state("total").unwrap()), [1.0, 2.0]);
+}
+
+#[test]
+fn a_session_that_is_closed_leaves_nothing_to_the_next() {
+    let model = ok(&[totals()]);
+    let mut addresses = Vec::new();
+    for _ in 0..3 {
+        let mut session = model.session().unwrap();
+        assert_eq!(flat(&session.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+        addresses.push(session.bytes());
+    }
+    assert_eq!(addresses, [8, 8, 8]);
+}
+
+#[test]
+fn a_refused_call_changes_nothing_and_a_failed_one_ends_the_session() {
+    let model = ok(&[totals().behaving("FAILS_BELOW")]);
+    let mut session = model.session().unwrap();
+    session.run("f", &[given()]).unwrap();
+    let refused = session.run("f", &[x(1, 3)]).unwrap_err();
+    assert!(
+        matches!(refused, RuntimeError::NoBucket { .. }),
+        "{refused}"
+    );
+    let refused = session.run::<Tensor>("f", &[]).unwrap_err();
+    assert!(
+        matches!(refused, RuntimeError::InputCount { .. }),
+        "{refused}"
+    );
+    assert_eq!(flat(&session.state("total").unwrap()), [1.0, 2.0]);
+
+    // It has written into its state when it fails.
+    let failed = session
+        .run("f", &[tensor(&[-1.0_f32, -2.0], [1, 2])])
+        .unwrap_err();
+    assert!(matches!(failed, RuntimeError::Failed { .. }), "{failed}");
+    for _ in 0..2 {
+        let error = session.run("f", &[given()]).unwrap_err();
+        let RuntimeError::SessionFailed { cause } = &error else {
+            panic!("{error}");
+        };
+        assert!(cause.contains("negative"), "{cause}");
+        assert!(matches!(
+            session.fork().err().unwrap(),
+            RuntimeError::SessionFailed { .. }
+        ));
+    }
+    session.reset();
+    assert_eq!(flat(&session.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+    // Others never notice.
+    let mut other = model.session().unwrap();
+    assert_eq!(flat(&other.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+}
+
+#[test]
+fn a_module_with_states_needs_a_session_and_another_one_does_not() {
+    let model = ok(&[totals()]);
+    let error = model.run("f", &[given()]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "module `f` keeps states from call to call, and was called without a session"
+    );
+    let sizes = [("batch".to_owned(), 1), ("seq".to_owned(), 2)].into();
+    assert!(matches!(
+        model.fixed("f", &sizes),
+        Err(RuntimeError::NeedsSession { .. })
+    ));
+    model.warm_up().unwrap();
+
+    let plain = ok(&[Fake::sized(1, 2)]);
+    let mut session = plain.session().unwrap();
+    assert_eq!(flat(&session.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
+    assert_eq!((session.bytes(), plain.session_bytes()), (0, 0));
+}
+
+#[test]
+fn callers_in_many_sessions_at_once_see_their_own_totals() {
+    const CALLS: usize = 500;
+    let model = Arc::new(ok(&[totals()]));
+    thread::scope(|scope| {
+        for number in 1..=4 {
+            let model = model.clone();
+            scope.spawn(move || {
+                let mut sessions: Vec<_> = (0..4).map(|_| model.session().unwrap()).collect();
+                for call in 1..=CALLS {
+                    for (at, session) in sessions.iter_mut().enumerate() {
+                        let step = (number * 4 + at) as f32;
+                        let input = tensor(&[step, 2.0 * step], [1, 2]);
+                        let out = session.run("f", &[input]).unwrap();
+                        let first = step * (call + 1) as f32;
+                        assert_eq!(flat(&out[0]), [first, 2.0 * first]);
+                    }
+                }
+            });
+        }
+    });
+}
