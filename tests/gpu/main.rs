@@ -24,6 +24,7 @@ mod fixed;
 mod graphs;
 mod memory;
 mod replicas;
+mod state;
 mod tensors;
 #[path = "../traced/mod.rs"]
 mod traced;

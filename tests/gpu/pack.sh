@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/../.."
 stage=dist/stage
 rm -rf dist
-mkdir -p $stage/bin $stage/minilm $stage/blocks $stage/residual $stage/values
+mkdir -p $stage/bin $stage/minilm $stage/blocks $stage/residual $stage/values $stage/decoder
 
 cargo build --release -p precast-minilm
 # Cargo builds the programs for tests too, with other features than `make build`, which comes last.
@@ -21,6 +21,7 @@ cp examples/minilm/*.py examples/minilm/*.toml examples/minilm/sentences.txt $st
 cp examples/blocks/*.py examples/blocks/*.toml tests/gpu/eight.toml tests/gpu/eager.toml $stage/blocks/
 cp tests/gpu/residual/*.py tests/gpu/residual/*.toml $stage/residual/
 cp tests/gpu/values/*.py tests/gpu/values/*.toml $stage/values/
+cp tests/numerics/decoder/*.py tests/gpu/decoder.toml $stage/decoder/
 cp tests/numerics/eager.py $stage/numerics.py
 cp tests/gpu/run.sh tests/gpu/compare.py $stage/
 mkdir $stage/kernels

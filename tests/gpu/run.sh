@@ -103,7 +103,7 @@ fi
 
 if has tests; then
     # The tests that need a device find the store in PRECAST_STORE. Figures that they print are JSON lines.
-    for name in blocks/eight blocks/eager residual/precast residual/eager values/precast values/eager; do
+    for name in blocks/eight blocks/eager residual/precast residual/eager values/precast values/eager decoder/decoder; do
         test "$device" = cpu || step "$(echo "$name" | tr / -)-build" precast build -f "$here/$name.toml" --format json
     done
     # shellcheck disable=SC2086

@@ -31,6 +31,21 @@ const NO_STATE: &str = "the model has no state of this name";
 /// A call that is refused (an error about its inputs or its sizes) leaves the states as they were. After one that fails
 /// while it runs, the states may be half written: every later call fails with [`RuntimeError::SessionFailed`], until
 /// [`Self::reset`] or [`Self::load`].
+///
+/// ```no_run
+/// # use precast_runtime::{Device, Runtime, Store};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let model = Runtime::new(&Store::open("artifacts")?, Device::Cpu)?.load("decoder")?;
+/// let mut session = model.session()?;
+/// let mut out = session.prefill(&[5, 17, 3, 80], &[])?;
+/// for _ in 0..8 {
+///     let logits = out.array::<f32>(0)?;
+///     let last = &logits.data()[logits.data().len() - logits.shape()[2]..];
+///     let token = (0..last.len()).max_by(|&a, &b| last[a].total_cmp(&last[b]));
+///     out = session.decode(token.unwrap_or(0) as i64, &[])?;
+/// }
+/// # Ok(()) }
+/// ```
 pub struct Session<'m> {
     model: &'m Model,
     replica: &'m Replica,
