@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{exits, memory, races, values};
+use crate::{exits, memory, races, sessions, values};
 
 const TASK: &str = "PRECAST_TORTURE_TASK";
 const WITH: &str = "PRECAST_TORTURE_WITH";
@@ -27,6 +27,7 @@ pub fn act() {
         "races" => races::child(&with),
         "sharing" => memory::sharing_child(&with),
         "leaks" => memory::leaks_child(&with),
+        "sessions" => sessions::opened_child(&with),
         "exhaustion" => memory::exhaustion_child(&with),
         "exits" => exits::child(&with),
         "values" => values::child(&with),

@@ -1,4 +1,4 @@
-//! The whole figures of PROMISES 15 to 25, written to `benches/results/torture-runtime.json`. `make torture-runtime`
+//! The whole figures of PROMISES 15 to 25, and 29,, written to `benches/results/torture-runtime.json`. `make torture-runtime`
 //! runs this.
 
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use crate::{
     SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real,
     report::{Report, machine, outcome, printed, profile},
-    shim, values,
+    sessions, shim, values,
 };
 
 const FILE: &str = concat!(
@@ -81,6 +81,12 @@ pub fn run() {
     });
     report.part("25 hot swaps", |r| {
         outcome!(crowds::swaps(r.count(1_000), 4))
+    });
+    report.part("29 mixed calls in sessions", |r| {
+        outcome!(sessions::mixed(r.count(100_000), SEED))
+    });
+    report.part("29 sessions opened and closed", |r| {
+        outcome!(sessions::opened(r.count(10_000)))
     });
     report.part("the shim under sanitizers", |r| {
         outcome!(shim::run(r.count(40_000)))

@@ -41,6 +41,7 @@ mod races;
 mod real;
 #[path = "../torture/report.rs"]
 mod report;
+mod sessions;
 mod shim;
 mod values;
 
@@ -119,6 +120,15 @@ fn callers_that_fail_never_harm_others() {
     );
     let outcome = crowds::fresh(200, SEED);
     assert_eq!(outcome.bad, [] as [String; 0]);
+}
+
+#[test]
+fn sessions_never_see_each_other() {
+    let outcome = sessions::mixed(10_000, SEED);
+    assert_eq!(outcome.bad, [] as [String; 0]);
+    let kinds = [outcome.refused, outcome.failed, outcome.forked];
+    assert!(kinds.iter().all(|&count| count > 100), "{outcome:?}");
+    assert_eq!(sessions::opened(1_000).bad, [] as [String; 0]);
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn status(field: &str) -> i64 {
 }
 
 /// Resident bytes, after the C allocator's unused memory was given back.
-fn resident() -> i64 {
+pub fn resident() -> i64 {
     // SAFETY: it only gives free memory back.
     unsafe { libc::malloc_trim(0) };
     status("VmRSS")

@@ -45,8 +45,6 @@ from .wire import Failure, Wire
 # Message and hint for a module that keeps state in Python.
 ANOTHER = "gives another answer when it is called again with the same inputs"
 STATE = "keep what changes between calls in a registered buffer, or take it as an input and return its new value"
-# Calls that fill the states of samples.
-_CALLS = 3
 # Microseconds of a call up to which running the module is cheaper than computing its shapes on fake tensors.
 _QUICK = 200_000
 # Operators that move values; operators that fill some in, with the position of the fill value among the arguments.
@@ -343,7 +341,7 @@ def _fill_states(
     for at, first in traced.states.items():
         own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
         inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
-    for salt in range(1, _CALLS + 1) if traced.states else ():
+    for salt in range(1, samples.FILLING + 1) if traced.states else ():
         given = samples.draw(drawn, tables, opened.device, salt)
         after = _eager(traced, [inputs[at] if at in traced.states else one for at, one in enumerate(given)], opened)[1]
         for at in traced.states:

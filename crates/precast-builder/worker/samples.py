@@ -2,7 +2,7 @@
 
 The spec's `range` decides. Without one, an integer that indexes a table is within the table; other integers, and
 booleans of rank 2 and more, are taken for masks: each row starts with ones and ends with zeros. Floats are normally
-distributed.
+distributed. Positions in a state follow each other from call to call.
 
 An operator may be right for these values and wrong for others: a maximum over zeros as padding, where all valid values
 are negative. So padding is tried with values of several kinds (`KINDS`). A mask has a valid position in each row
@@ -25,6 +25,10 @@ _PASSING = operators.PASSING | operators.CASTS | {"clamp"}
 # As they come; below the padding and zero, or above both (integers: the bounds of their range); large or small; all
 # equal; zero but for a few; the padding itself but for the first position.
 KINDS = ("usual", "negative", "positive", "large", "small", "constant", "sparse", "pad")
+
+
+# Calls that fill the states of a sample.
+FILLING = 3
 
 
 def kinds(device: str, noted: list[Any]) -> tuple[str, ...]:
@@ -62,6 +66,8 @@ def make(
 ) -> Any:
     """Returns a tensor for one input. `bound` is the exclusive upper bound of an index, None for other inputs."""
     dtype = getattr(torch, spec["dtype"])
+    if spec.get("within"):
+        return _positions(spec, shape, salt).to(dtype).to(device)
     generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))
     low, high = spec.get("range") or (0, 0)
     if dtype.is_floating_point:
@@ -75,6 +81,15 @@ def make(
     if kind != "usual" and (dtype.is_floating_point or high - low > 1):
         _no_row_of_padding(spec, value, 1 if dtype.is_floating_point else high - 1 - (spec["pad"] == high - 1))
     return value.to(device)
+
+
+def _positions(spec: dict[str, Any], shape: list[int], salt: Any) -> Any:
+    """Returns consecutive positions: those of the call of this number, and of the sample behind `FILLING` calls."""
+    low, high = spec["range"]
+    count = shape[-1] if shape else 1
+    before = FILLING if salt == 0 else salt - 1 if isinstance(salt, int) else 0
+    start = max(low, min(low + before * count, high - count))
+    return torch.arange(start, start + count).clamp(max=high - 1).expand(shape).contiguous()
 
 
 def _float(drawn: Any, pad: float, kind: str) -> Any:

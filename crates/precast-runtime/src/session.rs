@@ -53,16 +53,29 @@ pub struct Session<'m> {
 }
 
 impl<'m> Session<'m> {
-    fn open(model: &'m Model, replica: &'m Replica, mut place: Place<'m, States>) -> Self {
+    /// Opens a session on the device with the fewest calls under way.
+    pub(super) fn open(model: &'m Model) -> Result<Self, RuntimeError> {
+        Self::on(model, model.replica(&[]))
+    }
+
+    fn on(model: &'m Model, replica: &'m Replica) -> Result<Self, RuntimeError> {
+        let place = replica.sessions.take(model.wait());
+        let mut place = place.ok_or_else(|| RuntimeError::SessionsBusy {
+            model: model.name().to_owned(),
+            sessions: replica.sessions.limit(),
+        })?;
         let states = place
             .item
             .get_or_insert_with(|| States::new(&replica.loader));
-        states.reopen();
-        Self {
+        replica.admit(|| {
+            states.reopen();
+            Ok(())
+        })?;
+        Ok(Self {
             model,
             replica,
             place,
-        }
+        })
     }
 
     /// Runs a module on inputs in the module's order, as [`Model::run`] does, and on the states of this session.
@@ -225,7 +238,7 @@ impl<'m> Session<'m> {
 
     /// Opens another session with copies of the states, as for several answers to one prompt.
     pub fn fork(&self) -> Result<Self, RuntimeError> {
-        let mut fork = self.model.session_on(self.replica)?;
+        let mut fork = Self::on(self.model, self.replica)?;
         if let (Some(states), Some(copy)) = (&self.place.item, &mut fork.place.item) {
             states.usable()?;
             let copied = copy.take_over(states);
@@ -301,36 +314,6 @@ impl<'m> Session<'m> {
         let states = self.place.item.as_mut().ok_or_else(unknown)?;
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
-    }
-}
-
-impl Model {
-    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
-    ///
-    /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
-    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
-    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
-    pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
-        self.session_on(self.replica(&[]))
-    }
-
-    /// Returns the bytes of a session's states, each at its largest bucket.
-    pub fn session_bytes(&self) -> u64 {
-        let first = self.replicas.first().into_iter();
-        record::session_bytes(
-            first
-                .flat_map(Replica::programs)
-                .map(|program| &*program.record),
-        )
-    }
-
-    fn session_on<'m>(&'m self, replica: &'m Replica) -> Result<Session<'m>, RuntimeError> {
-        let place = replica.sessions.take(self.wait());
-        let place = place.ok_or_else(|| RuntimeError::SessionsBusy {
-            model: self.name.clone(),
-            sessions: replica.sessions.limit(),
-        })?;
-        replica.admit(|| Ok(Session::open(self, replica, place)))
     }
 }
 

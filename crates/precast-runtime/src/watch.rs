@@ -1,15 +1,16 @@
-//! The state of a model: its readiness, its programs, its counters, and the time of its load.
+//! The state of a model: its sessions, its readiness, its programs, its counters, and the time of its load.
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
-use precast_store::record::{Calls, Counts, Program, SCHEMA};
+use precast_store::record::{Calls, Counts, Program, SCHEMA, session_bytes};
 use serde::Serialize;
 
 use super::{
-    Model, error::Quarantined, host::now, replica::Replica, stats::ModuleStats, variant::Variant,
+    Model, RuntimeError, error::Quarantined, host::now, replica::Replica, session::Session,
+    stats::ModuleStats, variant::Variant,
 };
 
 /// Times from the beginning of a model's load.
@@ -39,6 +40,22 @@ pub struct DeviceStats {
 }
 
 impl Model {
+    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
+    ///
+    /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
+    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
+    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
+    pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
+        Session::open(self)
+    }
+
+    /// Returns the bytes of a session's states, each at its largest bucket.
+    pub fn session_bytes(&self) -> u64 {
+        let first = self.replicas.first().into_iter();
+        let records = first.flat_map(Replica::programs);
+        session_bytes(records.map(|program| &*program.record))
+    }
+
     /// Returns the times of its load.
     pub fn timings(&self) -> Timings {
         Timings {

@@ -1,0 +1,190 @@
+//! Sessions under mixed calls: each has its own total, whatever others do, and closed ones leave nothing.
+
+use precast::{
+    Model,
+    runtime::{RuntimeError, Session},
+};
+use serde::Serialize;
+use serde_json::{Value, json};
+use tch::Tensor;
+
+use crate::{Random, act, fake::Fake, flat, load, memory::resident, x};
+
+const SESSIONS: usize = 64;
+
+#[derive(Debug, Default, Serialize)]
+pub struct Mixed {
+    pub calls: u64,
+    pub answered: u64,
+    pub refused: u64,
+    /// Calls that failed half way, after which the session answered nothing until it was reset.
+    pub failed: u64,
+    pub forked: u64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Returns a model that answers `x` and the sum of all `x` of the session, and fails below 0.
+fn totals(sessions: usize) -> Model {
+    let fake = Fake::sized(1, 2)
+        .constants(0)
+        .stateful()
+        .behaving("FAILS_BELOW");
+    crate::runtime(crate::fake::Memory::with(&[fake]).source())
+        .sessions(sessions)
+        .load("fake")
+        .unwrap()
+}
+
+/// Makes `calls` calls in 64 sessions, shared out over four threads.
+pub fn mixed(calls: u64, seed: u64) -> Mixed {
+    let model = totals(SESSIONS);
+    let parts: Vec<Mixed> = std::thread::scope(|scope| {
+        let part = |thread: u64| {
+            let model = &model;
+            scope.spawn(move || one_thread(model, calls / 4, seed + thread))
+        };
+        let threads: Vec<_> = (0..4).map(part).collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap())
+            .collect()
+    });
+    let mut all = Mixed {
+        calls,
+        ..Mixed::default()
+    };
+    for part in parts {
+        all.answered += part.answered;
+        all.refused += part.refused;
+        all.failed += part.failed;
+        all.forked += part.forked;
+        all.bad.extend(part.bad);
+    }
+    all
+}
+
+fn one_thread(model: &Model, calls: u64, seed: u64) -> Mixed {
+    let mut random = Random(seed);
+    let mut outcome = Mixed::default();
+    // A session and its total; none after a failed call.
+    let open = || (model.session().unwrap(), Some(0.0_f32));
+    let mut sessions: Vec<(Session<'_>, Option<f32>)> = (0..SESSIONS / 4).map(|_| open()).collect();
+    for call in 0..calls {
+        let at = random.below(sessions.len());
+        let value = 1.0 + random.below(7) as f32;
+        match random.below(20) {
+            0 => {
+                let (session, total) = &mut sessions[at];
+                session.reset();
+                *total = Some(0.0);
+            }
+            1 => {
+                // A closed one makes room for a copy of another.
+                let other = random.below(sessions.len());
+                if other != at && sessions[other].1.is_some() {
+                    let total = sessions[other].1;
+                    drop(sessions.swap_remove(at));
+                    let other = if other == sessions.len() { at } else { other };
+                    let fork = sessions[other].0.fork().unwrap();
+                    sessions.push((fork, total));
+                    outcome.forked += 1;
+                }
+            }
+            2 => {
+                let (session, total) = &mut sessions[at];
+                let error = session.run("f", &[x(1, 3)]).unwrap_err();
+                let expected = match total {
+                    Some(_) => matches!(error, RuntimeError::NoBucket { .. }),
+                    None => matches!(error, RuntimeError::SessionFailed { .. }),
+                };
+                if !expected {
+                    outcome.bad.push(format!("call {call}: {error}"));
+                }
+                outcome.refused += 1;
+            }
+            3 => {
+                let (session, total) = &mut sessions[at];
+                session.run("f", &[-x(1, 2)]).unwrap_err();
+                *total = None;
+                outcome.failed += 1;
+            }
+            _ => answer(&mut sessions[at], value, call, &mut outcome),
+        }
+    }
+    outcome
+}
+
+fn answer(
+    (session, total): &mut (Session<'_>, Option<f32>),
+    value: f32,
+    call: u64,
+    outcome: &mut Mixed,
+) {
+    let given = Tensor::from_slice(&[value, 0.0]).reshape([1, 2]);
+    match (session.run("f", &[given]), &mut *total) {
+        (Ok(out), Some(total)) => {
+            *total += value;
+            let (got, wanted) = (flat(&out[0])[0], value + *total);
+            if got != wanted {
+                outcome
+                    .bad
+                    .push(format!("call {call}: {got}, not {wanted}"));
+            }
+            outcome.answered += 1;
+        }
+        (Err(RuntimeError::SessionFailed { .. }), None) => outcome.refused += 1,
+        (Ok(_), None) => outcome
+            .bad
+            .push(format!("call {call}: a failed session answers")),
+        (Err(error), _) => outcome.bad.push(format!("call {call}: {error}")),
+    }
+}
+
+#[derive(Debug, Default, Serialize)]
+pub struct Opened {
+    pub sessions: u64,
+    pub growth_mib: f64,
+    #[serde(skip)]
+    pub bad: Vec<String>,
+}
+
+/// Opens and closes sessions one after the other, in a process of its own.
+pub fn opened(sessions: u64) -> Opened {
+    let mut outcome = Opened {
+        sessions,
+        ..Opened::default()
+    };
+    match act::ask("sessions", &json!({ "sessions": sessions })) {
+        Ok(answer) => {
+            outcome.growth_mib = answer["grown"].as_f64().unwrap_or(f64::NAN) / f64::from(1 << 20);
+            if answer["wrong"] != 0 {
+                outcome
+                    .bad
+                    .push(format!("sessions saw what another left: {answer}"));
+            }
+            if outcome.growth_mib.is_nan() || outcome.growth_mib > 1.0 {
+                outcome
+                    .bad
+                    .push(format!("{:.2} MiB more", outcome.growth_mib));
+            }
+        }
+        Err(why) => outcome.bad.push(why),
+    }
+    outcome
+}
+
+pub fn opened_child(with: &Value) -> Value {
+    let model = load(&[Fake::sized(64, 64).constants(0).stateful()]);
+    let one = || {
+        let mut session = model.session().unwrap();
+        session.run("f", &[x(64, 64)]).unwrap();
+        // x starts at 1: it and its sum over two calls.
+        flat(&session.run("f", &[x(64, 64)]).unwrap()[0])[0] == 3.0
+    };
+    let wrong = |count: u64| (0..count).filter(|_| !one()).count();
+    let first = wrong(500);
+    let before = resident();
+    let later = wrong(with["sessions"].as_u64().unwrap());
+    json!({ "grown": resident() - before, "wrong": first + later })
+}
