@@ -30,7 +30,9 @@ const WARM_UP: usize = 3;
 
 /// The pool and the order of replays of one device.
 pub(super) struct Shared {
-    pool: GraphPool,
+    /// The pool, and the number of graphs that use it. torch gives a pool up with its last graph: then the next graph
+    /// begins another.
+    pool: Mutex<(GraphPool, usize)>,
     /// The stream of warm-ups and captures.
     stream: Stream,
     device: usize,
@@ -70,11 +72,26 @@ impl Drop for Shared {
 impl Shared {
     pub fn new(device: usize) -> Result<Self, TorchError> {
         Ok(Self {
-            pool: GraphPool::new()?,
+            pool: Mutex::new((GraphPool::new()?, 0)),
             stream: Stream::apart(device)?,
             device,
             last: Mutex::default(),
         })
+    }
+
+    /// Returns the pool for one more graph.
+    fn enter_pool(&self) -> Result<GraphPool, TorchError> {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        if pool.1 == 0 {
+            pool.0 = GraphPool::new()?;
+        }
+        pool.1 += 1;
+        Ok(pool.0)
+    }
+
+    fn leave_pool(&self) {
+        let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
+        pool.1 = pool.1.saturating_sub(1);
     }
 
     /// Waits for the right to replay, and puts the thread's current stream after the last replay.
@@ -164,8 +181,9 @@ impl Capture {
             }
             shared.stream.synchronize()?;
         }
-        let (graph, (outputs, flags)) =
-            Graph::capture(shared.pool, shared.device, || run(containers))?;
+        let pool = shared.enter_pool()?;
+        let captured = Graph::capture(pool, shared.device, || run(containers));
+        let (graph, (outputs, flags)) = captured.inspect_err(|_| shared.leave_pool())?;
         Ok(Captured {
             graph,
             outputs,
@@ -193,6 +211,7 @@ impl Captured {
 
 impl Drop for Captured {
     fn drop(&mut self) {
+        self.capture.shared.leave_pool();
         // A replay that was launched still reads the weights and the static inputs.
         if !ending::ended()
             && let Err(error) = self.capture.shared.settle()
