@@ -2,9 +2,9 @@
 
 Torch's attention kernels add a mask to the scores, so a boolean mask is converted first: on a device, by a kernel of
 its own. In a graph that is compiled whole, attentions with the same mask share the conversion; in segments, each layer
-would have its own: on an H200, six kernels and 16 us of the 351 us that MiniLM's kernels take for 8 x 128 tokens
-(`benches/results/kernels-h200.json`, `prepacked`). The numbers depend on the kernel that torch chooses for the device,
-so they are taken from torch.
+would have its own: 3 % of a call of MiniLM on an H100 (`benches/results/masks-norms-h100.json`). And layers that differ
+in their mask only, as in Gemma 2, would be two segments, each with artifacts of its own. The numbers depend on the
+kernel that torch chooses for the device, so they are taken from torch.
 """
 
 from __future__ import annotations
