@@ -248,11 +248,13 @@ impl<'m> Session<'m> {
     }
 
     /// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
-    pub fn save(&self, path: &Path) -> Result<(), RuntimeError> {
-        let Some(states) = &self.place.item else {
+    pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let Some(states) = &mut self.place.item else {
             return Ok(());
         };
         states.usable()?;
+        let ordered = states.order();
+        ordered.map_err(|reason| RuntimeError::Array { reason })?;
         let all = states.tensors();
         let mut all: Vec<_> = all
             .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
@@ -312,6 +314,8 @@ impl<'m> Session<'m> {
             problem: NO_STATE.to_owned(),
         };
         let states = self.place.item.as_mut().ok_or_else(unknown)?;
+        let ordered = states.order();
+        ordered.map_err(|reason| RuntimeError::Array { reason })?;
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
     }

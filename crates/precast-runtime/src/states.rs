@@ -3,6 +3,9 @@
 //! A tensor is made when a program first needs it. Programs share tensors by name, as one that fills a cache and one
 //! that extends it. A slot stays with its tensors: its CUDA graph has their addresses.
 //!
+//! Work on a device is asynchronous, and each call may come from a thread with another stream: a stream waits for the
+//! one that used the tensors before.
+//!
 //! Tensors and slots of one bucket's sizes form a [`Level`]. A session begins at the smallest level that its first call
 //! fits into. When a call needs a larger one, every tensor is copied into its tensor there, once. Levels are kept: the
 //! next session of the model takes them over, and only writes first values.
@@ -10,13 +13,13 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use precast_store::{
-    Digest,
+    Device, Digest,
     record::{First, Program, Sizes, State},
 };
 
 use super::{
     RuntimeError, Tensor, TorchError,
-    ffi::{Handle, Handles, Weight},
+    ffi::{Handle, Handles, RawStream, Weight, cuda},
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
     pool::Wait,
@@ -31,6 +34,8 @@ pub(super) struct States {
     at: Option<usize>,
     weights: Arc<Weights>,
     loader: Arc<Loader>,
+    /// The stream that used the tensors last.
+    last: Option<RawStream>,
     /// The number of tokens that it has, where the session counts them.
     pub position: i64,
     /// The first error of a call that may have left tensors half written.
@@ -64,6 +69,7 @@ impl States {
             at: None,
             weights: loader.newest(),
             loader: loader.clone(),
+            last: None,
             position: 0,
             failed: None,
         }
@@ -133,6 +139,8 @@ impl States {
         let Some(from) = other.level() else {
             return Ok(());
         };
+        self.order()?;
+        self.wait_for(other.last)?;
         let at = self.begin(&from.sizes)?;
         from.copy_to(&mut self.levels[at], &self.weights, &self.loader)?;
         self.position = other.position;
@@ -147,6 +155,7 @@ impl States {
         programs: &[&Program],
     ) -> Result<(), TorchError> {
         self.reset();
+        self.order()?;
         let at = self.begin(sizes)?;
         for state in programs.iter().flat_map(|program| &program.states) {
             if let Some(value) = values.get(&state.name) {
@@ -165,6 +174,7 @@ impl States {
         sizes: Fill<'_>,
     ) -> Result<Answer, RuntimeError> {
         self.usable()?;
+        self.order().map_err(|error| loaded.plan.tensor(error))?;
         let id = loaded.plan.program.id;
         let states = self.fit(&loaded.plan.program)?;
         let Some(level) = self.at.and_then(|at| self.levels.get_mut(at)) else {
@@ -182,6 +192,27 @@ impl States {
             Err(error) => self.failed = Some(error.to_string().into()),
         }
         result
+    }
+
+    /// Puts the thread's current stream behind the last one that used the tensors.
+    pub fn order(&mut self) -> Result<(), TorchError> {
+        let Device::Cuda(ordinal) = self.loader.device else {
+            return Ok(());
+        };
+        let now = cuda()?.current_stream(ordinal)?;
+        let last = self.last.replace(now);
+        self.wait_for(last)
+    }
+
+    fn wait_for(&self, last: Option<RawStream>) -> Result<(), TorchError> {
+        let (Device::Cuda(ordinal), Some(last)) = (self.loader.device, last) else {
+            return Ok(());
+        };
+        let now = cuda()?.current_stream(ordinal)?;
+        if now == last {
+            return Ok(());
+        }
+        cuda()?.wait(now, last, ordinal)
     }
 
     fn level(&self) -> Option<&Level> {
