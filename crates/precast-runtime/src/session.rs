@@ -122,10 +122,10 @@ impl<'m> Session<'m> {
     /// Both modules take tokens of one sequence, their positions (an input whose `range` ends at a dimension of the
     /// states), and `more`: their other inputs, in their order.
     pub fn prefill(&mut self, tokens: &[i64], more: &[Value]) -> Result<Outputs, RuntimeError> {
+        let sizes = self.chunks("prefill")?;
         let mut rest = tokens;
         loop {
-            let sizes = self.chunks("prefill")?;
-            let chunk = sizes.into_iter().find(|&size| size <= rest.len());
+            let chunk = sizes.iter().copied().find(|&size| size <= rest.len());
             let (module, size) = chunk.map_or(("decode", 1), |size| ("prefill", size));
             let (now, later) = rest.split_at(size.min(rest.len()));
             let out = self.feed(module, now, more)?;

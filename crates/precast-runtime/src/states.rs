@@ -22,7 +22,6 @@ use super::{
     ffi::{Handle, Handles, RawStream, Weight, cuda},
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
-    pool::Wait,
     slot::Slot,
     weights::Weights,
 };
@@ -166,20 +165,18 @@ impl States {
         Ok(())
     }
 
-    /// Runs a program on checked inputs and its states. After a failure the session is unusable.
+    /// Runs a program that has states on checked inputs, in a session that is [usable](Self::usable). After a failure it
+    /// is not.
     pub fn serve(
         &mut self,
         loaded: &Loaded,
         inputs: Handles,
         sizes: Fill<'_>,
     ) -> Result<Answer, RuntimeError> {
-        self.usable()?;
         self.order().map_err(|error| loaded.plan.tensor(error))?;
         let id = loaded.plan.program.id;
-        let states = self.fit(&loaded.plan.program)?;
-        let Some(level) = self.at.and_then(|at| self.levels.get_mut(at)) else {
-            return loaded.serve(inputs, sizes, Wait::Forever);
-        };
+        let (at, states) = self.fit(&loaded.plan.program)?;
+        let level = &mut self.levels[at];
         let mut slot = match level.slots.remove(&id) {
             Some(slot) => slot,
             None => loaded.slot(&self.weights, states)?,
@@ -234,8 +231,9 @@ impl States {
         Ok(at)
     }
 
-    /// Returns the tensors of a program's states; those that are missing are made. Moves to the level of its sizes.
-    fn fit(&mut self, program: &Program) -> Result<Handles, RuntimeError> {
+    /// Moves to the level of a program's sizes. Returns its number, and the tensors of the program's states; those that
+    /// are missing are made.
+    fn fit(&mut self, program: &Program) -> Result<(usize, Handles), RuntimeError> {
         let refused = |message| RuntimeError::Tensor {
             module: program.module.as_str().into(),
             message,
@@ -266,7 +264,7 @@ impl States {
             }
             handles.push(kept.tensor.share());
         }
-        Ok(handles)
+        Ok((at, handles))
     }
 
     /// Brings the session to the level of these sizes, and returns its number: another one's tensors are copied into it.
