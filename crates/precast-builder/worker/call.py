@@ -75,23 +75,17 @@ def wrap(
     """
     function = getattr(module, method)
     keyword = by_name(module.forward if method == "forward" else function, names)
-    replaced: set[str] = set()
 
     class Call(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.add_module(INNER, module)
 
-        def replaced(self) -> list[str]:
-            """Returns the other buffers that calls so far gave another tensor."""
-            return sorted(replaced)
-
         def forward(self, *inputs: Any) -> Any:
+            if not buffers:
+                return self.called(inputs)
             given = inputs[: len(inputs) - len(buffers)]
-            if torch.compiler.is_dynamo_compiling() and not buffers:
-                return self.called(given)
-            inner = getattr(self, INNER)
-            with _replaced_buffers(inner, replaced), _in_place_of(inner, buffers, inputs[len(given) :]):
+            with _in_place_of(getattr(self, INNER), buffers, inputs[len(given) :]):
                 return self.called(given)
 
         def called(self, given: Any) -> Any:
@@ -104,15 +98,6 @@ def wrap(
             return target(**dict(zip(names, given, strict=True))) if keyword else target(*given)
 
     return Call().eval()
-
-
-@contextmanager
-def _replaced_buffers(module: Any, found: set[str]) -> Iterator[None]:
-    """Adds the names of buffers that get another tensor: torch.export does not report them."""
-    before = dict(module.named_buffers(remove_duplicate=False))
-    yield
-    after = dict(module.named_buffers(remove_duplicate=False))
-    found.update(name for name, value in after.items() if value is not before.get(name))
 
 
 @contextmanager

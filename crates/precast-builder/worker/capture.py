@@ -86,8 +86,8 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that the module writes into, or gives another tensor, are states: those that a call changes, and those that
-    the capture finds. The next capture takes them as inputs.
+    Buffers that a call writes into, or gives another tensor, are states: inputs of the capture. Where the call fails,
+    the capture finds those that are written, and the next one takes them as inputs.
     """
     key = (module["path"], module["method"])
     if key not in opened.states:
@@ -176,8 +176,6 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
         specs = samples.at_sizes(specs, sizes)
     else:
         exported = flat.export(wrapped, samples.lowest(specs, opened.device), opened.root, what)
-    if wrapped.replaced():
-        raise flat.WritesBuffers(wrapped.replaced())
     exported = operators.inline(exported, opened.device, opened.root)
     names = [spec["name"] for spec in specs]
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, states)
