@@ -37,9 +37,12 @@ fn python_files(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).expect("the worker's folder can be read");
     entries
         .map(|entry| entry.expect("the worker's folder can be read").path())
-        .flat_map(|path| match path.is_dir() {
-            true => python_files(&path),
-            false => vec![path],
+        .flat_map(|path| {
+            if path.is_dir() {
+                python_files(&path)
+            } else {
+                vec![path]
+            }
         })
         .filter(|path| path.extension().is_some_and(|extension| extension == "py"))
         .collect()

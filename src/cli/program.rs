@@ -324,8 +324,8 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         };
         writeln!(out, "  artifact    {} a call{ratio}", spread(artifact))?;
     }
-    if let Some(turns) = &receipt.turns {
-        let verdict = receipt::decided(turns);
+    if let Some(test) = &receipt.sign_test {
+        let verdict = receipt::decided(test);
         let style = if receipt.slower {
             Style::new().yellow()
         } else {

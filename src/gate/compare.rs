@@ -58,14 +58,14 @@ pub fn compare(
     let failed = |error: TorchError| format!("can't be compared: {error}");
     let dtype = output.layout.dtype;
     if !dtype.is_float() {
-        return match equal(got, eager).map_err(failed)? {
-            true => Ok(Compared {
-                name,
-                equal: Some(true),
-                ..Compared::default()
-            }),
-            false => Err("differs from eager's".to_owned()),
-        };
+        if !equal(got, eager).map_err(failed)? {
+            return Err("differs from eager's".to_owned());
+        }
+        return Ok(Compared {
+            name,
+            equal: Some(true),
+            ..Compared::default()
+        });
     }
     let errors = match got.dtype() {
         Some(Dtype::Float64) => errors::<f64>(tolerances, dtype, got, eager, |x| x),

@@ -352,12 +352,12 @@ impl<'a> Bench<'a> {
             report.eager_us = median(eager).into();
             report.eager_runs = runs(eager).into();
             report.eager_wins = wins(eager, artifact).into();
-            report.rivals_eager_wins = each(&|other| wins(eager, other)).into();
+            report.others_eager_wins = each(&|other| wins(eager, other)).into();
         }
         if !others.is_empty() {
             let medians: Vec<f64> = others.iter().map(|taken| median(taken)).collect();
-            report.rivals_us = medians.into();
-            report.rivals_wins = each(&|other| wins(other, &own[0])).into();
+            report.others_us = medians.into();
+            report.others_wins = each(&|other| wins(other, &own[0])).into();
         }
         Ok(Ok(report))
     }

@@ -21,7 +21,7 @@ fn sandbox(slow: bool) -> Sandbox {
         for program in memory.programs.values_mut() {
             program.receipt = serde_json::from_value(serde_json::json!({
                 "gate": { "artifact_us": 90.0, "artifact_runs": 20, "eager_us": 30.0, "eager_runs": 20,
-                    "turns": { "rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager" } },
+                    "sign_test": { "rounds": 20, "eager_faster": 20, "exclusive": true, "faster": "eager" } },
             }))
             .unwrap();
         }

@@ -254,7 +254,10 @@ fn only_a_slower_artifact_of_an_exclusive_run_is_marked() {
         assert_eq!(line, Some(format!("  by turns    {says}").as_str()));
         let record = sandbox.json(&["show", "affine", "batch=4"]);
         crate::schemas::check("show", &record);
-        assert_eq!(record["receipt"]["gate"]["turns"]["alone"], measured > 0);
+        assert_eq!(
+            record["receipt"]["gate"]["sign_test"]["exclusive"],
+            measured > 0
+        );
         crate::schemas::check("report", &sandbox.json(&["report"]));
     }
 }
@@ -281,7 +284,8 @@ fn a_program_with_other_weights_is_measured_again() {
     let slow = took(300.0, 100.0, 20);
     sandbox.output(&mut timed(&sandbox, &slow, &slow)).exits(0);
     let faster = || {
-        sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
+        sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["sign_test"]["faster"]
+            .clone()
     };
     assert_eq!(faster(), "eager");
     // The same graph: the artifact is in the store, and its figures hold.
@@ -297,7 +301,7 @@ fn a_program_with_other_weights_is_measured_again() {
 
 /// Returns the faster side by a program's record.
 fn faster(sandbox: &Sandbox) -> Value {
-    sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["turns"]["faster"].clone()
+    sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["sign_test"]["faster"].clone()
 }
 
 /// Builds all, and returns for each program that was built whether it was not gated again, with the exit code.

@@ -35,10 +35,10 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     assert_eq!(of("finished", ""), 1, "{text}");
     let faster = || {
         let record = lab.json(&["show", "slower", "curve", "batch=4"]);
-        let turns = record["receipt"]["gate"]["turns"].clone();
-        println!("{turns}");
-        assert_eq!(turns["alone"], true, "{turns}");
-        turns["faster"].clone()
+        let test = record["receipt"]["gate"]["sign_test"].clone();
+        println!("{test}");
+        assert_eq!(test["exclusive"], true, "{test}");
+        test["faster"].clone()
     };
     assert_eq!(faster(), "eager");
 

@@ -279,9 +279,10 @@ fn with_receipt(faster: &str) -> Arc<Watched> {
     let fake = Fake::sized(4, 4).outputs(2).salted(160);
     let mut program = memory.add("f", &fake);
     memory.export(&mut program, &fake);
-    let turns = json!({ "rounds": 20, "eager_faster": 20, "alone": true, "faster": faster });
+    let sign_test =
+        json!({ "rounds": 20, "eager_faster": 20, "exclusive": true, "faster": faster });
     program.receipt = serde_json::from_value(
-        json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "turns": turns } }),
+        json!({ "gate": { "artifact_us": 300.0, "eager_us": 200.0, "sign_test": sign_test } }),
     )
     .unwrap();
     memory.programs.insert(program.id, program);

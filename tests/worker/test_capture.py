@@ -317,9 +317,9 @@ class GraphTest(Project):
         dtypes = [output["dtype"] for output in captured["outputs"]]
         self.assertEqual(dtypes, ["float32", "float32", "bfloat16", "int64"])
         # How near to eager an artifact must be: a float32 answer may be rounded on its way.
-        self.assertEqual(captured["computed_in"], ["bfloat16", None, "bfloat16", None])
+        self.assertEqual(captured["compute_dtypes"], ["bfloat16", None, "bfloat16", None])
 
-    def test_only_what_is_rounded_on_the_way_counts_as_computed_in(self) -> None:
+    def test_only_what_is_rounded_on_the_way_counts_as_a_compute_dtype(self) -> None:
         text = model(
             "rounded = x.bfloat16().float()\n"
             "tenth = torch.full((6,), 0.1, dtype=torch.bfloat16)\n"
@@ -332,7 +332,7 @@ class GraphTest(Project):
         )
         captured = self.composed_of(text)
         exact = [None] * 4
-        self.assertEqual(captured["computed_in"], ["bfloat16", "bfloat16", *exact, "float16"])
+        self.assertEqual(captured["compute_dtypes"], ["bfloat16", "bfloat16", *exact, "float16"])
 
 
 class FollowTest(Project):

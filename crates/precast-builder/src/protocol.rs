@@ -334,7 +334,7 @@ pub(crate) struct Captured {
     pub notes: Vec<String>,
     /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
     #[serde(default)]
-    pub computed_in: Vec<Option<record::Dtype>>,
+    pub compute_dtypes: Vec<Option<record::Dtype>>,
     /// A safetensors file with inputs `in.0`, `in.1`, …, eager's outputs `out.0`, …, and states before the call
     /// (`state.0`, …) and after it (`after.0`, …).
     pub samples: PathBuf,

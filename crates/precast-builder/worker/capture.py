@@ -292,7 +292,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         },
         "exact": exact,
         "notes": answers.notes + more,
-        "computed_in": compute_dtypes(graph),
+        "compute_dtypes": compute_dtypes(graph),
         "samples": str(_write_samples(out, traced, answers, smaller + ends)),
         "receipt": receipt,
         "dynamic": held,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use precast_store::{
     Digest,
     record::{
-        Faster, Program, Tried, Turns,
+        Faster, Program, SignTest, Tried,
         receipt::{Compared, Gate},
     },
 };
@@ -57,9 +57,12 @@ impl OutputError {
         if self.exact {
             return 0.0;
         }
-        let share = |error: f64, limit: f64| match limit > 0.0 {
-            true => error / limit,
-            false => f64::INFINITY,
+        let share = |error: f64, limit: f64| {
+            if limit > 0.0 {
+                error / limit
+            } else {
+                f64::INFINITY
+            }
         };
         share(self.max_abs, self.atol).min(share(self.max_rel, self.rtol))
     }
@@ -96,7 +99,7 @@ pub struct ReceiptSummary {
     /// Whether eager answers in place of the artifact because it is faster.
     pub slower: bool,
     /// The measurement that decided it.
-    pub turns: Option<Turns>,
+    pub sign_test: Option<SignTest>,
     /// Whether other values in the padding than the spec's change the answer.
     pub sensitive: Option<bool>,
     /// Peak bytes of eager and of the artifact.
@@ -125,9 +128,10 @@ impl ReceiptSummary {
         let measured = gate.artifact_us.map(micros);
         let bytes = gate.artifact_peak_bytes;
         // The gate of a program that eager runs measures eager itself.
-        let (eager, artifact, memory) = match program.steps.is_empty() {
-            true => (eager.or(measured), None, None),
-            false => (eager, measured, eager_bytes.zip(bytes)),
+        let (eager, artifact, memory) = if program.steps.is_empty() {
+            (eager.or(measured), None, None)
+        } else {
+            (eager, measured, eager_bytes.zip(bytes))
         };
         Self {
             seconds: receipt.seconds.clone(),
@@ -136,7 +140,7 @@ impl ReceiptSummary {
             eager,
             artifact,
             slower: program.slower_than_eager(),
-            turns: receipt.turns().cloned(),
+            sign_test: receipt.sign_test().cloned(),
             sensitive: receipt.padding.as_ref().map(|padding| padding.sensitive),
             memory,
             tuned: receipt.tried().to_vec(),
@@ -159,20 +163,21 @@ impl ReceiptSummary {
 }
 
 /// Returns one line with the comparison of artifact and eager, and its outcome.
-pub fn decided(turns: &Turns) -> String {
-    let rounds = match turns.rounds {
+pub fn decided(test: &SignTest) -> String {
+    let rounds = match test.rounds {
         1 => "1 round".to_owned(),
         rounds => format!("{rounds} rounds"),
     };
-    let beside = match turns.alone {
-        true => ", with nothing else to do",
-        false => "",
+    let beside = if test.exclusive {
+        ", with nothing else to do"
+    } else {
+        ""
     };
     let least = format!(
         "eager was faster in {} of {rounds}{beside}",
-        turns.eager_faster
+        test.eager_faster
     );
-    match turns.faster {
+    match test.faster {
         Faster::Eager => format!("{least}: eager answers in place of the artifact"),
         Faster::Artifact => format!("{least}: the artifact answers"),
         Faster::Neither => format!("{least}, which decides nothing: the artifact answers"),
@@ -250,11 +255,11 @@ mod tests {
         other["gate"]["eager_us"] = json!(80.0);
         assert_eq!(of(&other).speedup(), Some(0.8));
         assert!(!of(&other).slower, "nothing was decided");
-        let mut verdict = |faster: &str, rounds: u64, eager_faster: u64, alone: bool| {
-            other["gate"]["turns"] = json!({"rounds": rounds, "eager_faster": eager_faster, "alone": alone, "faster": faster});
+        let mut verdict = |faster: &str, rounds: u64, eager_faster: u64, exclusive: bool| {
+            other["gate"]["sign_test"] = json!({"rounds": rounds, "eager_faster": eager_faster, "exclusive": exclusive, "faster": faster});
             let receipt = of(&other);
             assert_eq!(receipt.slower, faster == "eager");
-            decided(&receipt.turns.unwrap())
+            decided(&receipt.sign_test.unwrap())
         };
         insta::assert_snapshot!(verdict("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
         insta::assert_snapshot!(verdict("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");

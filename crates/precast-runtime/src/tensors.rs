@@ -82,10 +82,11 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFile
         .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
     let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
     let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-    let written = match special {
+    let written = if special {
         // A rename into its place would remove it.
-        true => safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?)),
-        false => safetensors::serialize_to_file(blobs, None, path),
+        safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?))
+    } else {
+        safetensors::serialize_to_file(blobs, None, path)
     };
     written.map_err(|error| match error {
         SafeTensorError::IoError(error) => TensorFileError::Write(error),

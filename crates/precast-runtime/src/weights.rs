@@ -207,11 +207,12 @@ impl Weights {
         }
         let name = self.own_name(name, aliases);
         let copy = || self.restride(name, entry, layout);
-        match keep {
-            true => self.made(format!("{name} {:?}", layout.stride), || {
+        if keep {
+            self.made(format!("{name} {:?}", layout.stride), || {
                 Ok((copy()?, bytes_of(&layout.shape, layout.dtype)))
-            }),
-            false => copy().map(Arc::new),
+            })
+        } else {
+            copy().map(Arc::new)
         }
     }
 
@@ -239,9 +240,10 @@ impl Weights {
 
     /// Returns the name under which the set holds a tensor that may be known under another.
     pub fn own_name<'a>(&self, name: &'a str, aliases: &'a BTreeMap<String, String>) -> &'a str {
-        match self.tensors.contains_key(name) {
-            true => name,
-            false => aliases.get(name).map_or(name, String::as_str),
+        if self.tensors.contains_key(name) {
+            name
+        } else {
+            aliases.get(name).map_or(name, String::as_str)
         }
     }
 
@@ -333,15 +335,14 @@ fn upload(
     let mut parts: Vec<_> = offsets.iter().copied().zip(ranges).collect();
     parts.sort_by_key(|(to, _)| *to);
     let begin = Instant::now();
-    match can_upload() {
-        true => ffi::upload(&block, bytes, &parts, limit)?,
-        false => {
-            for (to, range) in parts {
-                let length = i64::try_from(range.len())?;
-                let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
-                let place = block.view(&[length], &[1], to, Dtype::Uint8)?;
-                place.copy_from(source.handle())?;
-            }
+    if can_upload() {
+        ffi::upload(&block, bytes, &parts, limit)?
+    } else {
+        for (to, range) in parts {
+            let length = i64::try_from(range.len())?;
+            let source = Weight::over(bytes, range, &[length], &[1], Dtype::Uint8)?;
+            let place = block.view(&[length], &[1], to, Dtype::Uint8)?;
+            place.copy_from(source.handle())?;
         }
     }
     let took = begin.elapsed();

@@ -93,9 +93,10 @@ fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreErr
     let (line, rest) = text.split_at(text.len().saturating_sub(tail));
     let checksum = Digest::of(line);
     let expected = format!("{OPEN}{checksum}{CLOSE}");
-    match line.ends_with(b"\n") && rest == expected.as_bytes() {
-        true => Ok((line, checksum)),
-        false => Err(damaged(path, "its checksum does not match".to_owned())),
+    if line.ends_with(b"\n") && rest == expected.as_bytes() {
+        Ok((line, checksum))
+    } else {
+        Err(damaged(path, "its checksum does not match".to_owned()))
     }
 }
 
@@ -109,9 +110,10 @@ fn raw(layout: &Layout, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     file.take(LIMIT + 1)
         .read_to_end(&mut text)
         .at("read", path)?;
-    match text.len() as u64 > LIMIT {
-        true => Err(damaged(path, "it is larger than any record".to_owned())),
-        false => Ok(Some(text)),
+    if text.len() as u64 > LIMIT {
+        Err(damaged(path, "it is larger than any record".to_owned()))
+    } else {
+        Ok(Some(text))
     }
 }
 

@@ -74,9 +74,10 @@ impl FromStr for Digest {
     fn from_str(text: &str) -> Result<Self, NotADigest> {
         let lower = text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         let mut bytes = [0; 32];
-        match lower && hex::decode_to_slice(text, &mut bytes).is_ok() {
-            true => Ok(Self(bytes)),
-            false => Err(NotADigest(text.to_owned())),
+        if lower && hex::decode_to_slice(text, &mut bytes).is_ok() {
+            Ok(Self(bytes))
+        } else {
+            Err(NotADigest(text.to_owned()))
         }
     }
 }

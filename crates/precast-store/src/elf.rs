@@ -276,9 +276,10 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     /// Returns the sections with bytes in the file.
     pub fn sections(&self) -> Result<Vec<Section<'d>>, ElfError> {
         let sections = self.section_headers()?;
-        let strings = match sections.is_empty() {
-            true => None,
-            false => sections.get(self.header.shstrndx(Little, self.data)? as usize),
+        let strings = if sections.is_empty() {
+            None
+        } else {
+            sections.get(self.header.shstrndx(Little, self.data)? as usize)
         };
         let mut names = self.names(strings)?;
         let stored = sections

@@ -284,16 +284,20 @@ impl<'a> Files<'a> {
 
     fn check_object(&self, path: &Path, digest: &Digest, hash: bool) -> Result<u64, StoreError> {
         let mut file = self.layout.open(path).at("read", path)?;
-        match hash {
-            true => object::decode(&mut file, digest, path, &mut io::sink()),
-            false => Ok(object::head(&mut file, digest, path)?.size),
+        if hash {
+            object::decode(&mut file, digest, path, &mut io::sink())
+        } else {
+            Ok(object::head(&mut file, digest, path)?.size)
         }
     }
 
     fn ready(&mut self, path: &Path, digest: &Digest, hash: bool) {
-        let sound = self.layout.open(path).and_then(|file| match hash {
-            true => chunks::check_whole(&file, digest),
-            false => Ok(true),
+        let sound = self.layout.open(path).and_then(|file| {
+            if hash {
+                chunks::check_whole(&file, digest)
+            } else {
+                Ok(true)
+            }
         });
         let why = match sound {
             Err(e) => e.to_string(),

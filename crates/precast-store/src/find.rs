@@ -108,9 +108,10 @@ impl Records {
         );
         let indexed = (self.base.index)
             .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
-        match indexed {
-            true => self.has_sound_record::<R>(id),
-            false => self.adopt::<R>(id),
+        if indexed {
+            self.has_sound_record::<R>(id)
+        } else {
+            self.adopt::<R>(id)
         }
     }
 
@@ -140,9 +141,10 @@ impl Records {
         program: &Digest,
         known: &mut Known,
     ) -> Result<Option<(&'static str, Digest)>, StoreError> {
-        let there = match known.links.contains_key(program) {
-            true => self.has_sound_record::<Program>(program)?,
-            false => self.has_program(program)?,
+        let there = if known.links.contains_key(program) {
+            self.has_sound_record::<Program>(program)?
+        } else {
+            self.has_program(program)?
         };
         if !there {
             return Ok(Some(("program", *program)));
@@ -153,11 +155,12 @@ impl Records {
         };
         let seen = &mut known.seen;
         for (artifact, object, indexed) in links {
-            let sound = match indexed {
-                _ if seen.contains(&artifact) => true,
-                true => self.has_sound_record::<Artifact>(&artifact)?,
-                false => self.adopt::<Artifact>(&artifact)?,
-            };
+            let sound = seen.contains(&artifact)
+                || if indexed {
+                    self.has_sound_record::<Artifact>(&artifact)?
+                } else {
+                    self.adopt::<Artifact>(&artifact)?
+                };
             if !sound {
                 return Ok(Some(("artifact", artifact)));
             }

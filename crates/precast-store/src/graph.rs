@@ -225,9 +225,10 @@ fn checked(
     table: &'static str,
 ) -> rusqlite::Result<Vec<Digest>> {
     let found = found.unwrap_or_default();
-    match links(&found) == sum {
-        true => Ok(found),
-        false => Err(bad_sum(table)),
+    if links(&found) == sum {
+        Ok(found)
+    } else {
+        Err(bad_sum(table))
     }
 }
 

@@ -129,9 +129,10 @@ impl Layout {
     /// As [`Self::complete`], if a folder is missing.
     pub fn complete_folders(&self) -> Result<(), StoreError> {
         let missing = |folder: &&str| fs::symlink_metadata(self.root.join(folder)).is_err();
-        match Self::FOLDERS.iter().any(missing) {
-            true => self.complete(),
-            false => Ok(()),
+        if Self::FOLDERS.iter().any(missing) {
+            self.complete()
+        } else {
+            Ok(())
         }
     }
 
@@ -212,9 +213,10 @@ impl Layout {
         let text = match self.small(&path) {
             Ok(text) => text,
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                return Err(not(match self.root.exists() {
-                    true => "it has no `precast-store.json`",
-                    false => "there is no such folder",
+                return Err(not(if self.root.exists() {
+                    "it has no `precast-store.json`"
+                } else {
+                    "there is no such folder"
                 }));
             }
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Err(not("it is a file")),
@@ -330,18 +332,20 @@ fn file_name(name: &str) -> Result<String, StoreError> {
             out.push_str(&format!("%{byte:02x}"));
         }
     }
-    match out.len() <= 250 {
-        true => Ok(out),
-        false => Err(StoreError::BadName(name.to_owned())),
+    if out.len() <= 250 {
+        Ok(out)
+    } else {
+        Err(StoreError::BadName(name.to_owned()))
     }
 }
 
 /// Checks that a model's or a release's name can be printed and kept.
 pub(crate) fn check_name(name: &str) -> Result<(), StoreError> {
     let good = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
-    match good {
-        true => Ok(()),
-        false => Err(StoreError::BadName(name.escape_debug().to_string())),
+    if good {
+        Ok(())
+    } else {
+        Err(StoreError::BadName(name.escape_debug().to_string()))
     }
 }
 

@@ -227,15 +227,17 @@ impl Store {
         if !options.read_only {
             layout.complete_folders()?;
         }
-        let mut index = match options.read_only {
-            false => Index::open(&layout)?,
-            // Who may write the store keeps it to themselves.
-            true if !Index::may_be_read(&layout) => Index::when_needed(&layout),
-            true => match Index::open_read_only(&layout) {
-                // What can't be read and can't be repaired is made again in memory.
+        let mut index = if !options.read_only {
+            Index::open(&layout)?
+        } else if !Index::may_be_read(&layout) {
+            // The permissions of the index keep other users out.
+            Index::when_needed(&layout)
+        } else {
+            match Index::open_read_only(&layout) {
+                // A reader can't repair the index, and makes one in memory.
                 Err(error) if error.is_index() => Index::in_memory(&layout)?,
                 other => other?,
-            },
+            }
         };
         index.patience = options.patience;
         Ok(Self::with_index(layout, index, options))

@@ -70,11 +70,12 @@ impl Mapped {
     /// Maps a file in memory that is sealed against every change. Fails when it is not.
     pub fn sealed(file: &File) -> io::Result<Self> {
         let seals = fcntl_get_seals(file)?;
-        match seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK) {
-            true => Self::new(file, file.metadata()?.len()),
-            false => Err(io::Error::other(
+        if seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK) {
+            Self::new(file, file.metadata()?.len())
+        } else {
+            Err(io::Error::other(
                 "the file is not sealed against writing, growing and shrinking",
-            )),
+            ))
         }
     }
 

@@ -124,9 +124,10 @@ impl Objects {
 
     /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that changed is read whole, once.
     pub fn has_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
-        match as_published(&self.base.layout.object(digest)) {
-            true => Ok(true),
-            false => Ok(self.sound_size(digest)?.is_some()),
+        if as_published(&self.base.layout.object(digest)) {
+            Ok(true)
+        } else {
+            Ok(self.sound_size(digest)?.is_some())
         }
     }
 

@@ -122,15 +122,13 @@ impl Trust {
         let mut trust = Self::new(options.shared.then(|| meta.gid()));
         if !trust.trusts(meta.uid()) {
             // No process can have an unmapped user, so no other user could have placed it.
-            match options.trusted {
-                true => trust.users[2] = meta.uid(),
-                false => {
-                    return Err(StoreError::Stranger {
-                        path: fs::canonicalize(root).unwrap_or_else(|_| root.to_owned()),
-                        uid: meta.uid(),
-                    });
-                }
+            if !options.trusted {
+                return Err(StoreError::Stranger {
+                    path: fs::canonicalize(root).unwrap_or_else(|_| root.to_owned()),
+                    uid: meta.uid(),
+                });
             }
+            trust.users[2] = meta.uid();
         }
         trust.walk(root, options.shared)?;
         trust
@@ -179,10 +177,12 @@ impl Trust {
             group: shared.then(|| meta.gid()),
             ..*self
         };
-        match self.trusts(meta.uid()) {
-            true if meta.mode() & STICKY != 0 => Ok(()),
-            true => any_group.judge(meta),
-            false => Err(Distrust::Owner(meta.uid())),
+        if !self.trusts(meta.uid()) {
+            Err(Distrust::Owner(meta.uid()))
+        } else if meta.mode() & STICKY != 0 {
+            Ok(())
+        } else {
+            any_group.judge(meta)
         }
     }
 
@@ -211,10 +211,10 @@ impl Trust {
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let file = File::from(openat(&folder, name, flags, Mode::empty())?);
         let meta = file.metadata()?;
-        match meta.is_file() {
-            true => self.accept(path, &meta)?,
-            false => return Err(io::Error::other("it is not a plain file")),
+        if !meta.is_file() {
+            return Err(io::Error::other("it is not a plain file"));
         }
+        self.accept(path, &meta)?;
         Ok(file)
     }
 

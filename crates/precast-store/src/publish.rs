@@ -133,12 +133,13 @@ pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
 
 /// Refuses a symbolic link where a folder of the store should be: what is written or removed there would be elsewhere.
 pub(crate) fn plain_folder(path: &Path) -> Result<(), StoreError> {
-    match fs::symlink_metadata(path).at("look at", path)?.is_dir() {
-        true => Ok(()),
-        false => Err(StoreError::Unsafe {
+    if fs::symlink_metadata(path).at("look at", path)?.is_dir() {
+        Ok(())
+    } else {
+        Err(StoreError::Unsafe {
             path: path.to_owned(),
             why: "it is not a plain folder, or a symbolic link to one".to_owned(),
-        }),
+        })
     }
 }
 
@@ -160,9 +161,10 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
         .read(true)
         .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
         .open(path)?;
-    match file.metadata()?.is_file() {
-        true => Ok(file),
-        false => Err(io::Error::other("it is not a plain file")),
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("it is not a plain file"))
     }
 }
 

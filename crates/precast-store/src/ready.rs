@@ -223,15 +223,14 @@ impl Ready {
         digest: &Digest,
         path: &Path,
     ) -> Result<(File, u64), StoreError> {
-        let opened = match pending.publish(path)? {
+        let opened = if pending.publish(path)? {
             // Every byte of it was checked as it was written.
-            true => {
-                let file = self.base.layout.open(path).at("read", path)?;
-                let size = chunks::size(&file, digest).at("read", path)?;
-                size.map(|size| (file, size))
-            }
+            let file = self.base.layout.open(path).at("read", path)?;
+            let size = chunks::size(&file, digest).at("read", path)?;
+            size.map(|size| (file, size))
+        } else {
             // Another process was faster: its file is opened and hashed.
-            false => self.checked(digest, path)?,
+            self.checked(digest, path)?
         };
         match opened {
             Some(opened) => Ok(opened),

@@ -23,7 +23,7 @@ pub mod receipt;
 pub use counts::{Calls, Counts};
 pub use dtype::Dtype;
 pub use prepared::{Operand, Prepared, Recipe};
-pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, Tried, Turns};
+pub use receipt::{CompileReceipt, Faster, Provenance, Receipt, SignTest, Tried};
 
 /// The version written as `"schema"` into every record.
 pub const SCHEMA: u32 = 1;
@@ -256,12 +256,13 @@ impl Padding {
         let mut reasons: Vec<&str> = exact.values().map(String::as_str).collect();
         reasons.dedup();
         let padded = sizes.keys().filter(|dim| !exact.contains_key(*dim));
-        match reasons.is_empty() {
-            true => Self::Allowed,
-            false => Self::Refused {
+        if reasons.is_empty() {
+            Self::Allowed
+        } else {
+            Self::Refused {
                 why: reasons.join("; "),
                 padded: padded.cloned().collect(),
-            },
+            }
         }
     }
 
@@ -281,13 +282,14 @@ impl Padding {
         };
         let exact = sizes.keys().filter(|dim| !padded.contains(dim));
         let exact: Vec<&str> = exact.map(String::as_str).collect();
-        Some(match padded.is_empty() {
-            true => format!("exact sizes only: {why}"),
-            false => format!(
+        Some(if padded.is_empty() {
+            format!("exact sizes only: {why}")
+        } else {
+            format!(
                 "exact in {}, padded in {}: {why}",
                 exact.join(" and "),
                 padded.join(" and ")
-            ),
+            )
         })
     }
 }
@@ -375,7 +377,7 @@ impl Program {
     }
 
     /// Returns the seconds a call took when it was built: of its artifacts, or of the exported graph without Python. The gate
-    /// measures both by turns.
+    /// measures both in alternating calls.
     pub fn seconds(&self, eager: bool) -> Option<f64> {
         let gate = self.receipt.gate.as_ref()?;
         let micros = if eager {
@@ -389,8 +391,8 @@ impl Program {
 
     /// Returns whether its artifacts were found to be slower than eager: then eager is to answer in their place.
     pub fn slower_than_eager(&self) -> bool {
-        let turns = self.receipt.turns();
-        turns.is_some_and(|turns| turns.faster == Faster::Eager)
+        let test = self.receipt.sign_test();
+        test.is_some_and(|test| test.faster == Faster::Eager)
     }
 
     /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.

@@ -96,12 +96,13 @@ impl Releases {
         let _adding = self.leases.adding(&held_by(release))?;
         self.check(release)?;
         let published = self.publish(release)?;
-        match published || self.at(&release.model, release.seq)?.as_ref() == Some(release) {
-            true => Ok(()),
-            false => Err(StoreError::TakenNumber {
+        if published || self.at(&release.model, release.seq)?.as_ref() == Some(release) {
+            Ok(())
+        } else {
+            Err(StoreError::TakenNumber {
                 model: release.model.clone(),
                 seq: release.seq,
-            }),
+            })
         }
     }
 
@@ -138,9 +139,10 @@ impl Releases {
     /// Returns the newest release, or for a partial one the last, where it is what `release` would be.
     fn same(&self, release: &Release, last: Option<u64>) -> Option<Release> {
         // One that can't be read is no reason to put nothing: what is put takes its place.
-        let now = match release.is_partial() {
-            true => self.at(&release.model, last?),
-            false => self.get(&release.model, None),
+        let now = if release.is_partial() {
+            self.at(&release.model, last?)
+        } else {
+            self.get(&release.model, None)
         };
         now.ok().flatten().filter(|now| {
             // A release without a name matches any name.
@@ -164,17 +166,18 @@ impl Releases {
             Some(seq) => self.at(model, seq)?.ok_or_else(|| none(seq))?,
             None => self.before_newest(model)?.ok_or_else(|| none(0))?,
         };
-        match earlier.is_partial() {
-            true => Err(StoreError::Partial {
+        if earlier.is_partial() {
+            Err(StoreError::Partial {
                 model: model.to_owned(),
                 seq: earlier.seq,
                 lacks: earlier.lacks.len(),
-            }),
-            false => self.put(&Release {
+            })
+        } else {
+            self.put(&Release {
                 rollback: earlier.rollback.or(Some(earlier.seq)),
                 provenance: Provenance::now(),
                 ..earlier
-            }),
+            })
         }
     }
 
@@ -243,10 +246,13 @@ impl Releases {
         let lost = names(before)?
             .into_iter()
             .filter(|name| !after.contains(name));
-        let name = |(name, device): (String, String)| match after.iter().any(|(n, _)| *n == name) {
-            // It is there, but for another device.
-            true => format!("{name} on {device}"),
-            false => name,
+        let name = |(name, device): (String, String)| {
+            if after.iter().any(|(n, _)| *n == name) {
+                // It is there, but for another device.
+                format!("{name} on {device}")
+            } else {
+                name
+            }
         };
         Ok(lost.map(name).collect())
     }

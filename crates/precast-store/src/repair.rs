@@ -150,10 +150,11 @@ impl Audit {
     pub fn check_index(&self) -> Result<(), StoreError> {
         self.base.index.with(|index| {
             let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-            match checked == "ok" {
+            if checked == "ok" {
                 // One transaction: each query costs locks of the index.
-                true => Graph::check(&*index.unchecked_transaction()?),
-                false => Err(bad_sum("sqlite_schema")),
+                Graph::check(&*index.unchecked_transaction()?)
+            } else {
+                Err(bad_sum("sqlite_schema"))
             }
         })
     }
@@ -302,9 +303,10 @@ impl Audit {
             // The mode belongs to all names of a file: only a copy of our own may be changed.
             return self.unlink_others(inside);
         }
-        let mode = match meta.is_dir() {
-            true => meta.permissions().mode() & 0o7755,
-            false => 0o444,
+        let mode = if meta.is_dir() {
+            meta.permissions().mode() & 0o7755
+        } else {
+            0o444
         };
         fs::set_permissions(&path, Permissions::from_mode(mode)).at("set the mode of", &path)
     }

@@ -452,8 +452,9 @@ pub(crate) fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Resu
 }
 
 fn check(sum: i64, stored: i64, table: &'static str) -> rusqlite::Result<()> {
-    match sum == stored {
-        true => Ok(()),
-        false => Err(sum::bad_sum(table)),
+    if sum == stored {
+        Ok(())
+    } else {
+        Err(sum::bad_sum(table))
     }
 }

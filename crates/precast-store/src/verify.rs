@@ -291,9 +291,12 @@ mod tests {
             }
             fs::remove_dir_all(path.join("locks")).unwrap();
             assert!(!path.join("tmp").exists());
-            let open = || match read_only {
-                true => Store::open_read_only(&path).unwrap(),
-                false => Store::open(&path).unwrap(),
+            let open = || {
+                if read_only {
+                    Store::open_read_only(&path).unwrap()
+                } else {
+                    Store::open(&path).unwrap()
+                }
             };
             let store = open();
             assert_eq!(store.audit().verify().unwrap().defects, []);

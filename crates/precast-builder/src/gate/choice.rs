@@ -124,7 +124,10 @@ pub(crate) fn measure_again(
     request: &mut GateRequest,
     report: &mut Gate,
 ) -> Result<bool, BuildError> {
-    let shared = report.turns.as_ref().is_some_and(|turns| !turns.alone);
+    let shared = report
+        .sign_test
+        .as_ref()
+        .is_some_and(|test| !test.exclusive);
     if !sign_test::in_doubt(report) || !shared {
         return Ok(false);
     }
@@ -203,7 +206,7 @@ fn measure(
         // The measurements of their gates are no reason to choose another than the first.
         Err(_) => return Ok(0),
     };
-    let others = report.rivals_us.iter().flatten();
+    let others = report.others_us.iter().flatten();
     let own = report.artifact_us.iter();
     let all: Vec<f64> = own.chain(others).copied().collect();
     for (index, (one, micros)) in passed.iter_mut().zip(&all).enumerate() {
@@ -211,7 +214,7 @@ fn measure(
         sign_test::put(&mut one.report, &report, index, true);
     }
     let runs = report.artifact_runs.unwrap_or(0);
-    let wins = report.rivals_wins.iter().flatten();
+    let wins = report.others_wins.iter().flatten();
     // Where the first candidate passed, the others have to beat it.
     let clear: Vec<bool> = std::iter::once(true)
         .chain(wins.map(|wins| passed[0].candidate != 0 || sign_test::significant(*wins, runs)))

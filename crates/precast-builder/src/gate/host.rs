@@ -195,7 +195,7 @@ impl HostGates {
             rtol: first.and_then(|given| given.rtol),
             atol: first.and_then(|given| given.atol),
             compute_dtypes: first
-                .map(|given| given.computed_in.clone())
+                .map(|given| given.compute_dtypes.clone())
                 .unwrap_or_default(),
         }
     }

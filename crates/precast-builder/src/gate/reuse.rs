@@ -51,7 +51,7 @@ pub(crate) fn given(request: &GateRequest) -> Option<Given> {
         steps: request.steps,
         rtol: request.rtol,
         atol: request.atol,
-        computed_in: request.compute_dtypes.clone(),
+        compute_dtypes: request.compute_dtypes.clone(),
         padding: request.program.padding.clone(),
     })
 }

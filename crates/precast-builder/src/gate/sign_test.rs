@@ -12,7 +12,7 @@
 //! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and
 //! eager: it loads only one of them. A rebuilt program is measured again.
 
-use precast_store::record::{Faster, Turns, receipt::Gate};
+use precast_store::record::{Faster, SignTest, receipt::Gate};
 
 /// How likely two equal programs may be taken for a faster and a slower one.
 const CHANCE: f64 = 0.01;
@@ -49,38 +49,41 @@ pub(crate) fn describe(report: &Gate) -> String {
 }
 
 /// Puts the measurement of a gate's own program (0), or of another candidate (from 1 on), into the report of that
-/// candidate, with the result of the sign test. `alone`: no other task of the build was running.
-pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, alone: bool) {
+/// candidate, with the result of the sign test. `exclusive`: no other task of the build was running.
+pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, exclusive: bool) {
     fn at<T: Copy>(list: &Option<Vec<T>>, other: usize) -> Option<T> {
         list.as_ref()?.get(other).copied()
     }
     let (micros, wins) = match of.checked_sub(1) {
         None => (measured.artifact_us, measured.eager_wins),
         Some(other) => (
-            at(&measured.rivals_us, other),
-            at(&measured.rivals_eager_wins, other),
+            at(&measured.others_us, other),
+            at(&measured.others_eager_wins, other),
         ),
     };
     report.artifact_us = micros;
     report.artifact_runs = measured.artifact_runs;
     report.eager_us = measured.eager_us;
     report.eager_runs = measured.eager_runs;
-    report.turns = turns(report, wins, alone);
+    report.sign_test = sign_test(report, wins, exclusive);
 }
 
 /// Returns the sign test of a report; eager was faster in `wins` rounds. None if eager was not measured.
-fn turns(report: &Gate, wins: Option<u64>, alone: bool) -> Option<Turns> {
+fn sign_test(report: &Gate, wins: Option<u64>, exclusive: bool) -> Option<SignTest> {
     let rounds = report.eager_runs?;
     let eager_faster = wins?.min(rounds);
-    let faster = match in_doubt(report) {
-        true if significant(eager_faster, rounds) => Faster::Eager,
-        false if significant(rounds - eager_faster, rounds) => Faster::Artifact,
-        _ => Faster::Neither,
+    let doubt = in_doubt(report);
+    let faster = if doubt && significant(eager_faster, rounds) {
+        Faster::Eager
+    } else if !doubt && significant(rounds - eager_faster, rounds) {
+        Faster::Artifact
+    } else {
+        Faster::Neither
     };
-    Some(Turns {
+    Some(SignTest {
         rounds,
         eager_faster,
-        alone,
+        exclusive,
         faster,
     })
 }
@@ -115,14 +118,14 @@ mod tests {
     fn measured(artifact: f64, eager: f64, wins: u64, rounds: u64) -> Gate {
         read(json!({
             "artifact_us": artifact, "artifact_runs": rounds, "eager_us": eager, "eager_runs": rounds,
-            "eager_wins": wins, "rivals_us": [artifact / 2.0], "rivals_eager_wins": [0],
+            "eager_wins": wins, "others_us": [artifact / 2.0], "others_eager_wins": [0],
         }))
     }
 
     #[test]
     fn an_artifact_is_slower_by_a_margin_and_in_most_rounds() {
         let faster = |artifact: f64, eager: f64, wins: u64, rounds: u64| {
-            turns(&measured(artifact, eager, wins, rounds), Some(wins), true)
+            sign_test(&measured(artifact, eager, wins, rounds), Some(wins), true)
                 .unwrap()
                 .faster
         };
@@ -141,8 +144,8 @@ mod tests {
         let mut report: Gate = read(json!({"outputs": [], "artifact_us": 9.0}));
         put(&mut report, &measured, 0, true);
         assert_eq!(
-            json!(report.turns),
-            json!({"rounds": 20, "eager_faster": 20, "alone": true, "faster": "eager"})
+            json!(report.sign_test),
+            json!({"rounds": 20, "eager_faster": 20, "exclusive": true, "faster": "eager"})
         );
         put(&mut report, &measured, 1, false);
         assert_eq!(
@@ -150,8 +153,8 @@ mod tests {
             (json!(150.0), json!([]))
         );
         assert_eq!(
-            json!(report.turns),
-            json!({"rounds": 20, "eager_faster": 0, "alone": false, "faster": "artifact"})
+            json!(report.sign_test),
+            json!({"rounds": 20, "eager_faster": 0, "exclusive": false, "faster": "artifact"})
         );
         let no_eager: Gate = read(json!({"artifact_us": 100.0, "artifact_runs": 20}));
         put(&mut report, &no_eager, 0, true);
@@ -162,7 +165,7 @@ mod tests {
             describe(&slow),
             "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
         );
-        assert_eq!(json!(report.turns), json!(null));
+        assert_eq!(json!(report.sign_test), json!(null));
         let timeless = read(json!({"artifact_us": 100.0, "eager_us": 0.0}));
         assert!(!in_doubt(&timeless));
     }

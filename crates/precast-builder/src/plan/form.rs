@@ -36,9 +36,10 @@ impl Form {
 
     /// Returns the sizes in its key. Eager for any size does not depend on the buckets, so it has sizes of its own.
     pub fn key_sizes(&self) -> Sizes {
-        match self.is_eager() {
-            true => self.sizes.keys().map(|dim| (dim.clone(), 2)).collect(),
-            false => self.sizes.clone(),
+        if self.is_eager() {
+            self.sizes.keys().map(|dim| (dim.clone(), 2)).collect()
+        } else {
+            self.sizes.clone()
         }
     }
 

@@ -166,7 +166,7 @@ fn request(
         steps: job.item.settings.compile.smoketest_steps,
         rtol: job.module.gate.rtol,
         atol: job.module.gate.atol,
-        compute_dtypes: captured.computed_in.clone(),
+        compute_dtypes: captured.compute_dtypes.clone(),
     }
 }
 

@@ -69,9 +69,9 @@ impl Receipt {
         self.tuned.as_deref().unwrap_or_default()
     }
 
-    /// Returns the result of calling artifacts and eager in turns, where they were.
-    pub fn turns(&self) -> Option<&Turns> {
-        self.gate.as_ref()?.turns.as_ref()
+    /// Returns the comparison of the artifacts' speed with eager's, if the gate measured both.
+    pub fn sign_test(&self) -> Option<&SignTest> {
+        self.gate.as_ref()?.sign_test.as_ref()
     }
 
     /// Notes what a phase took.
@@ -134,7 +134,7 @@ pub struct Given {
     /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
     /// For each output, the coarsest dtype on its way, where that is not its own.
-    pub computed_in: Vec<Option<Dtype>>,
+    pub compute_dtypes: Vec<Option<Dtype>>,
     /// What the capture found of padding.
     pub padding: Padding,
 }
@@ -179,7 +179,7 @@ pub struct Gate {
     /// The same of the exported graph; null where it did not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_peak_bytes: Option<u64>,
-    /// Median microseconds of a call of the artifacts, in turns with the exported graph.
+    /// Median microseconds of a call of the artifacts, alternating with calls of the exported graph.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub artifact_us: Option<f64>,
     /// How many calls that is the median of.
@@ -196,16 +196,16 @@ pub struct Gate {
     pub eager_wins: Option<u64>,
     /// The same for each of the other option sets that were measured with it.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rivals_eager_wins: Option<Vec<u64>>,
+    pub others_eager_wins: Option<Vec<u64>>,
     /// Median microseconds of a call of each of them.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rivals_us: Option<Vec<f64>>,
+    pub others_us: Option<Vec<f64>>,
     /// In how many rounds each of them took less time than this one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub rivals_wins: Option<Vec<u64>>,
-    /// What calls by turns showed of artifacts and eager; absent where they were not measured so.
+    pub others_wins: Option<Vec<u64>>,
+    /// The comparison of the artifacts' speed with eager's; absent where only one of them was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub turns: Option<Turns>,
+    pub sign_test: Option<SignTest>,
 }
 
 impl Gate {
@@ -259,16 +259,16 @@ pub struct GatePadding {
     pub exact: BTreeMap<String, String>,
 }
 
-/// The result of calling a program's artifacts and eager in turns.
+/// A sign test of alternating calls of a program's artifacts and of eager.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Turns {
+pub struct SignTest {
     /// How often each of them was called.
     pub rounds: u64,
     /// In how many rounds eager took less time.
     pub eager_faster: u64,
-    /// Whether the build did nothing else meanwhile.
-    pub alone: bool,
+    /// Whether no other task of the build was running.
+    pub exclusive: bool,
     /// Which of the two answers from now on.
     pub faster: Faster,
 }
@@ -294,7 +294,7 @@ pub struct Tried {
     pub options: String,
     /// Seconds its artifacts took to compile.
     pub seconds: Option<f64>,
-    /// Seconds a call takes, measured in turns.
+    /// Seconds a call takes, alternating with calls of the other sets.
     pub latency: Option<f64>,
     /// The largest absolute error of an output.
     pub max_abs: Option<f64>,
