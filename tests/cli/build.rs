@@ -209,19 +209,6 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
 }
 
 #[test]
-fn a_failure_under_raise_is_exit_code_1() {
-    let sandbox = Sandbox::new();
-    sandbox.module("fail_policy = \"raise\"");
-    sandbox.append("model.py", "# fake: compile fails batch=4");
-    assert_run!(sandbox, ["build", "-q", "-j", "1"], @"
-    exit code 1
-    ----- stderr
-    error: 1 of 2 programs failed
-    hint: `precast log ID` prints the log of a failed program
-    ");
-}
-
-#[test]
 fn a_worker_that_dies_fails_one_program() {
     let sandbox = Sandbox::steered(&["compile dies batch=1"]);
     assert_run!(brief sandbox, ["build", "-j", "1"], @"

@@ -184,48 +184,6 @@ fn a_shape_that_no_bucket_covers() {
 }
 
 #[test]
-fn a_wrong_input_name() {
-    let sandbox = Sandbox::built();
-    sandbox.tensors("x.safetensors", &[("y", &[1, 3], &[0.0; 3])]);
-    assert_run!(sandbox, RUN, @"
-    exit code 2
-    ----- stderr
-    error: module `affine` has no variant with the inputs `y`
-    hint: it takes x
-    ");
-}
-
-#[test]
-fn a_wrong_dtype() {
-    let sandbox = Sandbox::built();
-    let data = [0_u8; 24];
-    let view =
-        safetensors::tensor::TensorView::new(safetensors::Dtype::I64, vec![1, 3], &data).unwrap();
-    sandbox.write(
-        "x.safetensors",
-        safetensors::serialize([("x", view)], None).unwrap(),
-    );
-    assert_run!(sandbox, RUN, @"
-    exit code 2
-    ----- stderr
-    error: module `affine`, input `x`: expected dtype float32, got int64
-    hint: convert it to float32
-    ");
-}
-
-#[test]
-fn a_module_that_is_not_there() {
-    let sandbox = Sandbox::built();
-    sandbox.rows(1);
-    assert_run!(sandbox, ["run", "afine", "--inputs", "x.safetensors"], @"
-    exit code 3
-    ----- stderr
-    error: model `fake` has no module `afine`
-    hint: did you mean `affine`?
-    ");
-}
-
-#[test]
 fn inputs_that_are_not_safetensors() {
     let sandbox = Sandbox::built();
     sandbox.write("x.safetensors", "hello");
@@ -279,23 +237,6 @@ fn an_object_with_a_flipped_byte_is_never_run() {
     assert!(refused >= 1, "the weights are needed");
     assert_eq!(set_aside, 1, "one artifact is needed");
     sandbox.ok(&RUN);
-}
-
-#[test]
-fn a_damaged_unpacked_file_is_made_again() {
-    let sandbox = Sandbox::built();
-    sandbox.rows(1);
-    sandbox.ok(&RUN);
-    let unpacked = sandbox.files("artifacts/ready");
-    assert!(!unpacked.is_empty());
-    for file in unpacked {
-        let mut bytes = fs::read(&file).unwrap();
-        let middle = bytes.len() / 2;
-        bytes[middle] ^= 1;
-        replace(&file, &bytes);
-    }
-    sandbox.ok(&RUN);
-    assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 3.0, 5.0]);
 }
 
 /// Objects are not writable; a damaged disk does not ask.

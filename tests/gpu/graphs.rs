@@ -1,13 +1,9 @@
-//! CUDA graphs, streams, uploads and swaps on a device, with the example's store. Figures are printed as JSON lines.
-
-use std::time::{Duration, Instant};
+//! CUDA graphs, streams, uploads and swaps on a device, with the example's store.
 
 use precast::{
     Device, Model, Runtime, Store,
-    record::Sizes,
-    runtime::cuda::{Graphs, Stream, device_memory},
+    runtime::cuda::{Graphs, Stream},
 };
-use serde_json::json;
 use tch::{Kind, Tensor};
 
 use super::{encode, inputs, store};
@@ -175,89 +171,18 @@ fn a_swap_under_load_mixes_nothing_in_graphs() {
                 })
             })
             .collect();
-        let swaps = 20;
-        let begin = Instant::now();
-        for _ in 0..swaps {
+        for _ in 0..20 {
             let set = Runtime::new(&store, Device::Cuda(0))
                 .unwrap()
                 .weights_of("minilm")
                 .unwrap();
             model.swap(&set).unwrap();
         }
-        let took = begin.elapsed();
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let answers: usize = callers
             .into_iter()
             .map(|caller| caller.join().unwrap())
             .sum();
-        println!(
-            "{}",
-            json!({ "figure": "swap", "swaps": swaps, "seconds_per_swap": took.as_secs_f64() / f64::from(swaps), "answers_meanwhile": answers })
-        );
         assert!(answers > 0);
     });
-}
-
-#[test]
-fn figures_of_a_call() {
-    let Some(store) = store("figures_of_a_call") else {
-        return;
-    };
-    let pipelined = |work: &mut dyn FnMut()| {
-        (0..50).for_each(|_| work());
-        wait();
-        let (mut calls, begin) = (0, Instant::now());
-        while begin.elapsed() < Duration::from_secs(1) {
-            (0..100).for_each(|_| work());
-            wait();
-            calls += 100;
-        }
-        begin.elapsed().as_secs_f64() * 1e6 / f64::from(calls)
-    };
-    let (plain, graphs) = (load(&store, Graphs::Never), load(&store, Graphs::Always));
-    for (batch, seq) in BUCKETS {
-        let (ids, mask) = inputs(batch, seq);
-        let call = [ids, mask];
-        let artifact = pipelined(&mut || drop(plain.run("encode", &call).unwrap()));
-        let graph = pipelined(&mut || drop(graphs.run("encode", &call).unwrap()));
-        let sizes = Sizes::from([("batch".to_owned(), batch), ("seq".to_owned(), seq)]);
-        let mut fixed = graphs.fixed("encode", &sizes).unwrap();
-        let replay = pipelined(&mut || fixed.run().unwrap());
-        println!(
-            "{}",
-            json!({ "figure": "call", "batch": batch, "seq": seq, "artifact_us": artifact, "graph_us": graph, "replay_us": replay })
-        );
-    }
-}
-
-#[test]
-fn figures_of_device_memory() {
-    let Some(store) = store("figures_of_device_memory") else {
-        return;
-    };
-    let used = || {
-        wait();
-        let memory = device_memory(Device::Cuda(0)).unwrap();
-        (memory.allocated as i64, (memory.total - memory.free) as i64)
-    };
-    let warm = Tensor::ones([1024, 1024], (Kind::Half, tch::Device::Cuda(0)));
-    let _warm = warm.matmul(&warm);
-    let before = used();
-    let model = load(&store, Graphs::Always);
-    let after = used();
-    let weights = Runtime::new(&store, Device::Cuda(0))
-        .unwrap()
-        .weights_of("minilm")
-        .unwrap()
-        .bytes();
-    println!(
-        "{}",
-        json!({
-            "figure": "memory", "buckets": BUCKETS.len(), "graphs": true, "weights": weights,
-            "allocated": after.0 - before.0, "device": after.1 - before.1,
-        })
-    );
-    // Weights once, static inputs and outputs, and one pool of activations.
-    assert!(after.0 - before.0 < 2 * weights as i64);
-    drop(model);
 }

@@ -2,8 +2,6 @@
 //!
 //! A kernel that reads by such an index ends the context of the whole process, so every test here ends with good calls.
 
-use std::time::Instant;
-
 use precast::{
     Device, Model, Runtime, Value,
     runtime::{
@@ -12,7 +10,6 @@ use precast::{
         errors::Problem,
     },
 };
-use serde_json::json;
 use tch::{Kind, Tensor};
 
 use super::{encode, inputs, store, store_with};
@@ -269,36 +266,4 @@ fn minilm_refuses_what_its_vocabulary_lacks() {
         }
         assert!(model.is_ready());
     }
-}
-
-/// The cost of checks of values: calls of a graph, and of a graph followed by the check.
-#[test]
-fn figures_of_a_check() {
-    let Some(store) = store("figures_of_a_check") else {
-        return;
-    };
-    let model = (Runtime::new(&store, Device::Cuda(0)).unwrap())
-        .graphs(Graphs::Always)
-        .load("minilm")
-        .unwrap();
-    let (ids, mask) = inputs(1, 32);
-    let names = [("input_ids", &ids), ("attention_mask", &mask)];
-    let mut taken = [Vec::new(), Vec::new()];
-    for round in 0..2000 {
-        let begin = Instant::now();
-        let out = model.run_named("encode", &names).unwrap();
-        if round % 2 == 1 {
-            out.check().unwrap();
-        }
-        tch::Cuda::synchronize(0);
-        taken[round % 2].push(begin.elapsed().as_secs_f64() * 1e6);
-    }
-    let medians = taken.map(|mut taken| {
-        taken.sort_by(f64::total_cmp);
-        taken[taken.len() / 2]
-    });
-    println!(
-        "{}",
-        json!({ "figure": "check", "call_us": medians[0], "call_and_check_us": medians[1] })
-    );
 }

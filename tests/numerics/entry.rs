@@ -47,25 +47,25 @@ fn fails(model: &str, message: &str, place: &str, in_log: &str) {
     assert_eq!(listed["programs"].as_array().unwrap().len(), 0, "{listed}");
 }
 
-/// Builds a model that disturbs its worker, and asserts that the error says how.
-fn disturbs(body: &str, what: &str) {
+/// Runs `build` or `check` on a model that disturbs its worker, and asserts that the error says how.
+fn disturbs(command: &str, body: &str, what: &str) {
     let folder = TempDir::new().unwrap();
     let model =
         format!("import os, torch\n\ndef load():\n{body}    return torch.nn.Linear(4, 4)\n");
     fs::write(folder.path().join("model.py"), model).unwrap();
     fs::write(folder.path().join("precast.toml"), SPEC).unwrap();
     let spec = folder.path().join("precast.toml");
-    for args in [&["build", "-j", "1"][..], &["check"]] {
-        let args = [args, &["-f", spec.to_str().unwrap()]].concat();
-        let output = precast(&folder.path().join("store"), &args)
-            .output()
-            .unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        let wanted = format!("the model disturbed its worker: {what}");
-        assert!(errors.contains(&wanted), "{args:?}\n{errors}");
-        assert!(!errors.contains("bug of precast"), "{args:?}\n{errors}");
-        assert_eq!(output.status.code(), Some(1), "{args:?}\n{errors}");
-    }
+    let output = precast(
+        &folder.path().join("store"),
+        &[command, "-f", spec.to_str().unwrap()],
+    )
+    .output()
+    .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    let wanted = format!("the model disturbed its worker: {what}");
+    assert!(errors.contains(&wanted), "{command}\n{errors}");
+    assert!(!errors.contains("bug of precast"), "{command}\n{errors}");
+    assert_eq!(output.status.code(), Some(1), "{command}\n{errors}");
 }
 
 #[test]
@@ -76,37 +76,29 @@ fn an_entry_that_writes_to_descriptors_of_the_worker() {
         )
     };
     let what = "it wrote to a descriptor that it did not open: an answer begins with `";
-    disturbs(&body("b'hello'"), &format!("{what}hello{{"));
-    disturbs(&body("b'\\xff\\n'"), what);
+    disturbs("build", &body("b'hello'"), &format!("{what}hello{{"));
+    disturbs("check", &body("b'\\xff\\n'"), what);
 }
 
 #[test]
 fn an_entry_that_forks_its_worker() {
     // The worker waits for its copy, so that the copy speaks first.
     let body = "    child = os.fork()\n    if child: os.waitpid(child, 0)\n";
-    disturbs(body, "it forked, and the copy of the worker went on");
+    disturbs(
+        "build",
+        body,
+        "it forked, and the copy of the worker went on",
+    );
 }
 
 /// A model's text, the message, its place, and a part of the log.
 #[rustfmt::skip]
-const FAILURES: [[&str; 4]; 7] = [
+const FAILURES: [[&str; 4]; 4] = [
     [
         "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n",
         "can't import `model`: OSError: no weights here",
         "model.py:4",
         "line 6, in <module>\n    WEIGHTS = find()",
-    ],
-    [
-        "import torch\n\ndef load(:\n    return torch.nn.Linear(4, 4)\n",
-        "can't import `model`: SyntaxError: invalid syntax (model.py, line 3)",
-        "model.py:3",
-        "def load(:",
-    ],
-    [
-        "import torch\n\ndef load():\n    return torch.nn.Linear(4)\n",
-        "`model:load` raised TypeError: Linear.__init__() missing 1 required positional argument: 'out_features'",
-        "model.py:4",
-        "return torch.nn.Linear(4)",
     ],
     [
         "import sys\n\ndef load():\n    sys.exit('usage: train.py')\n",
@@ -118,12 +110,6 @@ const FAILURES: [[&str; 4]; 7] = [
         "import torch\n\ndef load():\n    return torch.nn.Linear(4, 4).state_dict()\n",
         "`model:load` returned a dict whose `weight` is a Tensor, not a torch.nn.Module",
         "model.py:3",
-        "Failure: ",
-    ],
-    [
-        "def load():\n    pass\n",
-        "`model:load` returned None, not a torch.nn.Module or a dict of them",
-        "model.py:1",
         "Failure: ",
     ],
     // It changes while it is imported.

@@ -210,37 +210,6 @@ fn regex_lite(text: &str) -> String {
 }
 
 #[test]
-fn another_device_kind_is_refused_before_the_object_is_read() {
-    let mut memory = Memory::with(&[Fake::default()]);
-    memory.objects.clear();
-    memory.weights = None;
-    memory
-        .programs
-        .values_mut()
-        .for_each(|program| program.target.device = precast::target::DeviceKind::Cuda);
-    let error = load(memory).unwrap_err();
-    assert!(matches!(error, RuntimeError::WrongTarget { .. }), "{error}");
-}
-
-#[test]
-fn a_device_that_is_not_there_is_refused() {
-    for device in [Device::Cuda(99), Device::Cuda(usize::MAX)] {
-        let error = Runtime::over(Memory::default().source(), device)
-            .err()
-            .unwrap();
-        assert!(matches!(error, RuntimeError::NoDevice { .. }), "{error}");
-    }
-    assert!(matches!(
-        Runtime::over(Memory::default().source(), vec![]),
-        Err(RuntimeError::Devices)
-    ));
-    // Before a device is looked for.
-    let twice = [Device::Cuda(0), Device::Cpu, Device::Cuda(0)];
-    let twice = Runtime::over(Memory::default().source(), twice);
-    assert!(matches!(twice, Err(RuntimeError::Devices)));
-}
-
-#[test]
 fn steps_pass_values_and_aliases_find_tied_weights() {
     let mut memory = Memory::default();
     let fake = Fake::sized(2, 2);
@@ -298,4 +267,13 @@ fn a_model_or_a_release_that_is_not_there_is_named() {
     };
     insta::assert_snapshot!(told("nosuch"), @"there is no model `nosuch`; the store has fake");
     insta::assert_snapshot!(told("fake@9"), @"there is no release `fake@9`; `precast release ls` lists the releases; gc may have deleted this one");
+}
+
+#[test]
+fn no_device_and_one_device_twice_are_refused() {
+    // Before a device is looked for.
+    for devices in [vec![], vec![Device::Cuda(0), Device::Cpu, Device::Cuda(0)]] {
+        let refused = Runtime::over(Memory::default().source(), devices);
+        assert!(matches!(refused, Err(RuntimeError::Devices)));
+    }
 }

@@ -8,7 +8,6 @@ mod conversions;
 #[path = "../fake/mod.rs"]
 mod fake;
 mod fixed;
-mod hooked;
 mod ladder;
 mod load;
 mod loading;

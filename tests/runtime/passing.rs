@@ -6,8 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicI32, AtomicUsize, Ordering},
     },
-    thread,
-    time::Duration,
 };
 
 use precast::{
@@ -16,10 +14,8 @@ use precast::{
 };
 
 use crate::{
-    fake::{Fake, Memory},
-    flat,
-    hooked::Hooked,
-    twice, until, x,
+    fake::{Fake, Hooked, Memory},
+    flat, twice, until, x,
 };
 
 const NUMBERS: [i32; 4] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EAGAIN];
@@ -112,13 +108,14 @@ fn eager_answers_only_until_the_artifact_can_be_read() {
 
 #[test]
 fn a_defect_is_not_tried_again() {
-    let small = Fake::sized(2, 2).salted(103);
-    let memory = Memory::with(&[Fake::sized(4, 4), small]);
-    let (model, number, asked) = hooked(memory, Loading::OnDemand);
-    // There is no such object.
-    number.store(libc::ENOENT, Ordering::Relaxed);
-    assert_eq!(rung(&model), Rung::Padded);
-    thread::sleep(Duration::from_millis(250));
-    assert_eq!(rung(&model), Rung::Padded);
-    assert_eq!(asked.load(Ordering::Relaxed), 1);
+    let failing = |number, salt| {
+        let memory = Memory::with(&[Fake::sized(4, 4), Fake::sized(2, 2).salted(salt)]);
+        let (model, error, asked) = hooked(memory, Loading::OnDemand);
+        error.store(number, Ordering::Relaxed);
+        move || (rung(&model), asked.load(Ordering::Relaxed))
+    };
+    let (defect, lack) = (failing(libc::ENOENT, 103), failing(libc::EMFILE, 104));
+    assert_eq!(defect(), (Rung::Padded, 1));
+    until("a lack is tried again", || lack().1 > 1);
+    assert_eq!(defect(), (Rung::Padded, 1));
 }

@@ -13,10 +13,8 @@ use std::{
 use precast::{Device, Runtime, runtime::RuntimeError};
 
 use crate::{
-    fake::{Fake, Memory},
-    flat,
-    hooked::Hooked,
-    map, twice, x,
+    fake::{Fake, Hooked, Memory},
+    flat, map, twice, x,
 };
 
 #[test]

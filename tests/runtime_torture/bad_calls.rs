@@ -11,7 +11,7 @@ use precast::{
     record::Padding,
     runtime::{RuntimeError, errors::Problem},
 };
-use serde::Serialize;
+use serde_json::json;
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -19,24 +19,10 @@ use crate::{
     fake::{Fake, Memory},
     flat,
     guard::Guarded,
-    load, runtime, x,
+    load,
+    report::Tally,
+    runtime, x,
 };
-
-#[derive(Debug, Default, Serialize)]
-pub struct Outcome {
-    pub calls: u64,
-    pub refused: u64,
-    /// Right calls on memory that ends at a guard page, answered.
-    pub answered: u64,
-    /// Nanoseconds that a refused call took, over all kinds.
-    pub mean_ns: f64,
-    pub median_ns: u64,
-    pub p99_ns: u64,
-    /// How many of each kind, and their median in nanoseconds.
-    pub kinds: BTreeMap<&'static str, (u64, u64)>,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 const ROWS: i64 = 8;
 const COLS: i64 = 4;
@@ -398,29 +384,30 @@ impl Maker {
     }
 }
 
-/// Makes `count` calls, every tenth of them a right one.
-pub fn run(seed: u64, count: u64) -> Outcome {
+/// Makes `count` calls, every tenth of them a right one on memory that ends at a guard page. The kinds of refused calls
+/// have their number and their median in nanoseconds.
+pub fn run(seed: u64, count: u64) -> Tally {
     let (throws, works) = (throwing(), load(&[Fake::sized(ROWS, COLS)]));
     let mut maker = Maker {
         random: Random(seed),
         open: Guarded::new(1 << 26, true),
         closed: Guarded::new(4096, false),
     };
-    let mut outcome = Outcome::default();
+    let mut outcome = Tally::of(["calls", "refused", "answered"]);
     let mut times: BTreeMap<&'static str, Vec<u64>> = BTreeMap::new();
     let (mut n, mut turn) = (seed, 0u64);
-    while outcome.calls < count {
+    while outcome.count("calls") < count {
         (n, turn) = (n.wrapping_add(1), turn + 1);
         if turn.is_multiple_of(10) {
-            outcome.calls += 1;
+            outcome.add("calls", 1);
             match at_the_edge(&works, &mut maker) {
-                Ok(()) => outcome.answered += 1,
-                Err(why) => outcome.bad.push(format!("seed {seed} call {n}: {why}")),
+                Ok(()) => outcome.add("answered", 1),
+                Err(why) => outcome.fail(format!("seed {seed} call {n}: {why}")),
             }
             continue;
         }
         let Some(call) = maker.call(n) else { continue };
-        outcome.calls += 1;
+        outcome.add("calls", 1);
         let named: Option<Vec<(&str, &Tensor)>> = call
             .names
             .as_ref()
@@ -433,28 +420,29 @@ pub fn run(seed: u64, count: u64) -> Outcome {
         let took = begin.elapsed().as_nanos() as u64;
         match result {
             Err(error) if (call.expected)(&error) && names_it(&error, &call) => {
-                outcome.refused += 1;
+                outcome.add("refused", 1);
                 times.entry(call.kind).or_default().push(took);
             }
-            Err(error) => outcome
-                .bad
-                .push(format!("seed {seed} call {n}: {}: {error}", call.kind)),
-            Ok(_) => outcome
-                .bad
-                .push(format!("seed {seed} call {n}: {}: answered", call.kind)),
+            other => {
+                let got = other.map_or_else(|error| error.to_string(), |_| "answered".to_owned());
+                outcome.fail(format!("seed {seed} call {n}: {}: {got}", call.kind));
+            }
         }
     }
     let mut all: Vec<u64> = times.values().flatten().copied().collect();
     all.sort_unstable();
-    outcome.mean_ns = (all.iter().sum::<u64>() as f64 / all.len().max(1) as f64).round();
-    outcome.median_ns = all.get(all.len() / 2).copied().unwrap_or(0);
-    outcome.p99_ns = all.get(all.len() * 99 / 100).copied().unwrap_or(0);
-    for (kind, mut took) in times {
-        took.sort_unstable();
-        outcome
-            .kinds
-            .insert(kind, (took.len() as u64, took[took.len() / 2]));
+    let mean = (all.iter().sum::<u64>() as f64 / all.len().max(1) as f64).round();
+    outcome.set("mean_ns", mean);
+    for (name, share) in [("median_ns", 50), ("p99_ns", 99)] {
+        outcome.set(name, all.get(all.len() * share / 100).copied());
     }
+    let kinds: BTreeMap<_, _> = (times.into_iter())
+        .map(|(kind, mut took)| {
+            took.sort_unstable();
+            (kind, (took.len(), took[took.len() / 2]))
+        })
+        .collect();
+    outcome.set("kinds", json!(kinds));
     outcome
 }
 

@@ -7,13 +7,14 @@ use std::sync::{
 use std::time::{Duration, Instant};
 
 use precast::{Device, Digest, Model, Runtime, runtime::RuntimeError};
-use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::{
     Random,
     fake::{self, Fake, Memory},
-    flat, load, real, runtime, x,
+    flat, load, real,
+    report::Tally,
+    runtime, wrong, x,
 };
 
 /// Runs `work`, which counts its steps; when the count stands still for so long, the process ends: that is a hang.
@@ -40,30 +41,16 @@ pub fn watched<T>(name: &str, work: impl FnOnce(&AtomicU64) -> T) -> T {
     })
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Mixed {
-    pub threads: Vec<usize>,
-    pub calls: u64,
-    pub good: u64,
-    /// Refused before anything ran.
-    pub refused: u64,
-    /// Failed in the artifact.
-    pub failed: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-/// Makes `calls` calls, shared out over each number of threads in turn; half of them fail.
-pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
+/// Makes `calls` calls, shared out over each number of threads in turn: good ones, ones that are refused before anything
+/// runs, and ones that fail in the artifact.
+pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Tally {
     let fakes = [
         Fake::of("FAILS_BELOW").rows(8).cols(4).outputs(2),
         Fake::of("FAILS_BELOW").rows(2).cols(3).outputs(2),
     ];
     let source = Memory::with(&fakes).source();
-    let mut outcome = Mixed {
-        threads: threads.to_vec(),
-        ..Mixed::default()
-    };
+    let mut outcome = Tally::default();
+    outcome.set("threads", threads);
     for (i, &count) in threads.iter().enumerate() {
         // More callers than lanes, so that they wait for each other.
         let model = runtime(source.clone())
@@ -71,7 +58,7 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
             .load("fake")
             .unwrap();
         let share = calls / threads.len() as u64 / count as u64;
-        let parts: Vec<Mixed> = watched("mixed calls", |steps| {
+        let parts: Vec<Tally> = watched("mixed calls", |steps| {
             std::thread::scope(|scope| {
                 let callers: Vec<_> = (0..count)
                     .map(|thread| {
@@ -86,18 +73,12 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Mixed {
                     .collect()
             })
         });
-        for part in parts {
-            outcome.calls += part.calls;
-            outcome.good += part.good;
-            outcome.refused += part.refused;
-            outcome.failed += part.failed;
-            outcome.bad.extend(part.bad);
-        }
+        parts.into_iter().for_each(|part| outcome.merge(part));
     }
     outcome
 }
 
-fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Mixed {
+fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Tally {
     const SIZES: [(i64, i64); 6] = [(8, 4), (2, 3), (7, 4), (1, 1), (2, 2), (5, 3)];
     // Made once; the answers are compared bit for bit.
     let good: Vec<(Tensor, Vec<f32>, Vec<f32>)> = SIZES
@@ -111,39 +92,32 @@ fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> M
         })
         .collect();
     let negative = x(8, 4) - 2;
-    let wrong = [
-        x(8, 4).to_kind(Kind::Double),
-        x(4, 8).transpose(0, 1),
-        x(9, 5),
-        Tensor::new(),
-    ];
-    let mut outcome = Mixed::default();
+    let wrong = wrong();
+    let mut outcome = Tally::of(["calls", "good", "refused", "failed"]);
     for _ in 0..calls {
-        outcome.calls += 1;
+        outcome.add("calls", 1);
         match random.below(4) {
             0 | 1 => {
                 let (input, doubled, sums) = random.of(&good);
                 match model.run("f", std::slice::from_ref(input)) {
                     Ok(out) if flat(&out[0]) == *doubled && flat(&out[1]) == *sums => {
-                        outcome.good += 1
+                        outcome.add("good", 1)
                     }
-                    Ok(out) => outcome
-                        .bad
-                        .push(format!("{:?}: {:?}", input.size(), flat(&out[0]))),
-                    Err(error) => outcome.bad.push(error.to_string()),
+                    Ok(out) => outcome.fail(format!("{:?}: {:?}", input.size(), flat(&out[0]))),
+                    Err(error) => outcome.fail(error.to_string()),
                 }
             }
             2 => match model.run("f", std::slice::from_ref(&negative)) {
                 Err(RuntimeError::Failed { message, .. }) if message.to_string() == "negative" => {
-                    outcome.failed += 1
+                    outcome.add("failed", 1)
                 }
-                other => outcome.bad.push(format!("a failing run: {other:?}")),
+                other => outcome.fail(format!("a failing run: {other:?}")),
             },
             _ => match model.run("f", std::slice::from_ref(random.of(&wrong))) {
                 Err(RuntimeError::BadInput { .. } | RuntimeError::NoBucket { .. }) => {
-                    outcome.refused += 1
+                    outcome.add("refused", 1)
                 }
-                other => outcome.bad.push(format!("a bad input: {other:?}")),
+                other => outcome.fail(format!("a bad input: {other:?}")),
             },
         }
         steps.fetch_add(1, Relaxed);
@@ -151,24 +125,15 @@ fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> M
     outcome
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Fresh {
-    pub containers: u64,
-    pub rounds: u64,
-    /// Of these, containers of real artifacts; 0 where there is no store with some.
-    pub real: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-/// Makes `containers` containers and races the first runs of each, with and without a failing one among them.
-pub fn fresh(containers: u64, seed: u64) -> Fresh {
-    let mut outcome = Fresh::default();
+/// Makes `containers` containers and races the first runs of each, with and without a failing one among them. A tenth as
+/// many are of real artifacts, where there is a store with some.
+pub fn fresh(containers: u64, seed: u64) -> Tally {
+    let mut outcome = Tally::of(["containers", "rounds", "real"]);
     let mut random = Random(seed);
     let source = Memory::with(&[Fake::of("FAILS_BELOW")]).source();
     let wanted = flat(&(x(8, 4) * 2));
     watched("fresh containers", |steps| {
-        while outcome.containers < containers {
+        while outcome.count("containers") < containers {
             let threads = *random.of(&[2, 4, 8]);
             let model = Runtime::over(source.clone(), Device::Cpu).unwrap();
             let model = model.instances(threads).load("fake").unwrap();
@@ -193,44 +158,34 @@ pub fn fresh(containers: u64, seed: u64) -> Fresh {
                 wrong.contains(&true)
             });
             if wrong {
-                outcome
-                    .bad
-                    .push(format!("round {} of {threads} threads", outcome.rounds));
+                let round = outcome.count("rounds");
+                outcome.fail(format!("round {round} of {threads} threads"));
             }
-            outcome.containers += threads as u64;
-            outcome.rounds += 1;
+            outcome.add("containers", threads as u64);
+            outcome.add("rounds", 1);
             steps.fetch_add(1, Relaxed);
         }
         if let Some(store) = real::store() {
-            // A tenth of them real ones: slower to run, the same code of ours.
             let (made, bad) = real::race(&store, containers / 10, steps);
-            outcome.real = made;
+            outcome.set("real", made);
             outcome.bad.extend(bad);
         }
     });
     outcome
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Kept {
-    pub calls: u64,
-    pub kept: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
 /// Writes over inputs and outputs of earlier calls and runs again: no answer that was given changes, and no later one
 /// is touched by it.
-pub fn outputs(calls: u64, seed: u64) -> Kept {
+pub fn outputs(calls: u64, seed: u64) -> Tally {
     let models = [
         load(&[Fake::sized(4, 4).outputs(2)]),
         load(&[Fake::of("RETURNS_INPUT")]),
         load(&[Fake::of("RETURNS_WEIGHT").rows(1).cols(1)]),
     ];
-    let mut outcome = Kept::default();
+    let mut outcome = Tally::of(["calls", "kept"]);
     let mut random = Random(seed);
     let mut held: Vec<(Tensor, Vec<f32>)> = Vec::new();
-    while outcome.calls < calls {
+    for call in 0..calls {
         let which = random.below(models.len());
         let (rows, cols) = match which {
             0 => (1 + random.below(4) as i64, 1 + random.below(4) as i64),
@@ -244,13 +199,10 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
             _ => vec![2.0],
         };
         let out = models[which].run("f", &[input.shallow_clone()]).unwrap();
-        outcome.calls += 1;
+        outcome.add("calls", 1);
         if flat(&out[0]) != expected {
-            outcome.bad.push(format!(
-                "call {}: model {which} answers {:?}",
-                outcome.calls,
-                flat(&out[0])
-            ));
+            let answer = flat(&out[0]);
+            outcome.fail(format!("call {call}: model {which} answers {answer:?}"));
         }
         match random.below(3) {
             // The caller goes on using its input and its output.
@@ -259,13 +211,12 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
             _ => held.push((Tensor::from(&out[0]), expected)),
         }
         if held.len() > 64 {
-            outcome.kept += 1;
+            outcome.add("kept", 1);
             let (tensor, was) = held.swap_remove(random.below(held.len()));
             if flat(&tensor) != was {
-                outcome.bad.push(format!(
-                    "by call {}: an answer changed from {was:?} to {:?}",
-                    outcome.calls,
-                    flat(&tensor)
+                let now = flat(&tensor);
+                outcome.fail(format!(
+                    "by call {call}: an answer changed from {was:?} to {now:?}"
                 ));
             }
         }
@@ -273,18 +224,9 @@ pub fn outputs(calls: u64, seed: u64) -> Kept {
     outcome
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Swaps {
-    pub swaps: u64,
-    pub threads: u64,
-    pub answers: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
 /// Swaps weights `count` times under callers. The program has two steps with one weight: a call that saw two sets would
 /// answer the product of two different numbers.
-pub fn swaps(count: u64, threads: u64) -> Swaps {
+pub fn swaps(count: u64, threads: u64) -> Tally {
     let mut memory = Memory::default();
     let mut program = memory.add("f", &Fake::sized(4, 4).outputs(2));
     memory.programs.clear();
@@ -300,10 +242,8 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
     memory.weights = Some(sets[0]);
     let runtime = runtime(memory.source()).instances(2);
     let model = runtime.load("fake").unwrap();
-    let mut outcome = Swaps {
-        threads,
-        ..Swaps::default()
-    };
+    let mut outcome = Tally::of(["swaps", "answers"]);
+    outcome.set("threads", threads);
     watched("swaps", |steps| {
         let (stop, begun) = (AtomicBool::new(false), Barrier::new(threads as usize + 1));
         std::thread::scope(|scope| {
@@ -343,17 +283,15 @@ pub fn swaps(count: u64, threads: u64) -> Swaps {
                 let wanted = ((i % SETS + 1) * (i % SETS + 1)) as f32;
                 // A call that begins after a swap has returned sees the new set.
                 if swapped.is_err() || after.as_ref().ok() != Some(&wanted) {
-                    outcome
-                        .bad
-                        .push(format!("swap {i}: {swapped:?}, then {after:?}"));
+                    outcome.fail(format!("swap {i}: {swapped:?}, then {after:?}"));
                 }
-                outcome.swaps += 1;
+                outcome.add("swaps", 1);
                 steps.fetch_add(1, Relaxed);
             }
             stop.store(true, Relaxed);
             for caller in callers {
                 let (answers, bad) = caller.join().unwrap();
-                outcome.answers += answers;
+                outcome.add("answers", answers);
                 outcome.bad.extend(bad);
             }
         });

@@ -9,36 +9,27 @@ use std::{
 };
 
 use precast::RuntimeError;
-use serde::Serialize;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use crate::{
     Random, act,
     fake::{self, Fake, Memory},
-    real, runtime, x,
+    real,
+    report::Tally,
+    runtime, x,
 };
-
-#[derive(Debug, Default, Serialize)]
-pub struct Outcome {
-    pub exits: u64,
-    /// Of these, with real artifacts running.
-    pub real: u64,
-    /// Of these, kept alive for a while after libtorch's destructors.
-    pub late: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 
-/// Starts `count` processes, `parallel` at a time. Each ends with a code in mid-work.
-pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
-    let mut outcome = Outcome::default();
+/// Starts `count` processes, `parallel` at a time. Each ends with a code in mid-work, some with real artifacts running,
+/// and some kept alive for a while after libtorch's destructors.
+pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
+    let mut outcome = Tally::of(["exits", "real", "late"]);
     let mut random = Random(seed);
     let late = late();
-    while outcome.exits < count {
-        let children: Vec<_> = (0..parallel.min(count - outcome.exits))
+    while outcome.count("exits") < count {
+        let children: Vec<_> = (0..parallel.min(count - outcome.count("exits")))
             .map(|_| {
                 let code = *random.of(&CODES);
                 let with = json!({
@@ -51,14 +42,12 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
             .collect();
         for (code, child, with) in children {
             let done = act::finish(child, Duration::from_secs(600));
-            outcome.exits += 1;
-            outcome.late += u64::from(with["preload"].is_string());
-            outcome.real += u64::from(done.printed.contains("real artifacts"));
+            outcome.add("exits", 1);
+            outcome.add("late", with["preload"].is_string().into());
+            outcome.add("real", done.printed.contains("real artifacts").into());
             let started = done.printed.contains("at work") && !done.printed.contains("met ");
             if done.status.code() != Some(code) || done.status.signal().is_some() || !started {
-                outcome
-                    .bad
-                    .push(format!("{with}: {}: {}", done.status, done.printed));
+                outcome.fail(format!("{with}: {}: {}", done.status, done.printed));
             }
         }
     }
@@ -81,19 +70,21 @@ fn late() -> PathBuf {
     path
 }
 
+fn park() -> ! {
+    loop {
+        std::thread::park();
+    }
+}
+
 /// Returns an answer. A thread that gets the error of an ending process stops; anything else is a call that
 /// met libtorch's destructors.
 fn right<T>(answer: Result<T, RuntimeError>) -> T {
     match answer {
         Ok(answer) => answer,
-        Err(RuntimeError::Unready { reason, .. }) if reason == "the process is ending" => loop {
-            std::thread::park();
-        },
+        Err(RuntimeError::Unready { reason, .. }) if reason == "the process is ending" => park(),
         Err(error) => {
             println!("met {error}");
-            loop {
-                std::thread::park();
-            }
+            park()
         }
     }
 }
@@ -162,9 +153,7 @@ pub fn child(with: &Value) -> Value {
     };
     if with["from_worker"] == json!(true) {
         std::thread::spawn(move || end());
-        loop {
-            std::thread::park();
-        }
+        park();
     }
     end()
 }

@@ -5,7 +5,7 @@ use serde_json::json;
 
 use crate::{
     SEED, bad_calls, crowds, exits, fake, loading, memory, padding, races, real,
-    report::{Report, machine, outcome, printed, profile},
+    report::{Report, machine, printed, profile},
     sessions, shim, values,
 };
 
@@ -31,68 +31,52 @@ pub fn run() {
     let store = real::store();
     let missing = "run `cargo test --test numerics` first";
 
-    report.part("15 bad calls", |r| {
-        outcome!(bad_calls::run(SEED, r.count(100_000)))
-    });
+    report.part("15 bad calls", |r| bad_calls::run(SEED, r.count(100_000)));
     match store.as_ref().filter(|store| values::there(store)) {
         Some(store) => report.part("15 hostile values", |r| {
-            outcome!(values::run(store, r.count(100_000), SEED))
+            values::run(store, r.count(100_000), SEED)
         }),
         None => report.skip("15 hostile values", missing),
     }
     report.part("16 mixed calls", |r| {
-        outcome!(crowds::mixed(&[4, 8, 16, 32, 64], r.count(1_000_000), SEED))
+        crowds::mixed(&[4, 8, 16, 32, 64], r.count(1_000_000), SEED)
     });
     report.part("16 fresh containers", |r| {
-        outcome!(crowds::fresh(r.count(10_000), SEED))
+        crowds::fresh(r.count(10_000), SEED)
     });
     let sizes = [(1, 1), (2, 3), (4, 4), (8, 4), (5, 7), (8, 16)];
-    report.part("17 padding, fake artifacts", |_| {
-        outcome!(padding::fakes(&sizes))
-    });
+    report.part("17 padding, fake artifacts", |_| padding::fakes(&sizes));
     report.part("17 padding, several callers", |r| {
-        outcome!(padding::threads(r.count(100_000)))
+        padding::threads(r.count(100_000))
     });
     match &store {
-        Some(store) => report.part("17 padding, real artifacts", |_| {
-            outcome!(padding::real(store))
-        }),
+        Some(store) => report.part("17 padding, real artifacts", |_| padding::real(store)),
         None => report.skip("17 padding, real artifacts", missing),
     }
-    report.part("18 wrong hosts", |_| outcome!(loading::hosts()));
+    report.part("18 wrong hosts", |_| loading::hosts());
     report.part("19 swap races", |r| {
-        outcome!(races::run(r.count(100_000), cores.div_ceil(2), SEED))
+        races::run(r.count(100_000), cores.div_ceil(2), SEED)
     });
     report.part("20 artifacts that do not load", |r| {
-        outcome!(loading::broken(r.count(5_000), SEED))
+        loading::broken(r.count(5_000), SEED)
     });
     report.part("21 outputs are the caller's", |r| {
-        outcome!(crowds::outputs(r.count(200_000), SEED))
+        crowds::outputs(r.count(200_000), SEED)
     });
-    report.part("22 weights once", |_| {
-        outcome!(memory::sharing(8, 256 << 20))
-    });
-    report.part("23 no memory", |r| {
-        outcome!(memory::exhaustion(r.count(100)))
-    });
-    report.part("24 leaks", |r| outcome!(memory::leaks(r.count(1_000_000))));
+    report.part("22 weights once", |_| memory::sharing(8, 256 << 20));
+    report.part("23 no memory", |r| memory::exhaustion(r.count(100)));
+    report.part("24 leaks", |r| memory::leaks(r.count(1_000_000)));
     report.part("24 exits in mid-work", |r| {
-        outcome!(exits::run(r.count(1_000), cores, SEED))
+        exits::run(r.count(1_000), cores, SEED)
     });
-    report.part("25 hot swaps", |r| {
-        outcome!(crowds::swaps(r.count(1_000), 4))
-    });
+    report.part("25 hot swaps", |r| crowds::swaps(r.count(1_000), 4));
     report.part("29 mixed calls in sessions", |r| {
-        outcome!(sessions::mixed(r.count(100_000), SEED))
+        sessions::mixed(r.count(100_000), SEED)
     });
     report.part("29 sessions opened and closed", |r| {
-        outcome!(sessions::opened(r.count(10_000)))
+        sessions::opened(r.count(10_000))
     });
-    report.part("the shim under sanitizers", |r| {
-        outcome!(shim::run(r.count(40_000)))
-    });
-    report.part("uploads under sanitizers", |r| {
-        outcome!(shim::uploads(r.count(200)))
-    });
+    report.part("the shim under sanitizers", |r| shim::run(r.count(40_000)));
+    report.part("uploads under sanitizers", |r| shim::uploads(r.count(200)));
     report.end();
 }

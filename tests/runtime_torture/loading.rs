@@ -1,67 +1,23 @@
 //! Hosts that are not those of the target, and artifacts that do not load.
 
-use std::{
-    fs::File,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
 };
 
-use precast::{
-    Device, Digest, Mapped, Runtime,
-    record::{Artifact, Program, Release},
-    runtime::{
-        RuntimeError,
-        sources::{Source, SourceError},
-    },
-    target::DeviceKind,
-};
-use serde::Serialize;
+use precast::{Device, Digest, Runtime, runtime::RuntimeError, target::DeviceKind};
 
 use crate::{
     Random,
-    fake::{Fake, Memory},
-    flat, runtime, x,
+    fake::{Fake, Hooked, Memory},
+    flat,
+    report::Tally,
+    runtime, x,
 };
-
-/// A source that counts how often code is asked for.
-struct Counting {
-    memory: Memory,
-    code: AtomicU64,
-}
-
-impl Source for Counting {
-    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
-        self.memory.release(model, name)
-    }
-    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
-        Source::program(&self.memory, id)
-    }
-    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
-        Source::artifact(&self.memory, key)
-    }
-    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
-        self.code.fetch_add(1, Relaxed);
-        self.memory.memfd(object)
-    }
-    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
-        self.memory.map(object)
-    }
-}
-
-#[derive(Debug, Default, Serialize)]
-pub struct Hosts {
-    pub refused: u64,
-    /// How often a refused program's code was asked for.
-    pub code_read: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// Loads programs for other hosts: every set of differences, one program in a release of two, and devices that are not
 /// there. Each is refused with exactly the fields that differ, and no code is read.
-pub fn hosts() -> Hosts {
+pub fn hosts() -> Tally {
     const FIELDS: [&str; 9] = [
         "os",
         "arch",
@@ -73,7 +29,7 @@ pub fn hosts() -> Hosts {
         "cxx11_abi",
         "isa",
     ];
-    let mut outcome = Hosts::default();
+    let mut outcome = Tally::of(["refused", "code_read"]);
     for set in 1u32..1 << FIELDS.len() {
         let mut memory = Memory::with(&[Fake::sized(4, 4), Fake::sized(2, 3)]);
         let id = *memory.programs.keys().min().unwrap();
@@ -118,13 +74,15 @@ pub fn hosts() -> Hosts {
         if expected.is_empty() {
             continue;
         }
-        let source = Arc::new(Counting {
-            memory,
-            code: AtomicU64::new(0),
+        let code = Arc::new(AtomicU64::new(0));
+        let counted = code.clone();
+        let source = Hooked::over(memory, move |_| {
+            counted.fetch_add(1, Relaxed);
+            Ok(())
         });
-        let error = runtime(source.clone()).load("fake").err();
-        let read = source.code.load(Relaxed);
-        outcome.code_read += read;
+        let error = runtime(source).load("fake").err();
+        let read = code.load(Relaxed);
+        outcome.add("code_read", read);
         match error {
             Some(RuntimeError::WrongTarget {
                 mismatches,
@@ -137,15 +95,11 @@ pub fn hosts() -> Hosts {
                 fields.sort_unstable();
                 expected.sort_unstable();
                 match fields == expected {
-                    true => outcome.refused += 1,
-                    false => outcome
-                        .bad
-                        .push(format!("{expected:?} reported as {fields:?}")),
+                    true => outcome.add("refused", 1),
+                    false => outcome.fail(format!("{expected:?} reported as {fields:?}")),
                 }
             }
-            other => outcome
-                .bad
-                .push(format!("{expected:?}: {other:?}, {read} reads")),
+            other => outcome.fail(format!("{expected:?}: {other:?}, {read} reads")),
         }
     }
     let nowhere = [Device::Cuda(0), Device::Cuda(7), Device::Cuda(usize::MAX)];
@@ -156,29 +110,21 @@ pub fn hosts() -> Hosts {
         for devices in [vec![device], vec![Device::Cpu, device]] {
             match Runtime::over(Memory::with(&[Fake::default()]).source(), devices) {
                 Err(RuntimeError::NoDevice { device: named, .. }) if named == device => {
-                    outcome.refused += 1
+                    outcome.add("refused", 1)
                 }
-                other => outcome.bad.push(format!("{device}: {:?}", other.err())),
+                other => outcome.fail(format!("{device}: {:?}", other.err())),
             }
         }
     }
     outcome
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Broken {
-    pub loads: u64,
-    pub set_aside: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
 /// Loads a model one of whose two buckets is broken in a seeded way, again and again: it is set aside once, by name,
 /// and the other bucket answers its requests.
-pub fn broken(loads: u64, seed: u64) -> Broken {
+pub fn broken(loads: u64, seed: u64) -> Tally {
     let mut random = Random(seed);
-    let mut outcome = Broken::default();
-    while outcome.loads < loads {
+    let mut outcome = Tally::of(["loads", "set_aside"]);
+    for _ in 0..loads {
         let whole = Fake::sized(4, 4);
         let mut memory = Memory::with(std::slice::from_ref(&whole));
         let way = random.below(7);
@@ -228,7 +174,7 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
                 "another number of inputs".to_owned()
             }
         };
-        outcome.loads += 1;
+        outcome.add("loads", 1);
         let id = program.id;
         let loaded = runtime(memory.source()).load("fake");
         let model = match loaded {
@@ -236,9 +182,7 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
             // A record that is wrong in itself is no artifact's fault, and says so.
             Err(RuntimeError::Malformed { .. }) if way == 6 => continue,
             Err(error) => {
-                outcome
-                    .bad
-                    .push(format!("{what}: the model does not load: {error}"));
+                outcome.fail(format!("{what}: the model does not load: {error}"));
                 continue;
             }
         };
@@ -249,11 +193,9 @@ pub fn broken(loads: u64, seed: u64) -> Broken {
             .collect();
         let answer = model.run("f", &[x(2, 2)]).map(|out| flat(&out[0]));
         if aside != [id] || answer.as_ref().ok() != Some(&flat(&(x(2, 2) * 2))) {
-            outcome
-                .bad
-                .push(format!("{what}: set aside {aside:?}, then {answer:?}"));
+            outcome.fail(format!("{what}: set aside {aside:?}, then {answer:?}"));
         }
-        outcome.set_aside += 1;
+        outcome.add("set_aside", 1);
     }
     outcome
 }

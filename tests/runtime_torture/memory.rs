@@ -1,14 +1,15 @@
 //! The memory of a process: weights held once, out of memory as an error, no leak.
 
 use precast::{Device, Runtime, runtime::RuntimeError};
-use serde::Serialize;
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
 use crate::{
     act,
     fake::{self, Fake, Memory},
-    flat, load, x,
+    flat, load,
+    report::Tally,
+    wrong, x,
 };
 
 const MIB: f64 = 1024.0 * 1024.0;
@@ -34,41 +35,31 @@ pub fn resident() -> i64 {
     status("VmRSS")
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Sharing {
-    pub buckets: u64,
-    pub weights_mib: f64,
-    /// The bytes that each bucket after the first added, and their share of the weights.
-    pub added_mib: f64,
-    pub share: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-/// Loads one bucket, then `buckets` of them, on one weight set.
-pub fn sharing(buckets: u64, bytes: u64) -> Sharing {
-    let mut outcome = Sharing {
-        buckets,
-        weights_mib: bytes as f64 / MIB,
-        ..Sharing::default()
-    };
-    match act::ask("sharing", &json!({ "buckets": buckets, "bytes": bytes })) {
-        Ok(answer) => {
-            outcome.added_mib = answer["added"].as_f64().unwrap() / MIB;
-            outcome.share = outcome.added_mib / outcome.weights_mib;
-            if outcome.share >= 0.01 {
-                outcome.bad.push(format!(
-                    "{buckets} buckets added {answer} to {bytes} bytes of weights"
-                ));
-            }
-            // Loading them touched the weights: a copy of them is seen.
-            if answer["copy"].as_f64().unwrap() < 0.9 * bytes as f64 {
-                outcome
-                    .bad
-                    .push(format!("a copy of the weights does not show: {answer}"));
-            }
+/// Loads one bucket, then `buckets` of them, on one weight set. Each bucket after the first adds less than a hundredth of
+/// the weights.
+pub fn sharing(buckets: u64, bytes: u64) -> Tally {
+    let mut outcome = Tally::default();
+    let weights = bytes as f64 / MIB;
+    outcome.set("buckets", buckets);
+    outcome.set("weights_mib", weights);
+    let answer = match act::ask("sharing", &json!({ "buckets": buckets, "bytes": bytes })) {
+        Ok(answer) => answer,
+        Err(why) => {
+            outcome.fail(why);
+            return outcome;
         }
-        Err(why) => outcome.bad.push(why),
+    };
+    let added = answer["added"].as_f64().unwrap() / MIB;
+    outcome.set("added_mib", added);
+    outcome.set("share", added / weights);
+    if added / weights >= 0.01 {
+        outcome.fail(format!(
+            "{buckets} buckets added {answer} to {bytes} bytes of weights"
+        ));
+    }
+    // Loading them touched the weights: a copy of them is seen.
+    if answer["copy"].as_f64().unwrap() < 0.9 * bytes as f64 {
+        outcome.fail(format!("a copy of the weights does not show: {answer}"));
     }
     outcome
 }
@@ -126,66 +117,32 @@ pub fn sharing_child(with: &Value) -> Value {
     json!({ "added": added, "copy": copy })
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Leaks {
-    pub good_calls: u64,
-    pub refused_calls: u64,
-    pub good_growth_mib: f64,
-    pub refused_growth_mib: f64,
-    /// A tenth as many calls of an artifact that forgets one tensor a call.
-    pub seeded_growth_mib: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-/// Makes `calls` good and as many refused calls; then a tenth as many that leak.
-pub fn leaks(calls: u64) -> Leaks {
-    let mut outcome = Leaks {
-        good_calls: calls,
-        refused_calls: calls,
-        ..Leaks::default()
-    };
-    let grown = |kind: &str, calls: u64| -> Result<f64, String> {
-        let answer = act::ask("leaks", &json!({ "kind": kind, "calls": calls }))?;
-        answer["grown"]
-            .as_f64()
-            .ok_or_else(|| answer.to_string())
-            .map(|bytes| bytes / MIB)
-    };
-    let mut note = |name: &str, found: Result<f64, String>, flat: bool, least: f64| match found {
-        Ok(mib) => {
-            if flat && mib > 1.0 {
-                outcome
-                    .bad
-                    .push(format!("{name}: {mib:.2} MiB more after the calls"));
-            }
-            if !flat && mib < least {
-                outcome
-                    .bad
-                    .push(format!("{name}: {mib:.2} MiB, a leak that was not seen"));
-            }
-            mib
-        }
-        Err(why) => {
-            outcome.bad.push(why);
-            f64::NAN
-        }
-    };
-    let good = note("good calls", grown("good", calls), true, 0.0);
-    let refused = note("refused calls", grown("refused", calls), true, 0.0);
+/// Makes `calls` good and as many refused calls; then a tenth as many of an artifact that forgets one tensor a call.
+pub fn leaks(calls: u64) -> Tally {
+    let mut outcome = Tally::default();
+    outcome.set("good_calls", calls);
+    outcome.set("refused_calls", calls);
     // A tensor of 128 bytes and its objects: at least 256 bytes a call.
-    let least = calls as f64 / 10.0 * 256.0 / MIB;
-    let seeded = note(
-        "the seeded leak",
-        grown("leaking", calls / 10),
-        false,
-        least,
-    );
-    (
-        outcome.good_growth_mib,
-        outcome.refused_growth_mib,
-        outcome.seeded_growth_mib,
-    ) = (good, refused, seeded);
+    let leaked = calls as f64 / 10.0 * 256.0 / MIB;
+    let flat = f64::NEG_INFINITY..=1.0;
+    let seeded = leaked..=f64::INFINITY;
+    for (name, kind, calls, expected) in [
+        ("good_growth_mib", "good", calls, flat.clone()),
+        ("refused_growth_mib", "refused", calls, flat),
+        ("seeded_growth_mib", "leaking", calls / 10, seeded),
+    ] {
+        let answer = act::ask("leaks", &json!({ "kind": kind, "calls": calls }));
+        match answer.as_ref().map(|answer| answer["grown"].as_f64()) {
+            Ok(Some(bytes)) => {
+                let mib = bytes / MIB;
+                outcome.set(name, mib);
+                if !expected.contains(&mib) {
+                    outcome.fail(format!("{name}: {mib:.2} MiB, not {expected:?}"));
+                }
+            }
+            _ => outcome.fail(format!("{name}: {answer:?}")),
+        }
+    }
     outcome
 }
 
@@ -199,12 +156,7 @@ pub fn leaks_child(with: &Value) -> Value {
     };
     let model = load(&[Fake::of(behaviour).outputs(2)]);
     let (whole, small, negative) = (x(8, 4), x(3, 2), x(8, 4) - 2);
-    let wrong = [
-        x(8, 4).to_kind(Kind::Double),
-        x(4, 8).transpose(0, 1),
-        x(9, 5),
-        Tensor::new(),
-    ];
+    let wrong = wrong();
     let call = |i: u64| match (kind, i % 4) {
         ("refused", 3) => drop(model.run("f", &[negative.shallow_clone()]).unwrap_err()),
         ("refused", _) => drop(
@@ -221,33 +173,13 @@ pub fn leaks_child(with: &Value) -> Value {
     json!({ "grown": resident() - before })
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Exhausted {
-    pub rounds: u64,
-    /// Calls that were refused for want of memory.
-    pub refused: u64,
-    pub growth_mib: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-/// Calls a bucket whose output and padding buffer exceed the process's limit, `rounds` times.
-pub fn exhaustion(rounds: u64) -> Exhausted {
-    let mut outcome = Exhausted {
-        rounds,
-        ..Exhausted::default()
-    };
+/// Calls a bucket whose output and padding buffer exceed the process's limit, `rounds` times. Each is refused for want of memory.
+pub fn exhaustion(rounds: u64) -> Tally {
+    let mut outcome = Tally::default();
+    outcome.set("rounds", rounds);
     match act::ask("exhaustion", &json!({ "rounds": rounds })) {
-        Ok(answer) => {
-            outcome.refused = answer["refused"].as_u64().unwrap();
-            outcome.growth_mib = answer["growth"].as_f64().unwrap() / MIB;
-            let bad: Vec<String> = serde_json::from_value(answer["bad"].clone()).unwrap();
-            outcome.bad.extend(bad);
-            if outcome.refused != 2 * rounds || outcome.growth_mib > 8.0 {
-                outcome.bad.push(answer.to_string());
-            }
-        }
-        Err(why) => outcome.bad.push(why),
+        Ok(answer) => outcome.merge(serde_json::from_value(answer).unwrap()),
+        Err(why) => outcome.fail(why),
     }
     outcome
 }
@@ -262,7 +194,8 @@ pub fn exhaustion_child(with: &Value) -> Value {
     let (mut refused, mut bad) = (0, Vec::new());
     drop(model.run("f", std::slice::from_ref(&whole)).unwrap());
     let mut begin = 0;
-    for round in 0..with["rounds"].as_u64().unwrap() {
+    let rounds = with["rounds"].as_u64().unwrap();
+    for round in 0..rounds {
         // A model of its own: its padding buffer is not there yet.
         let fresh = load(&[Fake::sized(SIDE, SIDE)]);
         if round == 1 {
@@ -299,7 +232,13 @@ pub fn exhaustion_child(with: &Value) -> Value {
             bad.push(format!("round {round}: afterwards: {out:?}"));
         }
     }
-    json!({ "refused": refused, "growth": resident() - begin, "bad": bad })
+    let growth = (resident() - begin) as f64 / MIB;
+    if refused != 2 * rounds || growth > 8.0 {
+        bad.push(format!(
+            "{refused} calls were refused, and {growth:.2} MiB grew"
+        ));
+    }
+    json!({ "refused": refused, "growth_mib": growth, "bad": bad })
 }
 
 /// Sets how much address space the process may have.

@@ -1,45 +1,26 @@
 //! Every bucket at every size in its range, after a call that filled its buffers with NaN.
 
 use precast::{Device, Model, Runtime, Store, record::Program, runtime::counters::Rung};
-use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use crate::{
     Random,
     fake::{Fake, Memory},
-    flat, load, real, runtime, x,
+    flat, load, real,
+    report::Tally,
+    runtime, x,
 };
-
-#[derive(Debug, Default, Serialize)]
-pub struct Outcome {
-    pub buckets: u64,
-    /// Sizes tried, of all buckets together.
-    pub sizes: u64,
-    pub calls: u64,
-    /// The number of sizes that eager answered too.
-    #[serde(skip_serializing_if = "is_none")]
-    pub with_eager: u64,
-    /// The largest difference from eager at the request's own size, of real artifacts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub largest_error: Option<f64>,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
-fn is_none(count: &u64) -> bool {
-    *count == 0
-}
 
 /// Fakes of these buckets, each alone, so that every size in its range goes to it. Their second output adds up whole
 /// rows, padding too.
-pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn fakes(buckets: &[(i64, i64)]) -> Tally {
+    let mut outcome = Tally::default();
     for &(rows, cols) in buckets {
         let fake = Fake::sized(rows, cols).inputs(2).outputs(2);
         let model = load(&[fake]);
-        outcome.buckets += 1;
+        outcome.add("buckets", 1);
         for (r, c) in (1..=rows).flat_map(|r| (1..=cols).map(move |c| (r, c))) {
-            outcome.sizes += 1;
+            outcome.add("sizes", 1);
             let ids = |fill: i64, r, c| Tensor::full([r, c], fill, (Kind::Int64, tch::Device::Cpu));
             // Poison of every size that leaves more behind than the request covers, the whole bucket among them.
             for (pr, pc) in [(rows, cols), (r, cols), (rows, c)] {
@@ -49,7 +30,7 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
                 let out = model
                     .run("f", &[input.shallow_clone(), ids(3, r, c)])
                     .unwrap();
-                outcome.calls += 2;
+                outcome.add("calls", 2);
                 let doubled = &input * 2 + 3;
                 // Pad rows and columns are 0 doubled, plus the pad ids 0.
                 let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
@@ -64,9 +45,7 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
                     && flat(&out[1]) == flat(&sums)
                     && out.served().rung() == rung;
                 if !right {
-                    outcome
-                        .bad
-                        .push(format!("{rows}x{cols} at {r}x{c} after {pr}x{pc}: {out:?}"));
+                    outcome.fail(format!("{rows}x{cols} at {r}x{c} after {pr}x{pc}: {out:?}"));
                 }
             }
         }
@@ -76,8 +55,8 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Outcome {
 
 /// The numerics tests' small model: each bucket at every size against eager at that size, and the same bits whatever
 /// an earlier call left in the buffers.
-pub fn real(store: &Store) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn real(store: &Store) -> Tally {
+    let mut outcome = Tally::default();
     let runtime = Runtime::new(store, Device::Cpu).unwrap();
     let whole = runtime.load(real::MODEL).unwrap();
     let release = store.releases().get(real::MODEL, None).unwrap().unwrap();
@@ -95,7 +74,7 @@ pub fn real(store: &Store) -> Outcome {
     let mut random = Random(17);
     let mut largest = 0.0f64;
     for program in real::buckets(&whole) {
-        outcome.buckets += 1;
+        outcome.add("buckets", 1);
         let any_size = whole.programs(&program.module).into_iter();
         let any_size = any_size
             .filter(|other| other.steps.is_empty())
@@ -106,51 +85,44 @@ pub fn real(store: &Store) -> Outcome {
         let most: Vec<i64> = program.sizes.values().copied().collect();
         let mut sizes = vec![1; most.len()];
         loop {
-            outcome.sizes += 1;
+            outcome.add("sizes", 1);
             let given = real::inputs(&program, &sizes, &mut random);
             let fresh = alone(vec![program.clone()])
                 .run(&program.module, &given)
                 .unwrap();
             // Eager has the sizes that the model can be captured for at any size.
             let wanted = eager.run(&program.module, &given).ok();
-            outcome.with_eager += u64::from(wanted.is_some());
-            let poison: Vec<Tensor> = real::inputs(&program, &most, &mut random)
-                .into_iter()
-                .map(|tensor| match tensor.kind() {
+            outcome.add("with_eager", wanted.is_some().into());
+            let mut poison = |sizes: &[i64]| {
+                let inputs = real::inputs(&program, sizes, &mut random).into_iter();
+                let nan = inputs.map(|tensor| match tensor.kind() {
                     Kind::Float => tensor.full_like(f64::NAN),
                     _ => tensor,
-                })
-                .collect();
-            model.run(&program.module, &poison).unwrap();
+                });
+                model
+                    .run(&program.module, &nan.collect::<Vec<_>>())
+                    .unwrap();
+            };
+            poison(&most);
             // Padded, so that the poison goes through the buffers themselves.
             if most.iter().any(|size| *size > 1) {
                 let mut less = most.clone();
                 let last = less.len() - 1;
                 less[last] = (less[last] - 1).max(1);
-                let poison =
-                    std::iter::zip(&program.inputs, real::inputs(&program, &less, &mut random))
-                        .map(|(_, tensor)| match tensor.kind() {
-                            Kind::Float => tensor.full_like(f64::NAN),
-                            _ => tensor,
-                        });
-                model
-                    .run(&program.module, &poison.collect::<Vec<_>>())
-                    .unwrap();
+                poison(&less);
             }
             let after = model.run(&program.module, &given).unwrap();
-            outcome.calls += 5;
+            outcome.add("calls", 5);
             let name = || format!("{} {} at {sizes:?}", program.module, program.bucket());
             if real::bits(&fresh) != real::bits(&after) {
-                outcome
-                    .bad
-                    .push(format!("{}: other bits after poison", name()));
+                outcome.fail(format!("{}: other bits after poison", name()));
             }
             for (got, wanted) in
                 std::iter::zip(after.iter(), wanted.iter().flat_map(|out| out.iter()))
             {
                 let (got, wanted) = (Tensor::from(got), Tensor::from(wanted));
                 if !got.allclose(&wanted, 1e-4, 1e-5, false) || got.size() != wanted.size() {
-                    outcome.bad.push(format!("{}: differs from eager", name()));
+                    outcome.fail(format!("{}: differs from eager", name()));
                 } else {
                     largest = largest.max(f64::try_from((&got - &wanted).abs().max()).unwrap());
                 }
@@ -162,21 +134,17 @@ pub fn real(store: &Store) -> Outcome {
             sizes[axis + 1..].fill(1);
         }
     }
-    outcome.largest_error = Some(largest);
+    outcome.set("largest_error", largest);
     outcome
 }
 
 /// Several threads with lanes of their own: buffers are never shared.
-pub fn threads(calls: u64) -> Outcome {
+pub fn threads(calls: u64) -> Tally {
     let model = runtime(Memory::with(&[Fake::sized(4, 4).outputs(2)]).source())
         .instances(3)
         .load("fake")
         .unwrap();
-    let mut outcome = Outcome {
-        buckets: 1,
-        sizes: 16,
-        ..Outcome::default()
-    };
+    let mut outcome = Tally::default();
     let model = &model;
     std::thread::scope(|scope| {
         let callers: Vec<_> = (0..6u64)
@@ -207,6 +175,8 @@ pub fn threads(calls: u64) -> Outcome {
             outcome.bad.extend(caller.join().unwrap());
         }
     });
-    outcome.calls = calls;
+    for (name, count) in [("buckets", 1), ("sizes", 16), ("calls", calls)] {
+        outcome.set(name, count);
+    }
     outcome
 }

@@ -32,41 +32,21 @@ use precast::{
     },
 };
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
     act,
     fake::{Fake, Memory},
-    flat, runtime, x,
+    flat,
+    report::Tally,
+    runtime, x,
 };
 
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    pub loads: u64,
-    /// The right bytes, executed.
-    pub loaded: u64,
-    /// Refused by name.
-    pub refused: u64,
-    /// Writes and renames the attacker made meanwhile.
-    pub attacks: u64,
-    /// Of those, writes to a sealed file: every one failed.
-    pub denied: u64,
-    pub canaries: u64,
-    /// Whether the canary was seen when it was loaded on purpose, by its own digest, in every child.
-    pub control: bool,
-    pub children: u64,
-    #[serde(skip_serializing)]
-    pub bad: Vec<String>,
-}
-
-/// Loads `count` objects in children, `parallel` of them at a time.
-pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
+/// Loads `count` objects in children, `parallel` of them at a time. The right bytes are executed, or the load is refused
+/// by name. In each child the canary is seen when it is loaded on purpose, by its own digest: the control.
+pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
     const SHARE: u64 = 2_500;
-    let mut outcome = Outcome {
-        control: true,
-        ..Outcome::default()
-    };
+    let mut outcome = Tally::of(["canaries", "controls"]);
     let shares: Vec<u64> = (0..count.div_ceil(SHARE))
         .map(|i| SHARE.min(count - i * SHARE))
         .collect();
@@ -81,22 +61,14 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Outcome {
             .collect();
         for child in children {
             let done = act::finish(child, Duration::from_secs(600));
-            let Some(answer) = done.answer else {
-                outcome
-                    .bad
-                    .push(format!("a child ended: {}: {}", done.status, done.printed));
-                continue;
-            };
-            let part: Outcome = serde_json::from_value(answer).unwrap();
-            outcome.loads += part.loads;
-            outcome.loaded += part.loaded;
-            outcome.refused += part.refused;
-            outcome.attacks += part.attacks;
-            outcome.denied += part.denied;
-            outcome.canaries += part.canaries;
-            outcome.control &= part.control;
-            outcome.children += 1;
-            outcome.bad.extend(part.bad);
+            match done.answer {
+                Some(answer) => outcome.merge(serde_json::from_value(answer).unwrap()),
+                None => outcome.fail(format!("a child ended: {}: {}", done.status, done.printed)),
+            }
+            outcome.add("children", 1);
+            if outcome.count("controls") != outcome.count("children") {
+                outcome.fail("a canary that is loaded on purpose is not seen");
+            }
         }
     }
     outcome
@@ -143,8 +115,9 @@ struct Attacker {
     target: Mutex<Option<Arc<Target>>>,
     stop: AtomicBool,
     attacks: AtomicU64,
+    /// Writes to a sealed file that failed.
     denied: AtomicU64,
-    wrote_to_sealed: AtomicU64,
+    wrote_to_sealed: AtomicBool,
 }
 
 impl Attacker {
@@ -166,10 +139,11 @@ impl Attacker {
                     let through = again.map(|again| again.write_all_at(bytes, 0));
                     let direct = file.write_all_at(bytes, 0);
                     let cut = file.set_len(0);
-                    match matches!(through, Ok(Ok(()))) || direct.is_ok() || cut.is_ok() {
-                        true => self.wrote_to_sealed.fetch_add(1, Relaxed),
-                        false => self.denied.fetch_add(1, Relaxed),
-                    };
+                    if matches!(through, Ok(Ok(()))) || direct.is_ok() || cut.is_ok() {
+                        self.wrote_to_sealed.store(true, Relaxed);
+                    } else {
+                        self.denied.fetch_add(1, Relaxed);
+                    }
                 }
                 (Way::Unsealed | Way::HalfSealed, Some(file), _) => {
                     let _ = file.write_all_at(bytes, 0);
@@ -301,7 +275,7 @@ pub fn child(with: &Value) -> Value {
     canary.resize(length, 0);
     let store = Store::create(dir.path().join("store")).unwrap();
     let attacker = Arc::new(Attacker::default());
-    let mut outcome = Outcome::default();
+    let mut outcome = Tally::of(["loads", "loaded", "refused"]);
     let load = |way: Way, right: &[u8], canary: &[u8]| {
         let mut memory = Memory::default();
         let artifact = fake.artifact(Digest::of(right));
@@ -322,7 +296,7 @@ pub fn child(with: &Value) -> Value {
     };
     // The canary by its own digest: it must be seen, or nothing below shows anything.
     let _ = load(Way::Sealed, &canary, &right);
-    outcome.control = sign.exists();
+    outcome.add("controls", sign.exists().into());
     let _ = fs::remove_file(&sign);
     *attacker.target.lock().unwrap() = None;
     std::thread::scope(|scope| {
@@ -337,7 +311,7 @@ pub fn child(with: &Value) -> Value {
             }
             let loaded = load(way, &right, &canary);
             *attacker.target.lock().unwrap() = None;
-            outcome.loads += 1;
+            outcome.add("loads", 1);
             let name = || format!("seed {seed} load {i} ({way:?})");
             match loaded {
                 Ok(model) => match model.run("f", &[x(2, 3)]) {
@@ -345,9 +319,9 @@ pub fn child(with: &Value) -> Value {
                         if flat(&out[0]) == flat(&(x(2, 3) * 2))
                             && matches!(way, Way::Sealed | Way::Stored) =>
                     {
-                        outcome.loaded += 1;
+                        outcome.add("loaded", 1);
                     }
-                    other => outcome.bad.push(format!("{}: {other:?}", name())),
+                    other => outcome.fail(format!("{}: {other:?}", name())),
                 },
                 Err(error) => match (way, &error) {
                     (
@@ -360,28 +334,24 @@ pub fn child(with: &Value) -> Value {
                         RuntimeError::Store { .. }
                         | RuntimeError::Unreadable { .. }
                         | RuntimeError::WrongBytes { .. },
-                    ) => outcome.refused += 1,
-                    _ => outcome.bad.push(format!("{}: {error}", name())),
+                    ) => outcome.add("refused", 1),
+                    _ => outcome.fail(format!("{}: {error}", name())),
                 },
             }
             if sign.exists() {
-                outcome.canaries += 1;
-                outcome
-                    .bad
-                    .push(format!("{}: a canary was executed", name()));
+                outcome.add("canaries", 1);
+                outcome.fail(format!("{}: a canary was executed", name()));
                 let _ = fs::remove_file(&sign);
             }
         }
         attacker.stop.store(true, Relaxed);
     });
-    if attacker.wrote_to_sealed.load(Relaxed) > 0 {
-        outcome.bad.push("a sealed file was written to".to_owned());
+    if attacker.wrote_to_sealed.load(Relaxed) {
+        outcome.fail("a sealed file was written to");
     }
-    outcome.attacks = attacker.attacks.load(Relaxed);
-    outcome.denied = attacker.denied.load(Relaxed);
-    let mut answer = serde_json::to_value(&outcome).unwrap();
-    answer["bad"] = json!(outcome.bad);
-    answer
+    outcome.add("attacks", attacker.attacks.load(Relaxed));
+    outcome.add("denied", attacker.denied.load(Relaxed));
+    serde_json::to_value(outcome).unwrap()
 }
 
 /// A loaded object keeps its memory file open.

@@ -4,25 +4,12 @@ use precast::{
     Model,
     runtime::{RuntimeError, Session},
 };
-use serde::Serialize;
 use serde_json::{Value, json};
 use tch::Tensor;
 
-use crate::{Random, act, fake::Fake, flat, load, memory::resident, x};
+use crate::{Random, act, fake::Fake, flat, load, memory::resident, report::Tally, x};
 
 const SESSIONS: usize = 64;
-
-#[derive(Debug, Default, Serialize)]
-pub struct Mixed {
-    pub calls: u64,
-    pub answered: u64,
-    pub refused: u64,
-    /// Calls that failed half way, after which the session answered nothing until it was reset.
-    pub failed: u64,
-    pub forked: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// Returns a model that answers `x` and the sum of all `x` of the session, and fails below 0.
 fn totals(sessions: usize) -> Model {
@@ -36,10 +23,11 @@ fn totals(sessions: usize) -> Model {
         .unwrap()
 }
 
-/// Makes `calls` calls in 64 sessions, shared out over four threads.
-pub fn mixed(calls: u64, seed: u64) -> Mixed {
+/// Makes `calls` calls in 64 sessions, shared out over four threads. A call that fails half way is `failed`: its session
+/// answers nothing until it is reset.
+pub fn mixed(calls: u64, seed: u64) -> Tally {
     let model = totals(SESSIONS);
-    let parts: Vec<Mixed> = std::thread::scope(|scope| {
+    let parts: Vec<Tally> = std::thread::scope(|scope| {
         let part = |thread: u64| {
             let model = &model;
             scope.spawn(move || one_thread(model, calls / 4, seed + thread))
@@ -50,23 +38,15 @@ pub fn mixed(calls: u64, seed: u64) -> Mixed {
             .map(|thread| thread.join().unwrap())
             .collect()
     });
-    let mut all = Mixed {
-        calls,
-        ..Mixed::default()
-    };
-    for part in parts {
-        all.answered += part.answered;
-        all.refused += part.refused;
-        all.failed += part.failed;
-        all.forked += part.forked;
-        all.bad.extend(part.bad);
-    }
+    let mut all = Tally::default();
+    parts.into_iter().for_each(|part| all.merge(part));
+    all.set("calls", calls);
     all
 }
 
-fn one_thread(model: &Model, calls: u64, seed: u64) -> Mixed {
+fn one_thread(model: &Model, calls: u64, seed: u64) -> Tally {
     let mut random = Random(seed);
-    let mut outcome = Mixed::default();
+    let mut outcome = Tally::of(["answered", "refused", "failed", "forked"]);
     // A session and its total; none after a failed call.
     let open = || (model.session().unwrap(), Some(0.0_f32));
     let mut sessions: Vec<(Session<'_>, Option<f32>)> = (0..SESSIONS / 4).map(|_| open()).collect();
@@ -88,7 +68,7 @@ fn one_thread(model: &Model, calls: u64, seed: u64) -> Mixed {
                     let other = if other == sessions.len() { at } else { other };
                     let fork = sessions[other].0.fork().unwrap();
                     sessions.push((fork, total));
-                    outcome.forked += 1;
+                    outcome.add("forked", 1);
                 }
             }
             2 => {
@@ -99,15 +79,15 @@ fn one_thread(model: &Model, calls: u64, seed: u64) -> Mixed {
                     None => matches!(error, RuntimeError::SessionFailed { .. }),
                 };
                 if !expected {
-                    outcome.bad.push(format!("call {call}: {error}"));
+                    outcome.fail(format!("call {call}: {error}"));
                 }
-                outcome.refused += 1;
+                outcome.add("refused", 1);
             }
             3 => {
                 let (session, total) = &mut sessions[at];
                 session.run("f", &[-x(1, 2)]).unwrap_err();
                 *total = None;
-                outcome.failed += 1;
+                outcome.add("failed", 1);
             }
             _ => answer(&mut sessions[at], value, call, &mut outcome),
         }
@@ -119,7 +99,7 @@ fn answer(
     (session, total): &mut (Session<'_>, Option<f32>),
     value: f32,
     call: u64,
-    outcome: &mut Mixed,
+    outcome: &mut Tally,
 ) {
     let given = Tensor::from_slice(&[value, 0.0]).reshape([1, 2]);
     match (session.run("f", &[given]), &mut *total) {
@@ -127,49 +107,32 @@ fn answer(
             *total += value;
             let (got, wanted) = (flat(&out[0])[0], value + *total);
             if got != wanted {
-                outcome
-                    .bad
-                    .push(format!("call {call}: {got}, not {wanted}"));
+                outcome.fail(format!("call {call}: {got}, not {wanted}"));
             }
-            outcome.answered += 1;
+            outcome.add("answered", 1);
         }
-        (Err(RuntimeError::SessionFailed { .. }), None) => outcome.refused += 1,
-        (Ok(_), None) => outcome
-            .bad
-            .push(format!("call {call}: a failed session answers")),
-        (Err(error), _) => outcome.bad.push(format!("call {call}: {error}")),
+        (Err(RuntimeError::SessionFailed { .. }), None) => outcome.add("refused", 1),
+        (Ok(_), None) => outcome.fail(format!("call {call}: a failed session answers")),
+        (Err(error), _) => outcome.fail(format!("call {call}: {error}")),
     }
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Opened {
-    pub sessions: u64,
-    pub growth_mib: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
-
 /// Opens and closes sessions one after the other, in a process of its own.
-pub fn opened(sessions: u64) -> Opened {
-    let mut outcome = Opened {
-        sessions,
-        ..Opened::default()
-    };
+pub fn opened(sessions: u64) -> Tally {
+    let mut outcome = Tally::default();
+    outcome.set("sessions", sessions);
     match act::ask("sessions", &json!({ "sessions": sessions })) {
         Ok(answer) => {
-            outcome.growth_mib = answer["grown"].as_f64().unwrap_or(f64::NAN) / f64::from(1 << 20);
+            let grown = answer["grown"].as_f64().unwrap_or(f64::NAN) / f64::from(1 << 20);
+            outcome.set("growth_mib", grown);
             if answer["wrong"] != 0 {
-                outcome
-                    .bad
-                    .push(format!("sessions saw what another left: {answer}"));
+                outcome.fail(format!("sessions saw what another left: {answer}"));
             }
-            if outcome.growth_mib.is_nan() || outcome.growth_mib > 1.0 {
-                outcome
-                    .bad
-                    .push(format!("{:.2} MiB more", outcome.growth_mib));
+            if grown.is_nan() || grown > 1.0 {
+                outcome.fail(format!("{grown:.2} MiB more"));
             }
         }
-        Err(why) => outcome.bad.push(why),
+        Err(why) => outcome.fail(why),
     }
     outcome
 }

@@ -13,23 +13,13 @@ use std::{
     env, fs,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
-    process::{Command, Output},
+    process::Command,
     thread,
 };
 
 use precast::Digest;
-use serde::Serialize;
 
-#[derive(Debug, Default, Serialize)]
-pub struct Outcome {
-    /// Calls of the shim's functions.
-    pub calls: u64,
-    pub seeded_leak_seen: bool,
-    pub seeded_use_after_free_seen: bool,
-    pub seeded_overread_seen: bool,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
+use crate::report::Tally;
 
 const BEHAVIOURS: [&str; 9] = [
     "OK",
@@ -50,111 +40,122 @@ const SANITIZE: [&str; 4] = [
     "-g1",
 ];
 
+/// Runs a driver, and returns how it ended: its status, and the calls that it printed, or its first lines.
+struct Ended {
+    failed: bool,
+    calls: Option<u64>,
+    text: String,
+}
+
+fn ended(command: &mut Command) -> Ended {
+    let output = command
+        .env(
+            "ASAN_OPTIONS",
+            "detect_leaks=1:exitcode=99:abort_on_error=0",
+        )
+        .env("LSAN_OPTIONS", "exitcode=99")
+        .output()
+        .unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    let calls = printed
+        .lines()
+        .find_map(|line| line.strip_prefix("calls: ")?.trim().parse().ok());
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let lines: Vec<&str> = stderr.lines().take(60).collect();
+    Ended {
+        failed: !output.status.success(),
+        calls,
+        text: format!("{}: {printed}{}", output.status, lines.join("\n")),
+    }
+}
+
+impl Ended {
+    /// Returns the number of calls of a run without a failure.
+    fn calls(self) -> Result<u64, String> {
+        self.calls
+            .filter(|calls| !self.failed && *calls > 0)
+            .ok_or(self.text)
+    }
+
+    /// Returns whether a sanitizer reported a seeded defect.
+    fn shows(&self, defect: &str) -> bool {
+        self.failed && self.text.contains(defect)
+    }
+}
+
 /// Runs `rounds` rounds of everything the shim does, on several threads.
-pub fn run(rounds: u64) -> Outcome {
-    let mut outcome = Outcome::default();
+pub fn run(rounds: u64) -> Tally {
+    let mut outcome = Tally::default();
     let (driver, fakes) = match build() {
         Ok(built) => built,
         Err(why) => {
-            outcome.bad.push(why);
+            outcome.fail(why);
             return outcome;
         }
     };
-    let start = |what: &str, rounds: u64| -> Output {
-        let options = "detect_leaks=1:exitcode=99:abort_on_error=0";
-        Command::new(&driver)
-            .arg(&fakes)
-            .args([what, &rounds.to_string()])
-            .env("ASAN_OPTIONS", options)
-            .env("LSAN_OPTIONS", "exitcode=99")
-            .output()
-            .unwrap()
+    let start = |what: &str, rounds: u64| {
+        ended(
+            Command::new(&driver)
+                .arg(&fakes)
+                .args([what, &rounds.to_string()]),
+        )
     };
-    let whole = start("all", rounds);
-    let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
-    outcome.calls = printed
-        .lines()
-        .find_map(|line| line.strip_prefix("calls: ")?.parse().ok())
-        .unwrap_or(0);
-    if !whole.status.success() || outcome.calls == 0 {
-        let text = String::from_utf8_lossy(&whole.stderr).into_owned();
-        let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
-        outcome
-            .bad
-            .push(format!("{}: {printed}{end}", whole.status));
+    match start("all", rounds).calls() {
+        Ok(calls) => outcome.add("calls", calls),
+        Err(why) => outcome.fail(why),
     }
-    let seen = |what: &str, word: &str| {
-        let ended = start(what, 10);
-        !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
-    };
-    outcome.seeded_leak_seen = seen("leak", "LeakSanitizer");
-    outcome.seeded_use_after_free_seen = seen("use-after-free", "heap-use-after-free");
-    outcome.seeded_overread_seen = seen("overread", "heap-buffer-overflow");
-    if !outcome.seeded_leak_seen
-        || !outcome.seeded_use_after_free_seen
-        || !outcome.seeded_overread_seen
-    {
-        outcome.bad.push("a seeded defect is not seen".to_owned());
+    for (name, what, defect) in [
+        ("seeded_leak_seen", "leak", "LeakSanitizer"),
+        (
+            "seeded_use_after_free_seen",
+            "use-after-free",
+            "heap-use-after-free",
+        ),
+        ("seeded_overread_seen", "overread", "heap-buffer-overflow"),
+    ] {
+        see(&mut outcome, name, start(what, 10).shows(defect));
     }
     outcome
 }
 
-#[derive(Debug, Default, Serialize)]
-pub struct Uploads {
-    /// Uploads under both sanitizers.
-    pub calls: u64,
-    pub seeded_race_seen: bool,
-    pub seeded_overflow_seen: bool,
-    #[serde(skip)]
-    pub bad: Vec<String>,
+fn see(outcome: &mut Tally, name: &str, seen: bool) {
+    outcome.set(name, seen);
+    if !seen {
+        outcome.fail(format!("{name} is false"));
+    }
 }
 
 /// Uploads `rounds` times on each of several threads, under each sanitizer.
-pub fn uploads(rounds: u64) -> Uploads {
-    let mut outcome = Uploads::default();
-    for sanitizer in ["thread", "address,undefined"] {
+pub fn uploads(rounds: u64) -> Tally {
+    let mut outcome = Tally::default();
+    for (sanitizer, name, what, defect) in [
+        ("thread", "seeded_race_seen", "early", "data race"),
+        (
+            "address,undefined",
+            "seeded_overflow_seen",
+            "overflow",
+            "heap-buffer-overflow",
+        ),
+    ] {
         let driver = match build_uploads(sanitizer) {
             Ok(driver) => driver,
             Err(why) => {
-                outcome.bad.push(why);
-                return outcome;
+                outcome.fail(why);
+                continue;
             }
         };
-        let start = |what: &str, rounds: u64| -> Output {
-            let rounds = rounds.to_string();
+        let start = |what: &str, rounds: u64| {
             let mut command = Command::new(&driver);
             in_its_place(&mut command);
-            command.args([what, &rounds]).output().unwrap()
+            ended(command.args([what, &rounds.to_string()]))
         };
-        let whole = start("all", rounds);
-        let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
-        let calls = printed
-            .strip_prefix("calls: ")
-            .and_then(|n| n.trim().parse().ok())
-            .unwrap_or(0);
-        outcome.calls += calls;
-        if !whole.status.success() || calls == 0 {
-            let text = String::from_utf8_lossy(&whole.stderr).into_owned();
-            let end: String = text.lines().take(60).collect::<Vec<_>>().join("\n");
-            let status = whole.status;
-            outcome
-                .bad
-                .push(format!("{sanitizer}: {status}: {printed}{end}"));
+        match start("all", rounds).calls() {
+            Ok(calls) => outcome.add("calls", calls),
+            Err(why) => outcome.fail(format!("{sanitizer}: {why}")),
         }
-        let seen = |what: &str, word: &str| {
-            // A race shows only where the two threads meet: on two cores ten rounds missed it every other time.
-            (0..30).any(|_| {
-                let ended = start(what, 100);
-                !ended.status.success() && String::from_utf8_lossy(&ended.stderr).contains(word)
-            })
-        };
-        match sanitizer {
-            "thread" => outcome.seeded_race_seen = seen("early", "data race"),
-            _ => outcome.seeded_overflow_seen = seen("overflow", "heap-buffer-overflow"),
-        }
-    }
-    if !outcome.seeded_race_seen || !outcome.seeded_overflow_seen {
-        outcome.bad.push("a seeded defect is not seen".to_owned());
+        // A race shows only where the two threads meet: on two cores ten rounds missed it every other time.
+        let seen = (0..30).any(|_| start(what, 100).shows(defect));
+        see(&mut outcome, name, seen);
     }
     outcome
 }
@@ -184,9 +185,7 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
         driver.clone(),
     ];
     let name = format!("uploads-{}-{sanitizer}", digest(&headers).short());
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    if !made.exists() {
-        let unfinished = made.with_extension("unfinished");
+    once(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), |made| {
         compile(
             Command::new("g++")
                 .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-g1"])
@@ -198,11 +197,19 @@ fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
                 .arg(&cudart)
                 .arg(&driver)
                 .args(["-lpthread", "-o"])
-                .arg(&unfinished),
-        )?;
-        fs::rename(unfinished, &made).unwrap();
+                .arg(made),
+        )
+    })
+}
+
+/// Makes a file where it is missing; returns its path.
+fn once(path: PathBuf, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
+    if !path.exists() {
+        let unfinished = path.with_extension("unfinished");
+        make(&unfinished)?;
+        fs::rename(unfinished, &path).unwrap();
     }
-    Ok(made)
+    Ok(path)
 }
 
 fn libtorch() -> PathBuf {
@@ -227,30 +234,10 @@ fn cuda_headers() -> Option<Vec<PathBuf>> {
 pub fn graphs() -> Option<Result<u64, String>> {
     let headers = cuda_headers()?;
     Some(build_graphs(&headers).and_then(|driver| {
-        let start = |what: &str| -> Output {
-            let options = "detect_leaks=1:exitcode=99:abort_on_error=0";
-            let mut command = Command::new(&driver);
-            command.arg(what).env("ASAN_OPTIONS", options);
-            command.output().unwrap()
-        };
-        let control = start("dangles");
-        if control.status.success()
-            || !String::from_utf8_lossy(&control.stderr).contains("heap-use-after-free")
-        {
-            return Err("a seeded use after free is not seen".to_owned());
-        }
-        let whole = start("all");
-        let printed = String::from_utf8_lossy(&whole.stdout).into_owned();
-        let calls = printed
-            .strip_prefix("calls: ")
-            .and_then(|n| n.trim().parse().ok());
-        match calls {
-            Some(calls) if whole.status.success() => Ok(calls),
-            _ => Err(format!(
-                "{}: {printed}{}",
-                whole.status,
-                String::from_utf8_lossy(&whole.stderr)
-            )),
+        let start = |what: &str| ended(Command::new(&driver).arg(what));
+        match start("dangles").shows("heap-use-after-free") {
+            true => start("all").calls(),
+            false => Err("a seeded use after free is not seen".to_owned()),
         }
     }))
 }
@@ -274,31 +261,39 @@ fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
         root.join("tests/runtime_torture/must.h"),
     ];
     let name = format!("graphs-{}", digest(&sources).short());
-    let made = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    if !made.exists() {
+    once(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), |made| {
         let torch = libtorch();
-        let lib = torch.join("lib");
-        let unfinished = made.with_extension("unfinished");
         let include = [torch.join("include")];
         let include = include.iter().chain(headers);
         compile(
-            Command::new("g++")
+            linked(Command::new("g++"), &torch)
                 .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"])
                 .args(SANITIZE)
                 .args(include.flat_map(|dir| ["-isystem".into(), dir.clone()]))
                 .arg("-I")
                 .arg(&ffi)
                 .args(&sources[..2])
-                .arg("-L")
-                .arg(&lib)
-                .arg(format!("-Wl,-rpath,{}", lib.display()))
-                .args(["-Wl,--no-as-needed", "-ltorch_cpu", "-lc10", "-lpthread"])
+                .args(LIBRARIES)
                 .arg("-o")
-                .arg(&unfinished),
-        )?;
-        fs::rename(unfinished, &made).unwrap();
-    }
-    Ok(made)
+                .arg(made),
+        )
+    })
+}
+
+const LIBRARIES: [&str; 5] = [
+    "-Wl,--no-as-needed",
+    "-ltorch_cpu",
+    "-lc10",
+    "-ldl",
+    "-lpthread",
+];
+
+/// Adds the folder of torch's libraries to a linker's command.
+fn linked(mut command: Command, torch: &Path) -> Command {
+    let lib = torch.join("lib");
+    let path = format!("-Wl,-rpath,{}", lib.display());
+    command.arg("-L").arg(&lib).arg(path);
+    command
 }
 
 /// Compiles the driver with the shim, and the fakes, once for their sources.
@@ -320,10 +315,6 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     ];
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
-    let driver = folder.join("driver");
-    if driver.exists() {
-        return Ok((driver, folder));
-    }
     fs::create_dir_all(&folder).unwrap();
     let fakes = || {
         BEHAVIOURS.iter().try_for_each(|behaviour| {
@@ -365,33 +356,23 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
     let parts = |sources: &[PathBuf]| -> Result<Vec<PathBuf>, String> {
         sources.iter().map(|source| part(source)).collect()
     };
-    let objects = thread::scope(|scope| {
-        let first = scope.spawn(|| parts(&sources[..2]));
-        let mut objects = parts(&sources[2..5])?;
-        fakes()?;
-        objects.extend(first.join().unwrap()?);
-        Ok::<_, String>(objects)
+    let driver = once(folder.join("driver"), |made| {
+        let objects = thread::scope(|scope| {
+            let first = scope.spawn(|| parts(&sources[..2]));
+            let mut objects = parts(&sources[2..5])?;
+            fakes()?;
+            objects.extend(first.join().unwrap()?);
+            Ok::<_, String>(objects)
+        })?;
+        compile(
+            linked(Command::new("g++"), &torch)
+                .args(SANITIZE)
+                .args(&objects)
+                .args(LIBRARIES)
+                .arg("-o")
+                .arg(made),
+        )
     })?;
-    let lib = torch.join("lib");
-    let unfinished = folder.join("driver.unfinished");
-    compile(
-        Command::new("g++")
-            .args(SANITIZE)
-            .args(&objects)
-            .arg("-L")
-            .arg(&lib)
-            .arg(format!("-Wl,-rpath,{}", lib.display()))
-            .args([
-                "-Wl,--no-as-needed",
-                "-ltorch_cpu",
-                "-lc10",
-                "-ldl",
-                "-lpthread",
-                "-o",
-            ])
-            .arg(&unfinished),
-    )?;
-    fs::rename(unfinished, &driver).unwrap();
     Ok((driver, folder))
 }
 

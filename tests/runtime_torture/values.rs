@@ -19,44 +19,12 @@ use precast::{
     record::{Input, Program},
     runtime::{Outputs, RuntimeError, errors::Problem},
 };
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
-use crate::{Random, act, real};
+use crate::{Random, act, real, report::Tally};
 
 pub const MODEL: &str = "values";
-
-#[derive(Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    pub calls: u64,
-    /// Refused before anything ran, by the bounds of an input.
-    pub out_of_bounds: u64,
-    /// Refused by a check of a value that was computed.
-    pub failed_checks: u64,
-    /// Answered, with eager's numbers.
-    pub answered: u64,
-    /// Right calls, after refusals and on other threads.
-    pub right_calls: u64,
-    /// Calls by rung.
-    pub rungs: BTreeMap<String, u64>,
-    #[serde(default)]
-    pub bad: Vec<String>,
-}
-
-impl Outcome {
-    fn add(&mut self, other: Self) {
-        self.calls += other.calls;
-        self.out_of_bounds += other.out_of_bounds;
-        self.failed_checks += other.failed_checks;
-        self.answered += other.answered;
-        self.right_calls += other.right_calls;
-        for (rung, calls) in other.rungs {
-            *self.rungs.entry(rung).or_default() += calls;
-        }
-        self.bad.extend(other.bad);
-    }
-}
 
 /// Returns whether the store of the numerics tests has the model.
 pub fn there(store: &Store) -> bool {
@@ -66,14 +34,19 @@ pub fn there(store: &Store) -> bool {
 /// So many calls are made by one child, which has a limit of time.
 const BATCH: u64 = 5_000;
 
-pub fn run(store: &Store, calls: u64, seed: u64) -> Outcome {
-    let mut outcome = Outcome::default();
+/// The rungs of a call, each of which is counted.
+pub const RUNGS: [&str; 4] = ["exact", "padded", "dynamic", "eager"];
+
+/// Makes `calls` calls: refused by the bounds of an input, by a check of a value that was computed, or answered with
+/// eager's numbers.
+pub fn run(store: &Store, calls: u64, seed: u64) -> Tally {
+    let mut outcome = Tally::of(RUNGS);
     for (seed, first) in (seed..).zip((0..calls).step_by(BATCH as usize)) {
         let with =
             json!({ "store": store.path(), "calls": BATCH.min(calls - first), "seed": seed });
         match act::ask("values", &with) {
-            Ok(answer) => outcome.add(serde_json::from_value(answer).unwrap()),
-            Err(why) => outcome.bad.push(why),
+            Ok(answer) => outcome.merge(serde_json::from_value(answer).unwrap()),
+            Err(why) => outcome.fail(why),
         }
     }
     outcome
@@ -121,7 +94,7 @@ pub fn child(with: &Value) -> Value {
         for (name, sizes) in forms {
             let model = alone(&program);
             let good = inputs(&program, &sizes, &mut random);
-            let answer = bits(&model.run(&program.module, &good).unwrap());
+            let answer = real::bits(&model.run(&program.module, &good).unwrap());
             rungs.push(Rung {
                 name,
                 model,
@@ -132,7 +105,7 @@ pub fn child(with: &Value) -> Value {
             });
         }
     }
-    let mut outcome = Outcome::default();
+    let mut outcome = Tally::default();
     let (over, others) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
         // Also where this thread panics.
@@ -157,7 +130,7 @@ pub fn child(with: &Value) -> Value {
                         let (model, module, answer) = models[at];
                         others.fetch_add(1, Relaxed);
                         match model.run(module, &given[at]) {
-                            Ok(out) if bits(&out) == *answer => {}
+                            Ok(out) if real::bits(&out) == *answer => {}
                             other => bad.push(format!("beside, {module}: {:?}", other.map(drop))),
                         }
                     }
@@ -182,7 +155,7 @@ pub fn child(with: &Value) -> Value {
             outcome.bad.extend(neighbour.join().unwrap());
         }
     });
-    outcome.right_calls += others.load(Relaxed);
+    outcome.add("right_calls", others.load(Relaxed));
     serde_json::to_value(outcome).unwrap()
 }
 
@@ -196,7 +169,7 @@ impl Drop for Over<'_> {
 }
 
 /// Makes one call with hostile values, compares it with eager, and makes a right call after a refusal.
-fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcome) {
+fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Tally) {
     let program = &rung.program;
     let given = inputs(program, &rung.sizes, random);
     let mut outside = false;
@@ -223,8 +196,8 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcom
                 .any(|value| !(low..past).contains(value));
         }
     }
-    outcome.calls += 1;
-    *outcome.rungs.entry(rung.name.to_owned()).or_default() += 1;
+    outcome.add("calls", 1);
+    outcome.add(rung.name, 1);
     let got = rung.model.run(&program.module, &given);
     let wanted = judge.run(&program.module, &given);
     let place = || format!("{} {} {:?}{what}", program.module, rung.name, rung.sizes);
@@ -243,31 +216,29 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcom
             }),
             Err(_),
         ) if outside => {
-            outcome.out_of_bounds += 1;
+            outcome.add("out_of_bounds", 1);
             let named = program.inputs.iter().position(|one| *one.name == *input);
             let tensor = &given[named.unwrap()];
             let found = position
                 .iter()
                 .fold(tensor.shallow_clone(), |tensor, &at| tensor.get(at));
             if found.int64_value(&[]) != value || (bounds[0]..bounds[1]).contains(&value) {
-                outcome
-                    .bad
-                    .push(format!("{}: {value} at {position:?}", place()));
+                outcome.fail(format!("{}: {value} at {position:?}", place()));
             }
         }
         (Err(RuntimeError::CheckFailed { .. }), Err(_)) if !outside && rung.name != "eager" => {
-            outcome.failed_checks += 1;
+            outcome.add("failed_checks", 1);
         }
         (Err(RuntimeError::Failed { .. }), Err(_)) if !outside && rung.name == "eager" => {
-            outcome.failed_checks += 1;
+            outcome.add("failed_checks", 1);
         }
         (Ok(got), Ok(wanted)) if !outside => {
-            outcome.answered += 1;
+            outcome.add("answered", 1);
             if !equal(&got, &wanted) {
-                outcome.bad.push(format!("{}: differs from eager", place()));
+                outcome.fail(format!("{}: differs from eager", place()));
             }
         }
-        (got, wanted) => outcome.bad.push(format!(
+        (got, wanted) => outcome.fail(format!(
             "{}: {:?} where eager gives {:?}",
             place(),
             got.map(drop),
@@ -275,12 +246,10 @@ fn hostile(rung: &Rung, judge: &Model, random: &mut Random, outcome: &mut Outcom
         )),
     }
     if refused || random.below(16) == 0 {
-        outcome.right_calls += 1;
+        outcome.add("right_calls", 1);
         match rung.model.run(&program.module, &rung.good) {
-            Ok(out) if bits(&out) == rung.answer => {}
-            other => outcome
-                .bad
-                .push(format!("after {}: {:?}", place(), other.map(drop))),
+            Ok(out) if real::bits(&out) == rung.answer => {}
+            other => outcome.fail(format!("after {}: {:?}", place(), other.map(drop))),
         }
     }
 }
@@ -346,11 +315,6 @@ fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tensor> 
         }
     };
     program.inputs.iter().map(make).collect()
-}
-
-/// Returns the bytes of outputs.
-fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
-    real::bits(outputs)
 }
 
 fn equal(got: &Outputs, wanted: &Outputs) -> bool {

@@ -39,13 +39,22 @@ pub fn shim() -> &'static Path {
 
 /// One run of an actor.
 pub struct Act<'a> {
-    pub name: &'a str,
-    pub root: &'a Path,
-    /// `SHIM_…` variables without the prefix.
-    pub shim: Vec<(&'a str, String)>,
+    name: &'a str,
+    root: &'a Path,
+    shim: Vec<(&'a str, String)>,
 }
 
-impl Act<'_> {
+impl<'a> Act<'a> {
+    pub fn new(name: &'a str, root: &'a Path) -> Self {
+        let shim = Vec::new();
+        Self { name, root, shim }
+    }
+
+    /// Runs it under the shim, with these `SHIM_…` variables, named without the prefix.
+    pub fn under(self, shim: Vec<(&'a str, String)>) -> Self {
+        Self { shim, ..self }
+    }
+
     pub fn command(&self) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["actor", "--exact", "--nocapture", "--test-threads=1"]);
@@ -68,31 +77,25 @@ impl Act<'_> {
     }
 }
 
+/// Returns the status and the errors of a process that failed.
+pub fn well(output: &Output) -> Result<(), String> {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{}: {stderr}", output.status)),
+    }
+}
+
 /// Runs `name` without the shim and expects it to end well.
 pub fn run_well(name: &str, root: &Path) {
-    let output = Act {
-        name,
-        root,
-        shim: Vec::new(),
-    }
-    .run();
-    assert!(
-        output.status.success(),
-        "{name}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    well(&Act::new(name, root).run()).unwrap();
 }
 
 /// Counts the write-class calls of an actor.
 pub fn count(name: &str, root: &Path) -> u64 {
     let out = root.with_extension("count");
     let shim = vec![("MODE", "count".into()), ("OUT", out.display().to_string())];
-    let output = Act { name, root, shim }.run();
-    assert!(
-        output.status.success(),
-        "{name}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+    well(&Act::new(name, root).under(shim).run()).unwrap();
     fs::read_to_string(out).unwrap().trim().parse().unwrap()
 }
 

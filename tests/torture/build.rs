@@ -6,7 +6,7 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::{actor, crash::Tried, sandbox::Sandbox, scene::Random, spread};
+use crate::{actor, report::Tally, sandbox::Sandbox, scene::Random, spread};
 
 /// Returns `precast build` under the shim. Its gate runs without: that unpacks weights into the store, and a gate that
 /// is killed fails its program, not the build.
@@ -55,8 +55,8 @@ fn killed(mode: &str, at: u64) -> Result<bool, String> {
     Ok(killed)
 }
 
-/// Kills a build at `points` seeded moments each way; returns how many died of it.
-pub fn kills(calls: u64, points: u64, seed: u64, tried: &mut Tried) -> u64 {
+/// Kills a build, which makes `calls` calls, at `points` seeded moments each way; counts those that died of it.
+pub fn kills(calls: u64, points: u64, seed: u64) -> Tally {
     let mut random = Random(seed);
     // One in each of as many equal parts, so that no part of a build is left out.
     let trials: Vec<(&str, u64)> = (0..points)
@@ -64,13 +64,16 @@ pub fn kills(calls: u64, points: u64, seed: u64, tried: &mut Tried) -> u64 {
         .map(|(from, to)| 1 + from + random.below((to - from) as usize) as u64)
         .flat_map(|at| [("kill", at), ("short", at)])
         .collect();
-    let dead = std::sync::atomic::AtomicU64::new(0);
-    tried.points += trials.len() as u64;
-    tried.states += trials.len() as u64;
-    tried.bad.extend(spread::each(&trials, |(mode, at)| {
-        let killed = killed(mode, *at)?;
-        dead.fetch_add(killed.into(), std::sync::atomic::Ordering::Relaxed);
-        Ok(())
-    }));
-    dead.into_inner()
+    let mut tried = spread::sum(&trials, |(mode, at)| {
+        let mut tried = Tally::of(["killed"]);
+        match killed(mode, *at) {
+            Ok(killed) => tried.add("killed", killed.into()),
+            Err(why) => tried.fail(why),
+        }
+        tried
+    });
+    for count in ["points", "states"] {
+        tried.set(count, trials.len() as u64);
+    }
+    tried
 }

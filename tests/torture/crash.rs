@@ -15,17 +15,9 @@ use precast::{
 
 use crate::{
     actor::{self, Act},
+    report::Tally,
     scene, spread,
 };
-
-/// The trials and their failures.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Tried {
-    pub points: u64,
-    pub states: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// Checks a store after a crash: it opens, keeps its promises, holds nothing half, and the next build finishes.
 ///
@@ -161,12 +153,7 @@ impl Start {
             ("AT", at.to_string()),
             ("ERRNO", errno.to_string()),
         ];
-        let output = Act {
-            name: self.name,
-            root: &root,
-            shim,
-        }
-        .run();
+        let output = Act::new(self.name, &root).under(shim).run();
         let what = format!("{} {mode} at {at} (errno {errno})", self.name);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let fails = mode == "fail" || mode == "ever";
@@ -188,18 +175,8 @@ impl Start {
         };
         if self.name == "repair" {
             // A repair that was cut off is finished by the next one.
-            let output = Act {
-                name: "repair",
-                root: &root,
-                shim: Vec::new(),
-            }
-            .run();
-            if !output.status.success() {
-                return Err(format!(
-                    "{what}: {}",
-                    String::from_utf8_lossy(&output.stderr)
-                ));
-            }
+            let output = Act::new("repair", &root).run();
+            actor::well(&output).map_err(|why| format!("{what}: {why}"))?;
         }
         survives(&root, acks, self.name == "repair").map_err(|why| format!("{what}: {why}"))
     }
@@ -209,50 +186,37 @@ impl Start {
         let (_dir, root) = self.copy();
         let what = format!("{} delayed at {at} against {other}", self.name);
         let shim = vec![("MODE", "delay".to_owned()), ("AT", at.to_string())];
-        let mut slow = Act {
-            name: self.name,
-            root: &root,
-            shim,
-        }
-        .command();
+        let mut slow = Act::new(self.name, &root).under(shim).command();
         let slow = slow.stdout(Stdio::null()).stderr(Stdio::piped());
         let slow = slow.spawn().unwrap();
         // While there is no store yet, there is nothing to collect.
         while !root.join("index.sqlite").exists() {
             thread::sleep(Duration::from_millis(1));
         }
-        let fast = Act {
-            name: other,
-            root: &root,
-            shim: Vec::new(),
-        }
-        .run();
+        let fast = Act::new(other, &root).run();
         for output in [slow.wait_with_output().unwrap(), fast] {
-            if !output.status.success() {
-                let stderr = String::from_utf8_lossy(&output.stderr);
-                return Err(format!("{what}: {}: {stderr}", output.status));
-            }
+            actor::well(&output).map_err(|why| format!("{what}: {why}"))?;
         }
         survives(&root, "", false).map_err(|why| format!("{what}: {why}"))
     }
 
     /// Delays every `stride`-th call against each of `others`.
-    pub fn sweep_delayed(&self, others: &[&'static str], stride: u64, tried: &mut Tried) {
+    pub fn sweep_delayed(&self, others: &[&'static str], stride: u64, tried: &mut Tally) {
         let trials: Vec<(u64, &str)> = (1..=self.calls)
             .step_by(stride as usize)
             .flat_map(|at| others.iter().map(move |other| (at, *other)))
             .collect();
-        tried.points += trials.len() as u64;
+        tried.add("points", trials.len() as u64);
         tried.bad.extend(spread::each(&trials, |(at, other)| {
             self.delayed(*at, other)
         }));
     }
 
     /// Does `mode` at every `stride`-th call.
-    pub fn sweep(&self, mode: &str, errno: i32, stride: u64, tried: &mut Tried) {
+    pub fn sweep(&self, mode: &str, errno: i32, stride: u64, tried: &mut Tally) {
         let points: Vec<u64> = (1..=self.calls).step_by(stride as usize).collect();
-        tried.points += points.len() as u64;
-        tried.states += points.len() as u64;
+        tried.add("points", points.len() as u64);
+        tried.add("states", points.len() as u64);
         tried
             .bad
             .extend(spread::each(&points, |at| self.at(mode, *at, errno)));

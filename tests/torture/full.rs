@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     attacks, build, crash, many, mapped, mutate, newer, permissions, readonly, replay,
-    report::{Report, machine, outcome, profile, versions},
+    report::{Report, Tally, machine, profile, versions},
     scene::{self, Random},
     seeds, sound, spread,
 };
@@ -39,36 +39,43 @@ pub fn run() {
     report.end();
 }
 
+/// Returns a tally of one count.
+fn tally(name: &str, count: usize, bad: Vec<String>) -> Tally {
+    let mut tally = Tally::default();
+    tally.set(name, count);
+    tally.bad = bad;
+    tally
+}
+
 /// Runs the parts that kill, fail or delay calls.
 fn crashes(report: &mut Report) {
     // SIGKILL before every write-class call, and in the middle of every write.
     report.part("1 kill at every write-class call", |report| {
-        let mut tried = crash::Tried::default();
+        let mut tried = Tally::of(["points", "states"]);
         for name in ["build", "gc", "repair", "rollback"] {
             let begin = crash::Start::new(name);
             for mode in ["kill", "short"] {
                 begin.sweep(mode, 0, stride(report, 1.0), &mut tried);
             }
         }
-        outcome!(tried)
+        tried
     });
     // Replay of lost, cut and reordered writes that were not synced.
     report.part("1 power loss at every moment", |report| {
-        let mut tried = crash::Tried::default();
+        let mut tried = Tally::of(["points", "states"]);
         for (name, share) in [("build", 4_500), ("gc", 4_500), ("rollback", 1_000)] {
             replay::Record::of(name).sweep(SEED, report.count(share), &mut tried);
         }
-        outcome!(tried)
+        tried
     });
     report.part("1 kill of precast build", |report| {
-        let mut tried = crash::Tried::default();
         let calls = build::calls();
-        let killed = build::kills(calls, report.count(250).min(calls), SEED, &mut tried);
-        let counts = json!({ "calls": calls, "points": tried.points, "states": tried.states, "killed": killed });
-        (counts, tried.bad)
+        let mut tried = build::kills(calls, report.count(250).min(calls), SEED);
+        tried.set("calls", calls);
+        tried
     });
     report.part("3 failing calls", |report| {
-        let mut tried = crash::Tried::default();
+        let mut tried = Tally::of(["points", "states"]);
         for name in ["build", "gc"] {
             let begin = crash::Start::new(name);
             for errno in [libc::ENOSPC, libc::EIO, libc::EMFILE, libc::EDQUOT] {
@@ -77,16 +84,16 @@ fn crashes(report: &mut Report) {
                 }
             }
         }
-        outcome!(tried)
+        tried
     });
     // A call that takes long, while another process builds or collects.
     report.part("5 delayed calls", |report| {
-        let mut tried = crash::Tried::default();
+        let mut tried = Tally::of(["points", "states"]);
         for name in ["build", "gc"] {
             let begin = crash::Start::new(name);
             begin.sweep_delayed(&["build", "gc"], stride(report, 2.0), &mut tried);
         }
-        outcome!(tried)
+        tried
     });
 }
 
@@ -94,36 +101,25 @@ fn crashes(report: &mut Report) {
 fn others(report: &mut Report) {
     let (_dir, path, scene) = sound();
     report.part("2 changes of objects and records", |report| {
-        outcome!(mutate::spread(
-            &path,
-            SEED,
-            report.count(1_000_000),
-            mutate::files
-        ))
+        mutate::spread(&path, SEED, report.count(1_000_000), mutate::files)
     });
     report.part("2 changes of the index", |report| {
-        outcome!(mutate::spread(
-            &path,
-            SEED,
-            report.count(20_000),
-            mutate::index
-        ))
+        mutate::spread(&path, SEED, report.count(20_000), mutate::index)
     });
     report.part("4 builders of the same specs", |report| {
         let (processes, specs) = (report.count(64), report.count(100));
         let mut crowd = many::builders(processes, specs, 1_000, report.count(100), SEED);
-        if crowd.begun == crowd.finished {
-            let why = "no owner was killed: nothing was replaced";
-            crowd.bad.push(why.to_owned());
+        if crowd.count("begun") == crowd.count("finished") {
+            crowd.fail("no owner was killed: nothing was replaced");
         }
-        outcome!(crowd)
+        crowd
     });
     report.part("5 reads under gc", |report| {
-        outcome!(many::reads_under_gc(16, report.count(62_500), 20))
+        many::reads_under_gc(16, report.count(62_500), 20)
     });
     report.part("6 seeded defects", |_| {
         let bad = spread::each(seeds::SEEDS, |seed| seeds::try_seed(&path, &scene, seed));
-        (json!({ "kinds": seeds::SEEDS.len() }), bad)
+        tally("kinds", seeds::SEEDS.len(), bad)
     });
     report.part("6 sound stores, and their index deleted", sound_ones);
     // Nothing is written or replaced once it has its final name.
@@ -134,52 +130,49 @@ fn others(report: &mut Report) {
             published += count;
             bad.extend(wrong);
         }
-        (json!({ "published": published }), bad)
+        tally("published", published as usize, bad)
     });
     report.part("8 read-only stores", |_| {
-        let (mut counts, mut bad) = (json!({}), Vec::new());
+        let mut tally = Tally::default();
         for how in readonly::WAYS {
             match readonly::reads(&path, &scene.programs[0].id.hex(), how) {
                 Ok((runs, calls)) => {
-                    counts[how] = json!({ "runs": runs, "write_class_calls": calls });
-                    bad.extend((calls > 0).then(|| format!("{how}: {calls} write-class calls")));
+                    tally.set(how, json!({ "runs": runs, "write_class_calls": calls }));
+                    let bad = (calls > 0).then(|| format!("{how}: {calls} write-class calls"));
+                    tally.bad.extend(bad);
                 }
-                Err(why) if why.starts_with("skipped") => counts[how] = json!(why),
-                Err(why) => bad.push(format!("{how}: {why}")),
+                Err(why) if why.starts_with("skipped") => tally.set(how, why),
+                Err(why) => tally.fail(format!("{how}: {why}")),
             }
         }
-        (counts, bad)
+        tally
     });
     report.part("9 newer stores", |_| {
-        let kinds = newer::KINDS.iter();
-        let bad = kinds
-            .flat_map(|kind| newer::tried(&path, &scene, kind))
-            .collect();
-        (
-            json!({ "kinds": newer::KINDS.len(), "steps_each": newer::TRIED }),
-            bad,
-        )
+        let tried = |kind| newer::tried(&path, &scene, kind);
+        let bad = newer::KINDS.iter().flat_map(tried).collect();
+        let mut tally = tally("kinds", newer::KINDS.len(), bad);
+        tally.set("steps_each", newer::TRIED);
+        tally
     });
     report.part("26 mapped weights", |report| {
-        outcome!(mapped::spread(
-            SEED,
-            report.count(20_000),
-            report.count(6_000)
-        ))
+        let changes = report.count(20_000);
+        spread::shares(SEED, changes, |seed, count| {
+            mapped::sweep(seed, count, report.count(6_000) * count / changes)
+        })
     });
     report.part("27 permissions", |report| {
-        outcome!(permissions::spread(SEED, report.count(20)))
+        permissions::spread(SEED, report.count(20))
     });
     // One at a time: the cost of each is measured.
     report.part("hostile stores", |_| {
         let attacks = attacks::ATTACKS.iter();
         let bad = attacks.filter_map(|attack| attacks::try_attack(&path, &scene, attack).err());
-        (json!({ "stores": attacks::ATTACKS.len() }), bad.collect())
+        tally("stores", attacks::ATTACKS.len(), bad.collect())
     });
 }
 
 /// Promise 6: sound stores of all sizes raise no alarm, and their index comes back identical when it is deleted.
-fn sound_ones(report: &Report) -> (serde_json::Value, Vec<String>) {
+fn sound_ones(report: &Report) -> Tally {
     let rows = AtomicU64::new(0);
     let stores: Vec<u64> = (0..report.count(1_000)).collect();
     let bad = spread::each(&stores, |n| {
@@ -198,8 +191,7 @@ fn sound_ones(report: &Report) -> (serde_json::Value, Vec<String>) {
         rows.fetch_add(count, Ordering::Relaxed);
         alarms(&Store::open(&path).map_err(message)?)
     });
-    (
-        json!({ "stores": stores.len(), "rows": rows.into_inner() }),
-        bad,
-    )
+    let mut tally = tally("stores", stores.len(), bad);
+    tally.set("rows", rows.into_inner());
+    tally
 }

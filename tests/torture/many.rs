@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::Write,
+    io::{BufRead, BufReader, Write},
     path::Path,
     process::{Child, Stdio},
     thread,
@@ -16,27 +16,9 @@ use precast::{
 
 use crate::{
     actor::Act,
+    report::Tally,
     scene::{self, Random},
 };
-
-/// The outcome.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Crowd {
-    pub processes: u64,
-    pub specs: u64,
-    pub kills: u64,
-    /// Compiles that were begun; the owner of each unfinished one was killed, and replaced.
-    pub begun: u64,
-    pub finished: u64,
-    /// Artifacts and objects in the store at the end.
-    pub artifacts: u64,
-    pub objects: u64,
-    /// The most compiles of one key that were alive at once.
-    pub most_at_once: u64,
-    pub seconds: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// The size of each spec's artifact: two compiles of it never give the same bytes.
 const SIZE: usize = 2000;
@@ -44,14 +26,9 @@ const SIZE: usize = 2000;
 /// One builder: makes every spec that is not there, in an order of its own.
 pub fn builder(root: &Path) -> Result<(), StoreError> {
     let store = Store::create(root)?;
-    let specs: usize = std::env::var("PRECAST_ACTOR_SPECS")
-        .unwrap()
-        .parse()
-        .unwrap();
-    let longest: usize = std::env::var("PRECAST_ACTOR_COMPILE_MS")
-        .unwrap_or_default()
-        .parse()
-        .unwrap_or(40);
+    let set = |name| std::env::var(name).ok()?.parse::<usize>().ok();
+    let specs = set("PRECAST_ACTOR_SPECS").unwrap();
+    let longest = set("PRECAST_ACTOR_COMPILE_MS").unwrap_or(40);
     let mut random = Random(std::process::id().into());
     let mut order: Vec<usize> = (0..specs).collect();
     for at in (1..order.len()).rev() {
@@ -95,21 +72,16 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
 }
 
 /// Runs `processes` builders of `specs` specs on one store, each compile at most `longest` milliseconds, and kills one
-/// at random again and again.
-pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64) -> Crowd {
+/// at random again and again. Counts the compiles that were begun (the owner of each unfinished one was killed, and
+/// replaced), the artifacts and objects at the end, and the most compiles of one key at once.
+pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64) -> Tally {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     Store::create(&root).unwrap();
     let logs = root.with_extension("compiles");
     fs::create_dir(&logs).unwrap();
-    let start = Instant::now();
     let spawn = || -> Child {
-        let mut command = Act {
-            name: "builder",
-            root: &root,
-            shim: vec![],
-        }
-        .command();
+        let mut command = Act::new("builder", &root).command();
         command
             .env("PRECAST_ACTOR_SPECS", specs.to_string())
             .env("PRECAST_ACTOR_COMPILE_MS", longest.to_string())
@@ -118,20 +90,18 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
             .spawn()
             .unwrap()
     };
-    let mut crowd = Crowd {
-        processes,
-        specs,
-        ..Crowd::default()
-    };
+    let mut crowd = Tally::of(["kills", "begun", "finished", "artifacts"]);
+    crowd.set("processes", processes);
+    crowd.set("specs", specs);
     let mut random = Random(seed);
     let mut children: Vec<Child> = (0..processes).map(|_| spawn()).collect();
     while !children.is_empty() {
-        if crowd.kills < kills {
+        if crowd.count("kills") < kills {
             let victim = random.below(children.len());
             if children[victim].try_wait().unwrap().is_none() {
                 children[victim].kill().unwrap();
                 children[victim].wait().unwrap();
-                crowd.kills += 1;
+                crowd.add("kills", 1);
                 // Somebody else takes its place, as a restarted job would.
                 children[victim] = spawn();
             }
@@ -140,74 +110,48 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
             None => true,
             Some(status) => {
                 if !status.success() {
-                    let mut text = String::new();
-                    let _ =
-                        std::io::Read::read_to_string(child.stderr.as_mut().unwrap(), &mut text);
-                    crowd.bad.push(format!("{status}: {text}"));
+                    let text = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+                    crowd.fail(format!("{status}: {text}"));
                 }
                 false
             }
         });
         thread::sleep(Duration::from_millis(2 + random.below(12) as u64));
     }
-    crowd.seconds = start.elapsed().as_secs_f64();
     let store = Store::open(&root).unwrap();
-    crowd.most_at_once = 1;
+    crowd.set("most_at_once", 1);
     for path in scene::files(&logs) {
-        if path
-            .file_name()
-            .unwrap()
-            .to_string_lossy()
-            .starts_with("twice")
-        {
-            crowd.most_at_once = 2;
-            crowd
-                .bad
-                .push(format!("two compiles at once: {}", path.display()));
+        let name = path.file_name().unwrap().to_string_lossy();
+        if name.starts_with("twice") {
+            crowd.set("most_at_once", 2);
+            crowd.fail(format!("two compiles at once: {name}"));
         }
         let text = fs::read_to_string(&path).unwrap();
-        crowd.begun += text.matches("begun").count() as u64;
-        crowd.finished += text.matches("finished").count() as u64;
+        for word in ["begun", "finished"] {
+            crowd.add(word, text.matches(word).count() as u64);
+        }
     }
     for spec in 0..specs {
         let key = Digest::of(format!("spec {spec}").as_bytes());
         match store.records().artifact(&key).unwrap() {
             Some(artifact) if store.objects().read(&artifact.object).is_ok() => {
-                crowd.artifacts += 1
+                crowd.add("artifacts", 1)
             }
-            _ => crowd.bad.push(format!("spec {spec} has no artifact")),
+            _ => crowd.fail(format!("spec {spec} has no artifact")),
         }
     }
     // Leftovers of killed builders go, and one object of each spec stays.
     store.collector().gc(&Policy::default()).unwrap();
-    crowd.objects = scene::files(&root.join("objects")).len() as u64;
-    if crowd.objects != specs {
-        crowd
-            .bad
-            .push(format!("{} objects for {specs} specs", crowd.objects));
+    let objects = scene::files(&root.join("objects")).len() as u64;
+    crowd.set("objects", objects);
+    if objects != specs {
+        crowd.fail(format!("{objects} objects for {specs} specs"));
     }
     let left = store.audit().verify().unwrap().defects;
     if !left.is_empty() {
-        crowd.bad.push(format!("{left:?}"));
+        crowd.fail(format!("{left:?}"));
     }
     crowd
-}
-
-/// The outcome of reads under gc.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Reads {
-    pub readers: u64,
-    pub reads: u64,
-    pub gc_rounds: u64,
-    pub deleted: u64,
-    pub put_again: u64,
-    pub missing: u64,
-    /// Readers that were killed while they held leases.
-    pub killed: u64,
-    pub leases_left: u64,
-    pub seconds: f64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
 }
 
 /// Objects that readers take at random; nothing but a lease protects them.
@@ -219,10 +163,8 @@ fn pool(n: u64) -> Vec<u8> {
 
 /// One reader: leases an object, puts it back when it is gone, reads it, lets it go.
 pub fn reader(root: &Path) -> Result<(), StoreError> {
-    let reads: u64 = std::env::var("PRECAST_ACTOR_READS")
-        .unwrap()
-        .parse()
-        .unwrap();
+    let reads = std::env::var("PRECAST_ACTOR_READS").unwrap();
+    let reads: u64 = reads.parse().unwrap();
     let mut random = Random(std::process::id().into());
     let (mut missing, mut again, mut done) = (0, 0, 0);
     let store = Store::open(root)?;
@@ -235,6 +177,9 @@ pub fn reader(root: &Path) -> Result<(), StoreError> {
         let content = pool(n);
         let digest = Digest::of(&content);
         let hold: Hold = store.leases().hold(&[digest])?;
+        if done == 0 {
+            println!("a lease");
+        }
         if !store.objects().has(&digest) {
             // Another store handle puts it, so that only our lease holds it afterwards.
             Store::open(root)?.objects().put_bytes(&content)?;
@@ -270,19 +215,13 @@ pub fn collector(root: &Path) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Runs `readers` readers of `reads` reads each while one process collects; kills some of them at the end.
-pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
+/// Runs `readers` readers of `reads` reads each while one process collects; kills some more while they hold leases.
+pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Tally {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     Store::create(&root).unwrap();
-    let start = Instant::now();
     let spawn = |name: &str, reads: u64| -> Child {
-        let mut command = Act {
-            name,
-            root: &root,
-            shim: vec![],
-        }
-        .command();
+        let mut command = Act::new(name, &root).command();
         command.env("PRECAST_ACTOR_READS", reads.to_string());
         command
             .stdout(Stdio::piped())
@@ -292,49 +231,41 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Reads {
     };
     let gc = spawn("collector", 0);
     let children: Vec<Child> = (0..readers).map(|_| spawn("reader", reads)).collect();
-    let mut report = Reads {
-        readers,
-        ..Reads::default()
-    };
+    let mut report = Tally::default();
+    report.set("readers", readers);
     for _ in 0..kills {
         let mut child = spawn("reader", u64::MAX);
-        thread::sleep(Duration::from_millis(60));
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().contains("a lease")));
         child.kill().unwrap();
         child.wait().unwrap();
-        report.killed += 1;
+        report.add("killed", 1);
     }
-    for child in children {
+    let mut note = |child: Child, prefix: &str, names: &[&str]| {
         let output = child.wait_with_output().unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        match numbers(&text, "reads ")[..] {
-            [reads, missing, again] => {
-                report.reads += reads;
-                report.missing += missing;
-                report.put_again += again;
-            }
-            _ => report
-                .bad
-                .push(String::from_utf8_lossy(&output.stderr).into_owned()),
+        let numbers = numbers(&String::from_utf8_lossy(&output.stdout), prefix);
+        if numbers.len() != names.len() {
+            report.fail(String::from_utf8_lossy(&output.stderr));
         }
+        for (name, number) in names.iter().zip(numbers) {
+            report.add(name, number);
+        }
+    };
+    for child in children {
+        note(child, "reads ", &["reads", "missing", "put_again"]);
     }
     fs::write(root.with_extension("stop"), "").unwrap();
-    let output = gc.wait_with_output().unwrap();
-    match numbers(&String::from_utf8_lossy(&output.stdout), "gc ")[..] {
-        [rounds, deleted] => (report.gc_rounds, report.deleted) = (rounds, deleted),
-        _ => report
-            .bad
-            .push(String::from_utf8_lossy(&output.stderr).into_owned()),
-    }
-    report.seconds = start.elapsed().as_secs_f64();
+    note(gc, "gc ", &["gc_rounds", "deleted"]);
     let store = Store::open(&root).unwrap();
     store.collector().gc(&Policy::default()).unwrap();
     drop(store);
-    report.leases_left = fs::read_dir(root.join("leases")).unwrap().count() as u64;
+    let leases = fs::read_dir(root.join("leases")).unwrap().count() as u64;
+    report.set("leases_left", leases);
     let left = scene::files(&root.join("objects")).len();
-    if left != 0 || report.leases_left != 0 || report.missing != 0 {
-        report.bad.push(format!(
-            "{left} objects, {} leases, {} missing",
-            report.leases_left, report.missing
+    let missing = report.count("missing");
+    if left != 0 || leases != 0 || missing != 0 {
+        report.fail(format!(
+            "{left} objects, {leases} leases, {missing} missing"
         ));
     }
     report

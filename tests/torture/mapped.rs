@@ -14,22 +14,9 @@ use precast::{
 };
 
 use crate::{
+    report::Tally,
     scene::{self, Random},
-    spread,
 };
-
-/// The outcome of a sweep.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Sweep {
-    /// Changes between two starts.
-    pub mutations: u64,
-    /// Starts beside which a file was changed.
-    pub during: u64,
-    /// Starts that were refused; all others had every byte right.
-    pub refused: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// One part of the tree, and several, the last one shorter.
 const SIZES: [usize; 3] = [6000, (2 << 20) + 77, 3 << 20];
@@ -90,14 +77,12 @@ fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> Strin
             file.write_all_at(other, 0).unwrap();
             "swapped with another".to_owned()
         }
-        4 => {
-            // In the footer.
-            let at = length - 1 - random.below(120);
-            file.write_all_at(&[sound[at] ^ (1 << random.below(8))], at as u64)
-                .unwrap();
-            format!("a bit of byte {at}")
-        }
-        _ => {
+        footer => {
+            let at = if footer == 4 {
+                length - 1 - random.below(120)
+            } else {
+                at
+            };
             file.write_all_at(&[sound[at] ^ (1 << random.below(8))], at as u64)
                 .unwrap();
             format!("a bit of byte {at}")
@@ -117,20 +102,29 @@ fn restore(file: &File, sound: &[u8]) {
     file.set_len(sound.len() as u64).unwrap();
 }
 
+/// Renames a new file over the unpacked one: a sound one, once it is changed.
+fn replace(of: &MappedWeights, change: impl FnOnce(&File)) {
+    let new = of.path.with_extension("new");
+    fs::write(&new, &of.sound).unwrap();
+    change(&File::options().write(true).open(&new).unwrap());
+    fs::rename(new, &of.path).unwrap();
+}
+
 /// Starts with this store; returns the failure.
-fn start(store: &Store, of: &MappedWeights, sweep: &mut Sweep) -> Option<String> {
+fn start(store: &Store, of: &MappedWeights, sweep: &mut Tally) -> Option<String> {
     match store.objects().map(&of.digest) {
         Ok(map) if map[..] == of.content[..] => None,
         Ok(map) => Some(format!("{} bytes, and other ones", map.len())),
         Err(_) => {
-            sweep.refused += 1;
+            sweep.add("refused", 1);
             None
         }
     }
 }
 
-/// Makes `count` seeded changes between starts, and `during` starts beside changes.
-pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
+/// Makes `count` seeded changes between starts, and `during` starts beside changes. A start that is not refused has
+/// every byte right.
+pub fn sweep(seed: u64, count: u64, during: u64) -> Tally {
     let dir = scene::scratch();
     let store = Store::create(dir.path().join("store")).unwrap();
     let all = weights(&store);
@@ -145,14 +139,14 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
     let checking = with(Unpacked::Check, true);
     let copying = with(Unpacked::Copy, true);
     let mut random = Random(seed);
-    let mut sweep = Sweep::default();
+    let mut sweep = Tally::of(["mutations", "during", "refused"]);
     for n in 0..count {
         // The small one more often: it costs less.
         let which = [0, 0, 0, 1, 2][random.below(5)];
         let of = &all[which];
         let file = writable(&of.path);
         let what = change(&file, &mut random, &of.sound, &all[(which + 1) % 3].sound);
-        sweep.mutations += 1;
+        sweep.add("mutations", 1);
         let (early, checked) = checking.objects().map_checking(&of.digest).unwrap();
         let wrong = match checked.wait() {
             true if early[..] != of.content[..] => Some("accepted as right".to_owned()),
@@ -176,7 +170,7 @@ pub fn sweep(seed: u64, count: u64, during: u64) -> Sweep {
         });
         if let Some(wrong) = wrong {
             let size = of.content.len();
-            sweep.bad.push(format!(
+            sweep.fail(format!(
                 "seed {seed} step {n}: {size} bytes, {what}: {wrong}"
             ));
         }
@@ -193,7 +187,7 @@ fn beside(
     copying: &Store,
     seed: u64,
     count: u64,
-    sweep: &mut Sweep,
+    sweep: &mut Tally,
 ) {
     for (of, other) in all.iter().zip(all.iter().cycle().skip(1)) {
         for (store, in_place) in [(copying, true), (checking, false)] {
@@ -202,54 +196,28 @@ fn beside(
                 scope.spawn(|| {
                     let mut random = Random(seed);
                     while !over.load(Relaxed) {
-                        if !in_place {
-                            let new = of.path.with_extension("new");
-                            fs::write(&new, &of.sound).unwrap();
-                            fs::rename(new, &of.path).unwrap();
-                        }
-                        let file = writable(&of.path);
                         if in_place {
+                            let file = writable(&of.path);
                             change(&file, &mut random, &of.sound, &other.sound);
                             restore(&file, &of.sound);
                         } else {
-                            let new = of.path.with_extension("new");
-                            fs::write(&new, &of.sound).unwrap();
-                            let file = File::options().write(true).open(&new).unwrap();
-                            change(&file, &mut random, &of.sound, &other.sound);
-                            fs::rename(new, &of.path).unwrap();
+                            replace(of, |_| {});
+                            replace(of, |file| {
+                                drop(change(file, &mut random, &of.sound, &other.sound));
+                            });
                         }
                     }
-                    fs::write(of.path.with_extension("new"), &of.sound).unwrap();
-                    fs::rename(of.path.with_extension("new"), &of.path).unwrap();
+                    replace(of, |_| {});
                 });
                 for n in 0..count / 6 {
-                    sweep.during += 1;
+                    sweep.add("during", 1);
                     if let Some(wrong) = start(store, of, sweep) {
                         let how = if in_place { "copied" } else { "mapped" };
-                        sweep
-                            .bad
-                            .push(format!("seed {seed} start {n}, {how}: {wrong}"));
+                        sweep.fail(format!("seed {seed} start {n}, {how}: {wrong}"));
                     }
                 }
                 over.store(true, Relaxed);
             });
         }
     }
-}
-
-/// As [`sweep`], in as many threads as there are jobs.
-pub fn spread(seed: u64, count: u64, during: u64) -> Sweep {
-    let jobs = spread::jobs() as u64;
-    let shares: Vec<u64> = (0..jobs).collect();
-    let all = std::sync::Mutex::new(Sweep::default());
-    spread::each(&shares, |job| {
-        let mut one = sweep(seed + job, (count + job) / jobs, (during + job) / jobs);
-        let mut all = all.lock().unwrap();
-        all.mutations += one.mutations;
-        all.during += one.during;
-        all.refused += one.refused;
-        all.bad.append(&mut one.bad);
-        Ok(())
-    });
-    all.into_inner().unwrap()
 }

@@ -7,7 +7,6 @@ use std::{
     fs::{self, File},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
-    sync::Mutex,
 };
 
 use precast::{
@@ -16,22 +15,10 @@ use precast::{
 };
 
 use crate::{
+    report::Tally,
     scene::{self, Random, Scene, damage},
     spread,
 };
-
-/// The outcome of a sweep.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Sweep {
-    pub mutations: u64,
-    pub refused: u64,
-    /// Of the index: an answer that equals the files'.
-    pub right: u64,
-    /// Of the index: a listing that was short or wrong, and that `verify` named.
-    pub named_by_verify: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 type Ask = Box<dyn Fn(&Store) -> bool>;
 
@@ -74,38 +61,23 @@ pub fn spread(
     root: &Path,
     seed: u64,
     count: u64,
-    sweep: fn(&Path, &Scene, u64, u64) -> Sweep,
-) -> Sweep {
-    let shares: Vec<(u64, u64)> = (0..spread::jobs() as u64)
-        .map(|job| {
-            let jobs = spread::jobs() as u64;
-            (seed + job, (count + job) / jobs)
-        })
-        .collect();
-    let all = Mutex::new(Sweep::default());
-    spread::each(&shares, |(seed, count)| {
+    sweep: fn(&Path, &Scene, u64, u64) -> Tally,
+) -> Tally {
+    spread::shares(seed, count, |seed, count| {
         let dir = scene::scratch();
         let copy = dir.path().join("store");
         scene::copy(root, &copy);
         let scene = scene::build(&Store::open(&copy).unwrap(), &mut |_| {}).unwrap();
-        let mut one = sweep(&copy, &scene, *seed, *count);
-        let mut all = all.lock().unwrap();
-        all.mutations += one.mutations;
-        all.refused += one.refused;
-        all.right += one.right;
-        all.named_by_verify += one.named_by_verify;
-        all.bad.append(&mut one.bad);
-        Ok(())
-    });
-    all.into_inner().unwrap()
+        sweep(&copy, &scene, seed, count)
+    })
 }
 
 /// Makes `count` seeded changes to objects and records.
-pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
+pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
     let store = Store::open_read_only(root).unwrap();
     let targets = targets(root, scene);
     let mut random = Random(seed);
-    let mut sweep = Sweep::default();
+    let mut sweep = Tally::of(["mutations", "refused"]);
     let open: Vec<(File, Vec<u8>)> = targets
         .iter()
         .map(|(path, _)| {
@@ -143,10 +115,10 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
                 format!("bit {bit} of byte {at}")
             }
         };
-        sweep.mutations += 1;
+        sweep.add("mutations", 1);
         match targets[which].1(&store) {
-            true => sweep.refused += 1,
-            false => sweep.bad.push(format!(
+            true => sweep.add("refused", 1),
+            false => sweep.fail(format!(
                 "seed {seed} step {n}: {:?}: {what}",
                 targets[which].0
             )),
@@ -178,8 +150,9 @@ fn answers(store: &Store, scene: &Scene) -> Result<String, precast::StoreError> 
     Ok(all)
 }
 
-/// Makes `count` seeded changes to the index.
-pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
+/// Makes `count` seeded changes to the index. An answer is refused, as right as that of the files, or wrong in a way that
+/// `verify` names.
+pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
     let path = root.join("index.sqlite");
     let sound = fs::read(&path).unwrap();
     let policy = Policy {
@@ -195,7 +168,7 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
         )
     };
     let mut random = Random(seed);
-    let mut sweep = Sweep::default();
+    let mut sweep = Tally::of(["mutations", "refused", "right", "named_by_verify"]);
     for n in 0..count {
         let mut bytes = sound.clone();
         let at = random.below(bytes.len());
@@ -216,19 +189,12 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
             }
         };
         fs::write(&path, &bytes).unwrap();
-        sweep.mutations += 1;
-        let mut bad = |why: &str| {
-            sweep
-                .bad
-                .push(format!("seed {seed} step {n}: index {what}: {why}"))
+        sweep.add("mutations", 1);
+        let Ok(store) = Store::open_read_only(root) else {
+            sweep.add("refused", 1);
+            continue;
         };
-        let store = match Store::open_read_only(root) {
-            Ok(store) => store,
-            Err(_) => {
-                sweep.refused += 1;
-                continue;
-            }
-        };
+        let mut bad = |why: &str| sweep.fail(format!("seed {seed} step {n}: index {what}: {why}"));
         for artifact in &scene.artifacts {
             // A look-up that the index can't answer is answered by the files.
             if store
@@ -244,13 +210,13 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Sweep {
             _ => {}
         }
         match answers(&store, scene) {
-            Err(_) => sweep.refused += 1,
-            Ok(all) if all == expected.0 => sweep.right += 1,
+            Err(_) => sweep.add("refused", 1),
+            Ok(all) if all == expected.0 => sweep.add("right", 1),
             Ok(_) => match store.audit().verify() {
                 Ok(found) if found.defects.is_empty() => {
                     bad("a wrong answer that verify does not name")
                 }
-                _ => sweep.named_by_verify += 1,
+                _ => sweep.add("named_by_verify", 1),
             },
         }
     }

@@ -13,19 +13,10 @@ use precast::{
 use walkdir::WalkDir;
 
 use crate::{
+    report::Tally,
     scene::{self, Random},
     spread,
 };
-
-/// The trials and their failures.
-#[derive(Default, Debug, serde::Serialize)]
-pub struct Tried {
-    /// Folders and files that were changed, each in every way.
-    pub places: u64,
-    pub starts: u64,
-    #[serde(skip)]
-    pub bad: Vec<String>,
-}
 
 /// A user and a group that nobody here is.
 const STRANGER: u32 = 12_345;
@@ -114,15 +105,15 @@ fn used(root: &Path, seed: u64) {
     start(root, &places(root), true).unwrap();
 }
 
-/// Tries every `stride`th place in every way.
-pub fn one(seed: u64, stride: usize) -> Tried {
+/// Tries every `stride`th place in every way; counts the places and the starts.
+pub fn one(seed: u64, stride: usize) -> Tally {
     let dir = scene::scratch();
     let sound = dir.path().join("sound");
     used(&sound, seed);
-    let mut tried = Tried::default();
+    let mut tried = Tally::of(["places", "starts"]);
     let all = places(&sound);
     for place in all.iter().step_by(stride) {
-        tried.places += 1;
+        tried.add("places", 1);
         for (name, make) in WAYS {
             let trial = dir.path().join("trial");
             let root = trial.join("store");
@@ -135,11 +126,11 @@ pub fn one(seed: u64, stride: usize) -> Tried {
                     if read_only && place.starts_with("locks/") {
                         continue;
                     }
-                    tried.starts += 1;
+                    tried.add("starts", 1);
                     match start(&root, &all, read_only) {
                         Err(StoreError::Unsafe { .. } | StoreError::Stranger { .. }) => {}
                         Err(error) if *name == "a link to the same" => drop(error),
-                        other => tried.bad.push(format!(
+                        other => tried.fail(format!(
                             "seed {seed}: `{}`, {name}, read only {read_only}: {other:?}",
                             place.display()
                         )),
@@ -153,16 +144,7 @@ pub fn one(seed: u64, stride: usize) -> Tried {
 }
 
 /// Tries every place of as many stores.
-pub fn spread(seed: u64, stores: u64) -> Tried {
+pub fn spread(seed: u64, stores: u64) -> Tally {
     let seeds: Vec<u64> = (0..stores).map(|n| seed + n).collect();
-    let all = std::sync::Mutex::new(Tried::default());
-    spread::each(&seeds, |seed| {
-        let mut one = one(*seed, 1);
-        let mut all = all.lock().unwrap();
-        all.places += one.places;
-        all.starts += one.starts;
-        all.bad.append(&mut one.bad);
-        Ok(())
-    });
-    all.into_inner().unwrap()
+    spread::sum(&seeds, |seed| one(*seed, 1))
 }

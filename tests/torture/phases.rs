@@ -10,7 +10,10 @@ use std::{
 
 use precast::{Store, StoreError};
 
-use crate::{actor::Act, crash, scene, spread};
+use crate::{
+    actor::{self, Act},
+    crash, scene, spread,
+};
 
 /// Where gc can be stopped.
 const GC: [&str; 5] = [
@@ -40,12 +43,7 @@ const REPAIR: [&str; 3] = ["repair:looked", "repair:found", "repair:set-aside"];
 const GRACE: Duration = Duration::from_millis(150);
 
 fn spawn(name: &str, root: &Path, sync: &Path) -> Child {
-    let mut command = Act {
-        name,
-        root,
-        shim: vec![],
-    }
-    .command();
+    let mut command = Act::new(name, root).command();
     command
         .env("PRECAST_SYNC", sync)
         .env("PRECAST_ACTOR_SPECS", "2");
@@ -60,13 +58,8 @@ fn spawn(name: &str, root: &Path, sync: &Path) -> Child {
 }
 
 fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
-    let output = child.wait_with_output().unwrap();
-    if !output.status.success() {
-        bad.push(format!(
-            "{what}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        ));
-    }
+    let ended = actor::well(&child.wait_with_output().unwrap());
+    bad.extend(ended.err().map(|why| format!("{what}: {why}")));
 }
 
 /// Stops `first` at `point`, lets `second` run against it, then lets both end; returns the failures. With `damaged` an

@@ -18,8 +18,9 @@ use std::{
 };
 
 use crate::{
-    actor::Act,
-    crash::{self, Tried},
+    actor::{self, Act},
+    crash,
+    report::Tally,
     scene::{self, Random},
     spread,
 };
@@ -100,17 +101,7 @@ impl Record {
         }
         let out = dir.path().join("trace");
         let shim = vec![("MODE", "trace".into()), ("OUT", out.display().to_string())];
-        let run = Act {
-            name,
-            root: &root,
-            shim,
-        }
-        .run();
-        assert!(
-            run.status.success(),
-            "{}",
-            String::from_utf8_lossy(&run.stderr)
-        );
+        actor::well(&Act::new(name, &root).under(shim).run()).unwrap();
         // Folders are synced by number too; they keep theirs.
         for folder in walk_folders(&root) {
             folders.insert(fs::metadata(&folder).unwrap().ino(), inside(&folder, &root));
@@ -410,9 +401,9 @@ impl Record {
     }
 
     /// Makes `count` seeded states, spread over all moments.
-    pub fn sweep(&self, seed: u64, count: u64, tried: &mut Tried) {
-        tried.points += self.moments() as u64;
-        tried.states += count;
+    pub fn sweep(&self, seed: u64, count: u64, tried: &mut Tally) {
+        tried.add("points", self.moments() as u64);
+        tried.add("states", count);
         let states: Vec<u64> = (0..count).collect();
         tried.bad.extend(spread::each(&states, |n| {
             let moment = (*n as usize * 7919) % self.moments();

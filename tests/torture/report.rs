@@ -4,8 +4,59 @@
 
 use std::{collections::BTreeMap, fs, process::Command, time::Instant};
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+
+/// Counts and figures by name, and failures.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Tally {
+    #[serde(flatten)]
+    figures: Map<String, Value>,
+    #[serde(default)]
+    pub bad: Vec<String>,
+}
+
+impl Tally {
+    /// Returns a tally whose counts of these names are zero.
+    pub fn of<const N: usize>(names: [&str; N]) -> Self {
+        let mut tally = Self::default();
+        names.map(|name| tally.add(name, 0));
+        tally
+    }
+
+    pub fn figure(&self, name: &str) -> &Value {
+        self.figures.get(name).unwrap_or(&Value::Null)
+    }
+
+    /// Returns a count; it is zero for an unknown name.
+    pub fn count(&self, name: &str) -> u64 {
+        self.figure(name).as_u64().unwrap_or(0)
+    }
+
+    pub fn add(&mut self, name: &str, more: u64) {
+        self.set(name, self.count(name) + more);
+    }
+
+    pub fn set(&mut self, name: &str, figure: impl Into<Value>) {
+        self.figures.insert(name.to_owned(), figure.into());
+    }
+
+    /// Adds a failure.
+    pub fn fail(&mut self, why: impl Into<String>) {
+        self.bad.push(why.into());
+    }
+
+    /// Adds the counts and failures of a part.
+    pub fn merge(&mut self, part: Self) {
+        for (name, figure) in part.figures {
+            match figure.as_u64() {
+                Some(count) => self.add(&name, count),
+                None => self.set(&name, figure),
+            }
+        }
+        self.bad.extend(part.bad);
+    }
+}
 
 pub struct Report {
     pub scale: f64,
@@ -58,13 +109,13 @@ impl Report {
     }
 
     /// Runs one part and keeps its outcome and its failures.
-    pub fn part<T: Serialize>(&mut self, name: &str, work: impl FnOnce(&Self) -> (T, Vec<String>)) {
+    pub fn part(&mut self, name: &str, work: impl FnOnce(&Self) -> Tally) {
         if !self.has(name) {
             return;
         }
         let begin = Instant::now();
-        let (outcome, bad) = work(self);
-        let mut outcome = serde_json::to_value(outcome).unwrap();
+        let Tally { figures, bad } = work(self);
+        let mut outcome = Value::Object(figures);
         outcome["date"] = json!(printed("date", &["-u", "+%F"]));
         outcome["commit"] = json!(printed("git", &["rev-parse", "--short", "HEAD"]));
         outcome["scale"] = json!(self.scale);
@@ -99,18 +150,6 @@ impl Report {
         assert_eq!(self.bad, 0, "see {}", self.file);
     }
 }
-
-/// Splits an outcome from its failures.
-#[allow(unused_macros, reason = "each target uses a part of it")]
-macro_rules! outcome {
-    ($outcome:expr) => {{
-        let mut outcome = $outcome;
-        let bad = std::mem::take(&mut outcome.bad);
-        (outcome, bad)
-    }};
-}
-#[allow(unused_imports, reason = "each target uses a part of it")]
-pub(crate) use outcome;
 
 /// Writes a document.
 pub fn write(file: &str, document: &Value) {

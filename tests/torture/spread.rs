@@ -8,6 +8,8 @@ use std::{
     thread,
 };
 
+use crate::report::Tally;
+
 /// How many threads try things at once: `PRECAST_TORTURE_JOBS`, or one.
 pub fn jobs() -> usize {
     let jobs = std::env::var("PRECAST_TORTURE_JOBS").ok();
@@ -20,6 +22,27 @@ pub fn each<T: Sync>(
     attempt: impl Fn(&T) -> Result<(), String> + Sync,
 ) -> Vec<String> {
     over(jobs(), items, attempt)
+}
+
+/// Adds up the tallies of all items.
+pub fn sum<T: Sync>(items: &[T], attempt: impl Fn(&T) -> Tally + Sync) -> Tally {
+    let all = Mutex::new(Tally::default());
+    let bad = each(items, |item| {
+        let part = attempt(item);
+        all.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .merge(part);
+        Ok(())
+    });
+    assert_eq!(bad, [] as [String; 0]);
+    all.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Adds up the tallies of as many shares of `count` as there are jobs; each has a seed of its own.
+pub fn shares(seed: u64, count: u64, sweep: impl Fn(u64, u64) -> Tally + Sync) -> Tally {
+    let jobs = jobs() as u64;
+    let shares: Vec<u64> = (0..jobs).collect();
+    sum(&shares, |job| sweep(seed + job, (count + job) / jobs))
 }
 
 /// The same with so many threads.

@@ -220,6 +220,7 @@ class OpenTest(Project):
         name = self.write("import torch\n\ndef load(:\n")
         failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
         self.assertEqual(failure.location, f"{name}.py:3")
+        self.assertIn("SyntaxError: invalid syntax", failure.message)
 
 
 if __name__ == "__main__":

@@ -299,27 +299,6 @@ mod tests {
     use super::{super::testing, schema::KNOWN, *};
     use crate::{Options, Store, rows::ObjectRow};
 
-    #[test]
-    fn a_newer_index_is_refused_and_left_alone() {
-        let (_dir, store) = testing::store();
-        let path = store.layout().index();
-        store
-            .index()
-            .with(|index| index.pragma_update(None, "user_version", 99))
-            .unwrap();
-        let before = fs::read(&path).unwrap();
-        for result in [
-            Store::open(store.path()),
-            Store::open_read_only(store.path()),
-        ] {
-            assert!(
-                matches!(result, Err(StoreError::Newer { found: 99, .. })),
-                "{result:?}"
-            );
-        }
-        assert_eq!(fs::read(&path).unwrap(), before);
-    }
-
     /// Replaces the index by one that `sql` makes, with other versions than ours.
     fn replaced(store: &Store, sql: &str) -> std::path::PathBuf {
         let path = store.layout().index();

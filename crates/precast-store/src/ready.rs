@@ -260,7 +260,7 @@ mod tests {
     use crate::Store;
     use std::{
         fs,
-        os::unix::fs::{MetadataExt, PermissionsExt},
+        os::unix::fs::MetadataExt,
     };
 
     use super::{
@@ -305,56 +305,6 @@ mod tests {
         }
         let empty = store.objects().put_bytes(b"").unwrap();
         assert_eq!(store.objects().map(&empty).unwrap().len(), 0);
-    }
-
-    /// Simulates a disk that returns wrong bytes without an error: size, times and inode do not change.
-    fn flip_below(path: &Path, at: u64) {
-        use std::os::unix::fs::FileExt;
-        let times = fs::metadata(path).unwrap().modified().unwrap();
-        testing::damage(path, |_| {});
-        fs::set_permissions(path, fs::Permissions::from_mode(0o644)).unwrap();
-        let file = File::options().read(true).write(true).open(path).unwrap();
-        let mut byte = [0];
-        file.read_exact_at(&mut byte, at).unwrap();
-        file.write_all_at(&[byte[0] ^ 1], at).unwrap();
-        file.set_modified(times).unwrap();
-        fs::set_permissions(path, fs::Permissions::from_mode(0o444)).unwrap();
-    }
-
-    #[test]
-    fn a_bit_that_changed_on_the_disk_is_in_no_map_unless_the_file_is_trusted() {
-        let (_dir, store) = testing::store();
-        for content in contents() {
-            let digest = store.objects().put_bytes(&content).unwrap();
-            drop(store.objects().map(&digest).unwrap());
-            let path = store.layout().ready(&digest);
-            for at in [0, 4321, content.len() as u64 - 1] {
-                flip_below(&path, at);
-                let trusting = opened(&store, Unpacked::Trust)
-                    .objects()
-                    .map(&digest)
-                    .unwrap();
-                assert!(trusting.len() == content.len() && trusting[..] != content[..]);
-                let reader = Options {
-                    read_only: true,
-                    ..Options::default()
-                };
-                let reader = Store::open_with(store.path(), reader).unwrap();
-                assert!(reader.objects().map(&digest).unwrap()[..] == content[..]);
-                let (map, checking) = reader.objects().map_checking(&digest).unwrap();
-                assert!(!checking.wait() && map[..] != content[..]);
-                assert!(
-                    opened(&store, Unpacked::Copy)
-                        .objects()
-                        .map(&digest)
-                        .unwrap()[..]
-                        == content[..]
-                );
-                assert!(store.objects().map(&digest).unwrap()[..] == content[..]);
-                let (map, checking) = store.objects().map_checking(&digest).unwrap();
-                assert!(checking.wait() && map[..] == content[..]);
-            }
-        }
     }
 
     #[test]

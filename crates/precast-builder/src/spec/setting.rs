@@ -301,6 +301,21 @@ mod tests {
           | ^
           = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
         "#);
+        insta::assert_snapshot!(message(&["third.mode=default", "vision.mdoe=default"]), @"
+        error: unknown key `third.mode` in --set
+         --> --set:1:1
+          |
+        1 | third.mode=default
+          | ^^^^^^^^^^
+          = help: modules: `vision`, `vision.head`, `mode`
+
+        error: unknown key `mdoe` in --set
+         --> --set:2:8
+          |
+        2 | vision.mdoe=default
+          |        ^^^^
+          = help: did you mean `mode`?
+        ");
         insta::assert_snapshot!(message(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @"
         error: each item of `passes` in --set must be a string, not an integer
          --> --set:1:21
