@@ -13,7 +13,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use precast_store::{
-    Digest,
+    Digest, Store,
     record::{Release, Shim},
 };
 
@@ -116,7 +116,7 @@ pub(super) fn try_file(
     };
     let before = same.or(plan.release.as_ref());
     // With a lease of its own: a refused file is held by nobody.
-    let apart = store.reopened()?;
+    let apart = Store::open_with(store.path(), store.options())?;
     let (object, _) = apart.objects().put_file_unpacked(path)?;
     if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);

@@ -51,33 +51,33 @@ pub struct DiskUsage {
 
 /// Returns the disk usage by group.
 pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
-    let users = store.object_usage(by)?;
+    let users = store.collector().usage(by)?;
     let (mut total, mut rest) = (Bytes::default(), Bytes::default());
     let mut groups: BTreeMap<String, Bytes> = BTreeMap::new();
     for row in store.objects().rows() {
         let row = row?;
-        let needs = users.needs(&row.digest)?;
+        let needs: Vec<_> = users.needs(&row.digest).collect();
         let one = Bytes {
             logical: 0,
             content: row.size,
             stored: row.stored,
             shared: if needs.len() > 1 { row.stored } else { 0 },
-            reclaimable: if users.is_kept(&row.digest)? {
+            reclaimable: if users.is_kept(&row.digest) {
                 0
             } else {
                 row.stored
             },
             objects: 1,
         };
-        let times: u64 = needs.iter().map(|need| need.times).sum();
+        let times: u64 = needs.iter().map(|(_, times)| times).sum();
         let logical = row.size.saturating_mul(times.max(1));
         total.add(&Bytes { logical, ..one });
         if needs.is_empty() {
             rest.add(&Bytes { logical, ..one });
         }
-        for need in needs {
-            let logical = row.size.saturating_mul(need.times);
-            let group = groups.entry(need.group).or_default();
+        for (group, times) in needs {
+            let logical = row.size.saturating_mul(times);
+            let group = groups.entry(group.to_owned()).or_default();
             group.add(&Bytes { logical, ..one });
         }
     }

@@ -1,9 +1,9 @@
-//! What all owners of a store share: its paths, its index, its locks and how it was opened.
+//! The base that all owners of a store share: its paths, its index, its locks and the options it was opened with.
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
-    sync::{Arc, atomic::AtomicBool},
+    sync::Arc,
 };
 
 use super::{
@@ -18,21 +18,12 @@ use super::{
 pub(crate) struct Base {
     pub layout: Layout,
     pub index: Index,
-    /// As it was opened; `read_only` also where the store can't be written.
+    /// The options of the caller; `read_only` also where the store can't be written.
     pub options: Options,
-    pub locks: Locks,
+    pub locks: Arc<Locks>,
 }
 
 impl Base {
-    pub fn new(layout: Layout, index: Index, options: Options) -> Self {
-        Self {
-            locks: Locks::new(&layout, options),
-            layout,
-            index,
-            options,
-        }
-    }
-
     /// Returns the store's folder.
     pub fn path(&self) -> &Path {
         &self.layout.root
@@ -42,7 +33,7 @@ impl Base {
         self.options.read_only
     }
 
-    /// Fails for a store that can't be written; `what` is to be done, as `add to the store`.
+    /// Fails for a store that can't be written. `what` is the change, as `add to the store`.
     pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
         if self.is_read_only() {
             return Err(StoreError::ReadOnly {
@@ -61,12 +52,7 @@ impl Base {
         self.locks.lock(mode)
     }
 
-    pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
-        self.index.stop_waiting_when(stop.clone());
-        self.locks.stop_waiting_when(stop);
-    }
-
-    /// Moves a damaged file into `quarantine/`, under a name that was not used before.
+    /// Moves a damaged file into `quarantine/`, under a new name.
     pub fn set_aside(&self, path: &Path) -> Result<(), StoreError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let folder = self.path().join("quarantine");

@@ -25,7 +25,7 @@ use crate::{
     record::{Artifact, Failure, Program, Release, SCHEMA},
 };
 
-/// No record is larger; what is, was not written by precast.
+/// No record that precast writes is larger.
 const LIMIT: u64 = 256 << 20;
 const OPEN: &str = "{\"sha256\":\"";
 const CLOSE: &str = "\"}\n";
@@ -44,7 +44,7 @@ pub(crate) fn encode<T: Serialize>(
     Ok((text, checksum))
 }
 
-/// Reads and checks the record at `path`, which must be the one that belongs there; none when there is no such file.
+/// Reads and checks the record at `path`, which must belong there; none when there is no such file.
 pub(crate) fn read<R: Record>(
     layout: &Layout,
     path: &Path,
@@ -57,19 +57,16 @@ pub(crate) fn read<R: Record>(
         return Err(newer(path, record.schema()));
     }
     if record.path(layout)? != path {
-        let what = if R::KIND == Kind::Release {
-            "release"
-        } else {
-            "key"
-        };
+        let release = R::KIND == Kind::Release;
+        let what = if release { "release" } else { "key" };
         return Err(damaged(path, format!("it is the record of another {what}")));
     }
     Ok(Some((record, checksum)))
 }
 
-/// What every record says whatever version it has.
+/// The field that records of all versions have.
 #[derive(Deserialize)]
-struct Head {
+struct Version {
     schema: u32,
 }
 
@@ -81,7 +78,7 @@ pub(crate) fn decode<T: DeserializeOwned>(
     let (line, checksum) = check(text, path)?;
     let record = serde_json::from_slice(line).map_err(|e| match serde_json::from_slice(line) {
         // A newer precast may write other fields: that is no damage.
-        Ok(Head { schema }) if schema > SCHEMA => newer(path, schema),
+        Ok(Version { schema }) if schema > SCHEMA => newer(path, schema),
         _ => damaged(path, e.to_string()),
     })?;
     Ok((record, checksum))
@@ -102,23 +99,19 @@ fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreErr
 
 fn raw(layout: &Layout, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     let file = match layout.open(path) {
-        Ok(file) => file,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Err(e) => return Err(e).at("read", path),
+        file => file.at("read", path)?,
     };
     let mut text = Vec::new();
-    file.take(LIMIT + 1)
-        .read_to_end(&mut text)
-        .at("read", path)?;
-    if text.len() as u64 > LIMIT {
-        Err(damaged(path, "it is larger than any record".to_owned()))
-    } else {
-        Ok(Some(text))
+    let read = file.take(LIMIT + 1).read_to_end(&mut text);
+    if read.at("read", path)? as u64 > LIMIT {
+        return Err(damaged(path, "it is larger than any record".to_owned()));
     }
+    Ok(Some(text))
 }
 
 /// Returns the error for a record that a newer precast wrote.
-pub(crate) fn newer(path: &Path, schema: u32) -> StoreError {
+fn newer(path: &Path, schema: u32) -> StoreError {
     StoreError::Newer {
         path: path.to_owned(),
         found: schema.into(),
@@ -126,19 +119,19 @@ pub(crate) fn newer(path: &Path, schema: u32) -> StoreError {
     }
 }
 
-pub(crate) fn damaged(path: &Path, why: String) -> StoreError {
+fn damaged(path: &Path, why: String) -> StoreError {
     StoreError::Record {
         path: path.to_owned(),
         why,
     }
 }
 
-/// What all records have in common.
+/// A record, which has a file and a row.
 pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
     const KIND: Kind;
     fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError>;
     fn schema(&self) -> u32;
-    /// Puts the row of the record, whose file has this checksum and was published at `created`.
+    /// Inserts the row of the record, whose file has this checksum and was published at `created`.
     fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
 }
 
@@ -148,34 +141,22 @@ pub(crate) trait Keyed: Record {
 }
 
 macro_rules! record {
-    ($type:ty, $kind:expr, $path:expr, $insert:path) => {
+    ($type:ident, $layout:ident, $self:ident => $path:expr, $insert:path) => {
         impl Record for $type {
-            const KIND: Kind = $kind;
-            fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError> {
-                $path(self, layout)
+            const KIND: Kind = Kind::$type;
+            fn path(&$self, $layout: &Layout) -> Result<PathBuf, StoreError> {
+                $path
             }
             fn schema(&self) -> u32 {
                 self.schema
             }
-            fn insert(
-                &self,
-                to: &Connection,
-                checksum: &Digest,
-                created: i64,
-            ) -> rusqlite::Result<()> {
+            fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()> {
                 $insert(to, self, checksum, created)
             }
         }
     };
-}
-macro_rules! keyed {
-    ($type:ty, $kind:expr, $insert:path) => {
-        record!(
-            $type,
-            $kind,
-            |record: &$type, layout: &Layout| Ok(layout.record($kind, &record.id)),
-            $insert
-        );
+    ($type:ident, $insert:path) => {
+        record!($type, layout, self => Ok(layout.record(Kind::$type, &self.id)), $insert);
         impl Keyed for $type {
             fn id(&self) -> Digest {
                 self.id
@@ -183,15 +164,10 @@ macro_rules! keyed {
         }
     };
 }
-keyed!(Artifact, Kind::Artifact, rows::insert_artifact);
-keyed!(Program, Kind::Program, rows::insert_program);
-keyed!(Failure, Kind::Failure, rows::insert_failure);
-record!(
-    Release,
-    Kind::Release,
-    |release: &Release, layout: &Layout| layout.release(&release.model, release.seq),
-    rows::insert_release
-);
+record!(Artifact, rows::insert_artifact);
+record!(Program, rows::insert_program);
+record!(Failure, rows::insert_failure);
+record!(Release, layout, self => layout.release(&self.model, self.seq), rows::insert_release);
 
 /// Reads one record file and checks that it lies where it belongs.
 pub(crate) fn record_file<R: Record>(

@@ -9,7 +9,6 @@ use std::{
     os::unix::fs::MetadataExt,
     path::PathBuf,
     thread,
-    time::Duration,
 };
 
 use super::{
@@ -18,9 +17,6 @@ use super::{
     lock, sync,
 };
 use crate::Digest;
-
-/// How long to wait between two looks at a claim that another process has.
-const TICK: Duration = Duration::from_millis(20);
 
 /// The right to build one key, until it is dropped.
 #[derive(Debug)]
@@ -37,7 +33,7 @@ impl Drop for Claim {
 }
 
 impl Leases {
-    /// Returns the claim on `key`, or who has it (as `pid 7 (build)`, empty when it does not say).
+    /// Returns the claim on `key`, or else its owner, as `pid 7 (build)`; empty where it is unknown.
     pub fn try_claim(&self, key: &Digest) -> Result<Result<Claim, String>, StoreError> {
         self.base.writable("claim a key")?;
         let folder = self.base.path().join("locks").join("keys");
@@ -56,7 +52,7 @@ impl Leases {
                 Err(TryLockError::Error(e)) => return Err(e).at("lock", &path),
             }
             sync::point("claim:locked");
-            // The one before may have removed the name between our opening and locking.
+            // The previous owner may have removed the name between our opening and locking.
             let ours = file.metadata().at("look at", &path)?.ino();
             if fs::symlink_metadata(&path).is_ok_and(|now| now.ino() == ours) {
                 lock::sign(&mut file, "build");
@@ -76,7 +72,7 @@ impl Leases {
             match self.try_claim(key)? {
                 Ok(claim) => return Ok(Some(claim)),
                 Err(owner) if !waiting(&owner) => return Ok(None),
-                Err(_) => thread::sleep(TICK),
+                Err(_) => thread::sleep(lock::TICK),
             }
         }
     }

@@ -2,9 +2,10 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ffi::OsString,
     fs::{self, Metadata},
     io,
-    os::unix::fs::{MetadataExt, PermissionsExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -25,10 +26,10 @@ use crate::{
     record::{Artifact, Failure, Program, Release},
 };
 
-/// One look at all files, and what it found so far.
+/// One look at all files, and its results so far. Paths are relative to the store.
 pub(crate) struct Files<'a> {
     own: &'a Layout,
-    /// Opens also what others could have written: that is a defect of its own.
+    /// Opens files that other users could have written, too: that is a defect of its own.
     layout: Layout,
     uid: u32,
     pub defects: Vec<Defect>,
@@ -38,10 +39,10 @@ pub(crate) struct Files<'a> {
     pub quarantined: u64,
     /// Sound objects and the size of their content.
     sound: HashMap<Digest, u64>,
-    /// Sound records, and what they refer to.
+    /// Sound records, and their references.
     artifacts: HashMap<Digest, Links>,
     programs: HashMap<Digest, Links>,
-    /// What releases and failures refer to: programs and objects, by file.
+    /// References of releases and failures: programs and objects, by file.
     roots: Vec<(PathBuf, Vec<Digest>, Vec<Digest>)>,
 }
 
@@ -67,13 +68,13 @@ impl<'a> Files<'a> {
     pub fn everything(&mut self, hash: bool) -> Result<(), StoreError> {
         self.root()?;
         for (path, digest) in self.shards("objects", ".zst")? {
-            self.object(&path, &digest, hash);
+            self.object(path, &digest, hash);
         }
         for (path, digest) in self.shards("ready", "")? {
-            self.ready(&path, &digest, hash);
+            self.ready(path, &digest, hash);
         }
         for (path, _) in self.shards("artifacts", ".json")? {
-            self.record::<Artifact>(&path, |files, by, artifact, checksum| {
+            self.record::<Artifact>(path, |files, by, artifact, checksum| {
                 if let Some(&is) = files.sound.get(&artifact.object)
                     && is != artifact.size
                 {
@@ -85,16 +86,15 @@ impl<'a> Files<'a> {
             });
         }
         for (path, _) in self.shards("programs", ".json")? {
-            self.record::<Program>(&path, |files, _, program, checksum| {
+            self.record::<Program>(path, |files, _, program, checksum| {
                 let to = program.artifacts();
                 files.programs.insert(program.id, Links { checksum, to });
             });
         }
         for (path, _) in self.shards("failures", ".json")? {
-            self.record::<Failure>(&path, |files, by, failure, _| {
-                files
-                    .roots
-                    .push((by, vec![], failure.log.into_iter().collect()));
+            self.record::<Failure>(path, |files, by, failure, _| {
+                let log = failure.log.into_iter().collect();
+                files.roots.push((by, vec![], log));
             });
         }
         self.releases()?;
@@ -102,7 +102,7 @@ impl<'a> Files<'a> {
         self.working()
     }
 
-    /// Reports every reference to something that is not there.
+    /// Reports every reference to a missing thing.
     fn references(&mut self) {
         let mut walk = Walk::new(self);
         let mut defects = Vec::new();
@@ -134,139 +134,108 @@ impl<'a> Files<'a> {
         self.defects.extend(defects);
     }
 
-    /// Looks once more at one file that had wrong bytes.
+    /// Looks once more at one file that had wrong bytes; none where it is sound, or gc removed it.
     pub fn recheck(mut self, path: &Path) -> Option<Defect> {
-        let full = self.own.root.join(path);
-        if fs::symlink_metadata(&full).is_err() {
-            // gc removed it.
-            return None;
-        }
+        fs::symlink_metadata(self.full(path)).ok()?;
         if path.starts_with("objects") {
-            self.object(&full, &named(path, ".zst")?, true);
+            self.object(path.to_owned(), &named(path, ".zst")?, true);
         } else {
             let digest = named(path, "")?;
             self.sound.insert(digest, 0);
-            self.ready(&full, &digest, true);
+            self.ready(path.to_owned(), &digest, true);
         }
-        let wrong =
-            |defect: &Defect| matches!(defect, Defect::Object { .. } | Defect::Ready { .. });
-        self.defects.into_iter().find(wrong)
+        self.defects.pop()
     }
 
     fn root(&mut self) -> Result<(), StoreError> {
-        for (path, meta) in self.list(&self.own.root)? {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            if Layout::FOLDERS.iter().any(|folder| *folder == name) {
-                if !meta.is_dir() {
-                    self.not_plain(&path, &meta);
-                } else {
-                    self.folder(&path, &meta);
-                }
-            } else if !Layout::FILES.iter().any(|file| *file == name) {
-                self.defects.push(Defect::Foreign {
-                    path: self.inside(&path),
-                });
+        for (path, meta) in self.list(Path::new(""))? {
+            if Layout::FOLDERS
+                .iter()
+                .any(|folder| path == Path::new(folder))
+            {
+                self.folder(path, &meta);
+            } else if !Layout::FILES.iter().any(|file| path == Path::new(file)) {
+                self.defects.push(Defect::Foreign { path });
             } else if !meta.is_file() {
-                self.not_plain(&path, &meta);
+                self.not_plain(path, &meta);
             }
         }
         if !self.own.tag_is_right() {
-            self.defects.push(Defect::Tag {
-                path: Layout::TAG.into(),
-            });
+            let path = Layout::TAG.into();
+            self.defects.push(Defect::Tag { path });
         }
         Ok(())
     }
 
-    /// Lists the files of a folder with two-digit folders in it, and reports everything there that is no such file.
+    /// Lists the files of a folder with two-digit folders in it, and reports everything else there.
     fn shards(&mut self, folder: &str, suffix: &str) -> Result<Vec<(PathBuf, Digest)>, StoreError> {
         let mut all = Vec::new();
-        let top = self.own.root.join(folder);
-        for (shard, meta) in self.list(&top)? {
-            let prefix = shard
-                .file_name()
-                .unwrap_or_default()
-                .to_string_lossy()
-                .into_owned();
-            let hex = prefix.len() == 2
-                && prefix
-                    .bytes()
-                    .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-            if !hex {
-                self.defects.push(Defect::Foreign {
-                    path: self.inside(&shard),
-                });
+        for (shard, meta) in self.list(Path::new(folder))? {
+            let prefix = name(&shard);
+            let is_hex = |b| matches!(b, b'0'..=b'9' | b'a'..=b'f');
+            if prefix.len() != 2 || !prefix.bytes().all(is_hex) {
+                self.defects.push(Defect::Foreign { path: shard });
                 continue;
             }
-            if !meta.is_dir() {
-                self.not_plain(&shard, &meta);
+            if !self.folder(shard.clone(), &meta) {
                 continue;
             }
-            self.folder(&shard, &meta);
             for (path, meta) in self.list(&shard)? {
-                let Some(digest) = named(&path, suffix) else {
-                    self.defects.push(Defect::Foreign {
-                        path: self.inside(&path),
-                    });
-                    continue;
-                };
-                if !digest.hex().starts_with(&prefix) {
-                    self.defects.push(Defect::Misplaced {
-                        path: self.inside(&path),
-                    });
-                } else if self.plain(&path, &meta) {
-                    all.push((path, digest));
+                match named(&path, suffix) {
+                    None => self.defects.push(Defect::Foreign { path }),
+                    Some(digest) if !digest.hex().starts_with(&prefix) => {
+                        self.defects.push(Defect::Misplaced { path });
+                    }
+                    Some(digest) => {
+                        if self.plain(&path, &meta) {
+                            all.push((path, digest));
+                        }
+                    }
                 }
             }
         }
-        all.sort();
         Ok(all)
     }
 
-    /// Checks who owns a folder, and who may write it.
-    fn folder(&mut self, path: &Path, meta: &Metadata) {
-        let path = self.inside(path);
-        match self.own.judge(meta) {
-            Some(Distrust::Owner(uid)) => self.defects.push(Defect::Owner { path, uid }),
-            Some(_) => self.defects.push(Defect::Mode {
-                path,
-                mode: meta.mode() & 0o7777,
-            }),
-            None => {}
-        }
-    }
-
-    /// Checks everything about a published file but its bytes; returns whether it is a file at all.
-    fn plain(&mut self, path: &Path, meta: &Metadata) -> bool {
-        if !meta.is_file() {
+    /// Checks the owner and the mode of a folder. Returns whether it is a folder at all.
+    fn folder(&mut self, path: PathBuf, meta: &Metadata) -> bool {
+        if !meta.is_dir() {
             self.not_plain(path, meta);
             return false;
         }
-        let mode = meta.permissions().mode() & 0o7777;
-        if mode != 0o444 {
-            self.defects.push(Defect::Mode {
-                path: self.inside(path),
-                mode,
-            });
-        }
-        if meta.nlink() != 1 {
-            let links = meta.nlink();
-            self.defects.push(Defect::Linked {
-                path: self.inside(path),
-                links,
-            });
-        }
-        if meta.uid() != self.uid {
-            self.defects.push(Defect::Owner {
-                path: self.inside(path),
-                uid: meta.uid(),
-            });
+        let mode = meta.mode() & 0o7777;
+        match self.own.judge(meta) {
+            Some(Distrust::Owner(uid)) => self.defects.push(Defect::Owner { path, uid }),
+            Some(_) => self.defects.push(Defect::Mode { path, mode }),
+            None => {}
         }
         true
     }
 
-    fn object(&mut self, path: &Path, digest: &Digest, hash: bool) {
-        match self.check_object(path, digest, hash) {
+    /// Checks everything about a published file but its bytes. Returns whether it is a file at all.
+    fn plain(&mut self, path: &Path, meta: &Metadata) -> bool {
+        let path = path.to_owned();
+        if !meta.is_file() {
+            self.not_plain(path, meta);
+            return false;
+        }
+        let (mode, links, uid) = (meta.mode() & 0o7777, meta.nlink(), meta.uid());
+        if mode != 0o444 {
+            let path = path.clone();
+            self.defects.push(Defect::Mode { path, mode });
+        }
+        if links != 1 {
+            let path = path.clone();
+            self.defects.push(Defect::Linked { path, links });
+        }
+        if uid != self.uid {
+            self.defects.push(Defect::Owner { path, uid });
+        }
+        true
+    }
+
+    fn object(&mut self, path: PathBuf, digest: &Digest, hash: bool) {
+        match self.check_object(&self.full(&path), digest, hash) {
             Ok(size) => {
                 self.objects += 1;
                 self.bytes += size;
@@ -274,10 +243,7 @@ impl<'a> Files<'a> {
             }
             Err(e) => {
                 let why = why(&e);
-                self.defects.push(Defect::Object {
-                    path: self.inside(path),
-                    why,
-                });
+                self.defects.push(Defect::Object { path, why });
             }
         }
     }
@@ -291,34 +257,24 @@ impl<'a> Files<'a> {
         }
     }
 
-    fn ready(&mut self, path: &Path, digest: &Digest, hash: bool) {
-        let sound = self.layout.open(path).and_then(|file| {
-            if hash {
-                chunks::check_whole(&file, digest)
-            } else {
-                Ok(true)
-            }
-        });
-        let why = match sound {
+    fn ready(&mut self, path: PathBuf, digest: &Digest, hash: bool) {
+        let sound = self.layout.open(&self.full(&path));
+        let why = match sound.and_then(|file| Ok(!hash || chunks::check_whole(&file, digest)?)) {
             Err(e) => e.to_string(),
             Ok(false) => "its content has another digest".into(),
             Ok(true) if !self.sound.contains_key(digest) => "its object is gone".into(),
             Ok(true) => return,
         };
-        self.defects.push(Defect::Ready {
-            path: self.inside(path),
-            why,
-        });
+        self.defects.push(Defect::Ready { path, why });
     }
 
-    fn record<R: Keyed>(&mut self, path: &Path, add: impl FnOnce(&mut Self, PathBuf, R, Digest)) {
+    fn record<R: Keyed>(&mut self, path: PathBuf, add: impl FnOnce(&mut Self, PathBuf, R, Digest)) {
         self.records += 1;
-        let inside = self.inside(path);
-        match record_file::<R>(&self.layout, path) {
-            Ok((record, checksum, _)) => add(self, inside, record, checksum),
+        match record_file::<R>(&self.layout, &self.full(&path)) {
+            Ok((record, checksum, _)) => add(self, path, record, checksum),
             Err(e) => {
-                // It is there for what refers to it. Its own references are not known here.
-                if let (StoreError::Newer { .. }, Some(id)) = (&e, named(path, ".json")) {
+                // Other records may refer to it. Its own references are unknown here.
+                if let (StoreError::Newer { .. }, Some(id)) = (&e, named(&path, ".json")) {
                     let (checksum, to) = (id, vec![]);
                     match R::KIND {
                         Kind::Artifact => drop(self.artifacts.insert(id, Links { checksum, to })),
@@ -326,7 +282,7 @@ impl<'a> Files<'a> {
                         _ => {}
                     }
                 }
-                self.bad_record(inside, &e);
+                self.bad_record(path, &e);
             }
         }
     }
@@ -339,123 +295,94 @@ impl<'a> Files<'a> {
     }
 
     fn releases(&mut self) -> Result<(), StoreError> {
-        for (folder, meta) in self.list(&self.own.folder(Kind::Release))? {
-            if !meta.is_dir() {
-                self.not_plain(&folder, &meta);
+        for (folder, meta) in self.list(Path::new(Kind::Release.folder()))? {
+            if !self.folder(folder.clone(), &meta) {
                 continue;
             }
-            self.folder(&folder, &meta);
             for (path, meta) in self.list(&folder)? {
                 if path.extension().is_none_or(|end| end != "json") {
-                    self.defects.push(Defect::Foreign {
-                        path: self.inside(&path),
-                    });
+                    self.defects.push(Defect::Foreign { path });
                 } else if self.plain(&path, &meta) {
-                    self.release(&path);
+                    self.records += 1;
+                    match record_file::<Release>(&self.layout, &self.full(&path)) {
+                        Ok((release, ..)) => {
+                            let objects = release.objects();
+                            self.roots.push((path, release.programs, objects));
+                        }
+                        Err(e) => self.bad_record(path, &e),
+                    }
                 }
             }
         }
         Ok(())
     }
 
-    fn release(&mut self, path: &Path) {
-        self.records += 1;
-        let inside = self.inside(path);
-        match record_file::<Release>(&self.layout, path) {
-            Ok((release, ..)) => {
-                let objects = release.objects();
-                self.roots.push((inside, release.programs, objects));
-            }
-            Err(e) => self.bad_record(inside, &e),
-        }
-    }
-
     /// Looks at the folders of live processes: `tmp`, `leases`, `locks`, and at `quarantine`.
     fn working(&mut self) -> Result<(), StoreError> {
-        let root = self.own.root.clone();
         // Before the leases: the lease of a live process is older than its folder.
-        let tmp = self.list(&root.join("tmp"))?;
-        let mut live = HashSet::new();
-        for (path, _) in self.list(&root.join("leases"))? {
-            if !is_lease(&path) {
-                self.defects.push(Defect::Foreign {
-                    path: self.inside(&path),
-                });
-                continue;
-            }
-            match self
-                .layout
-                .open(&path)
-                .map(|file| file.try_lock_shared().is_ok())
-            {
-                Ok(false) => drop(live.insert(path.file_stem().map(ToOwned::to_owned))),
-                Ok(true) => self.defects.push(Defect::DeadLease {
-                    path: self.inside(&path),
-                }),
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                // Who may only read can't know whether its process lives.
-                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => {
-                    live.insert(path.file_stem().map(ToOwned::to_owned));
-                }
-                Err(_) => self.defects.push(Defect::Foreign {
-                    path: self.inside(&path),
-                }),
-            }
-        }
+        let tmp = self.list(Path::new("tmp"))?;
+        let live = self.leases()?;
         for (path, _) in tmp {
-            if !live.contains(&path.file_name().map(ToOwned::to_owned))
-                && fs::symlink_metadata(&path).is_ok()
-            {
-                self.defects.push(Defect::Stale {
-                    path: self.inside(&path),
-                });
+            let is_live = live.contains(path.file_name().unwrap_or_default());
+            if !is_live && fs::symlink_metadata(self.full(&path)).is_ok() {
+                self.defects.push(Defect::Stale { path });
             }
         }
-        for (path, meta) in self.list(&root.join("locks"))? {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            let right = match &*name {
+        for (path, meta) in self.list(Path::new("locks"))? {
+            let right = match &*name(&path) {
                 "gate" | "use" | "add" => meta.is_file(),
                 "keys" => meta.is_dir(),
                 _ => false,
             };
             if !right {
-                self.defects.push(Defect::Foreign {
-                    path: self.inside(&path),
-                });
+                self.defects.push(Defect::Foreign { path });
             }
         }
-        self.quarantined = self.list(&root.join("quarantine"))?.len() as u64;
+        self.quarantined = self.list(Path::new("quarantine"))?.len() as u64;
         Ok(())
     }
 
-    /// Lists a folder; what goes while it is listed is left out, and so is a folder that is not there.
-    fn list(&self, folder: &Path) -> Result<Vec<(PathBuf, Metadata)>, StoreError> {
-        let entries = match fs::read_dir(folder) {
-            Ok(entries) => entries,
-            Err(e)
-                if matches!(
-                    e.kind(),
-                    io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
-                ) =>
-            {
-                return Ok(Vec::new());
+    /// Returns the names of the leases of live processes, and reports the others.
+    fn leases(&mut self) -> Result<HashSet<OsString>, StoreError> {
+        let mut live = HashSet::new();
+        for (path, _) in self.list(Path::new("leases"))? {
+            let stem = path.file_stem().unwrap_or_default().to_owned();
+            let lease = self.layout.open(&self.full(&path));
+            match lease.map(|file| file.try_lock_shared().is_ok()) {
+                _ if !is_lease(&path) => self.defects.push(Defect::Foreign { path }),
+                Ok(false) => drop(live.insert(stem)),
+                Ok(true) => self.defects.push(Defect::DeadLease { path }),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                // A user without write access can't know whether its process lives.
+                Err(e) if e.kind() == io::ErrorKind::PermissionDenied => drop(live.insert(stem)),
+                Err(_) => self.defects.push(Defect::Foreign { path }),
             }
-            Err(e) => return Err(e).at("list", folder),
+        }
+        Ok(live)
+    }
+
+    /// Lists a folder, sorted; a missing one is empty. Leaves out files that are removed meanwhile.
+    fn list(&self, inside: &Path) -> Result<Vec<(PathBuf, Metadata)>, StoreError> {
+        let folder = self.full(inside);
+        let none = [io::ErrorKind::NotFound, io::ErrorKind::NotADirectory];
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if none.contains(&e.kind()) => return Ok(Vec::new()),
+            entries => entries.at("list", &folder)?,
         };
         let mut all = Vec::new();
         for entry in entries {
-            let path = entry.at("list", folder)?.path();
+            let entry = entry.at("list", &folder)?;
+            let path = entry.path();
             match fs::symlink_metadata(&path) {
-                Ok(meta) => all.push((path, meta)),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(e).at("look at", &path),
+                meta => all.push((inside.join(entry.file_name()), meta.at("look at", &path)?)),
             }
         }
         all.sort_by(|a, b| a.0.cmp(&b.0));
         Ok(all)
     }
 
-    fn not_plain(&mut self, path: &Path, meta: &Metadata) {
+    fn not_plain(&mut self, path: PathBuf, meta: &Metadata) {
         let kind = meta.file_type();
         let what = if kind.is_symlink() {
             "symbolic link"
@@ -466,14 +393,12 @@ impl<'a> Files<'a> {
         } else {
             "device, pipe or socket"
         };
-        self.defects.push(Defect::NotPlain {
-            path: self.inside(path),
-            what: what.to_owned(),
-        });
+        let what = what.to_owned();
+        self.defects.push(Defect::NotPlain { path, what });
     }
 
-    fn inside(&self, path: &Path) -> PathBuf {
-        path.strip_prefix(&self.own.root).unwrap_or(path).to_owned()
+    fn full(&self, inside: &Path) -> PathBuf {
+        self.own.root.join(inside)
     }
 }
 
@@ -492,7 +417,12 @@ impl Source for Files<'_> {
     }
 }
 
-/// Returns the reason without the path, which the defect has.
+fn name(path: &Path) -> String {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().into_owned()
+}
+
+/// Returns the reason of an error without its path, which the defect has.
 fn why(error: &StoreError) -> String {
     match error {
         StoreError::Corrupt { why, .. } | StoreError::Record { why, .. } => why.clone(),

@@ -1,23 +1,23 @@
-//! Looking things up: by prefix, by name, one by one.
+//! Lookups of records: by prefix, by name, one by one.
 
 use std::collections::{HashMap, HashSet};
 
-use rusqlite::{Connection, OptionalExtension, params};
+use rusqlite::{Connection, params};
 
 use super::{
     checksum::{self, Keyed},
     error::StoreError,
     layout::Kind,
-    pages::{PAGE, Pages},
+    pages::{PAGE, pages},
     records::Records,
-    rows::{self, ArtifactRow, ProgramRow},
+    rows::{ArtifactRow, ProgramRow},
 };
 use crate::{
     Digest,
     record::{Artifact, Failure, Program},
 };
 
-/// What an ID stands for.
+/// The thing that an ID names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// An artifact, by its artifact key.
@@ -51,7 +51,7 @@ impl Found {
 /// A record and when it was published, in seconds since 1970.
 pub type Dated<T> = Result<(T, i64), StoreError>;
 
-/// Which programs to list; an empty filter lists all.
+/// Selects programs of a listing; an empty filter selects all.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     /// Name of the model; programs of all models where it is absent.
@@ -64,7 +64,7 @@ pub struct Filter {
     pub device: Option<String>,
 }
 
-/// What the index has of some programs, read in one transaction: each transaction costs locks of the index.
+/// The links of some programs in the index, read in one transaction: each transaction costs locks of the index.
 pub struct Known {
     links: HashMap<Digest, Vec<Link>>,
     /// Artifacts and objects that are sound.
@@ -81,50 +81,48 @@ fn links(index: &Connection, program: &Digest) -> rusqlite::Result<Vec<Link>> {
          FROM program_artifacts l LEFT JOIN artifact_objects o ON o.artifact=l.artifact \
          WHERE l.program=?";
     let mut query = index.prepare_cached(LINKS)?;
-    let rows = query.query_map([program.as_bytes()], |row| {
-        let object = row.get::<_, Option<[u8; 32]>>(1)?.map(Digest::from_bytes);
-        Ok((rows::digest(row, 0)?, object, row.get(2)?))
-    })?;
+    let rows = query.query_map([program], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
     rows.collect()
+}
+
+/// Returns whether a table has a row of this ID that gc is not deleting.
+fn indexed(index: &Connection, table: &str, id: &Digest) -> rusqlite::Result<bool> {
+    let query = format!(
+        "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
+         (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
+    );
+    index.prepare_cached(&query)?.exists([id])
 }
 
 impl Records {
     /// Returns whether there is a program with this request key: one look-up and a `stat`.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has::<Program>("programs", id)
+        self.has::<Program>(id)
     }
 
     /// Returns whether there is an artifact with this key: one look-up and a `stat`.
     pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has::<Artifact>("artifacts", id)
+        self.has::<Artifact>(id)
     }
 
-    /// What the index does not know may still be there: a crash can come between a record and its row. Then it gets one.
+    /// Returns whether there is a record with this ID. A record without a row, after a crash between the two, gets its row.
     /// A file that changed since it was published is read.
-    fn has<R: Keyed>(&self, table: &str, id: &Digest) -> Result<bool, StoreError> {
-        let query = format!(
-            "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
-             (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
-        );
-        let indexed = (self.base.index)
-            .with(|index| index.prepare_cached(&query)?.exists([id.as_bytes()]))?;
-        if indexed {
+    fn has<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
+        let index = &self.base().index;
+        if index.with(|index| indexed(index, R::KIND.folder(), id))? {
             self.has_sound_record::<R>(id)
         } else {
             self.adopt::<R>(id)
         }
     }
 
-    /// Reads what the index has of these programs, for [`Self::lacks`].
+    /// Reads the links of these programs from the index, for [`Self::lacks`].
     pub fn known(&self, programs: &[Digest]) -> Result<Known, StoreError> {
-        let query = "SELECT 1 FROM programs WHERE id=?1 AND NOT EXISTS \
-             (SELECT 1 FROM marked WHERE kind='programs' AND id=?1)";
-        let links = self.base.index.with(|index| {
+        let links = self.base().index.with(|index| {
             let tx = index.unchecked_transaction()?;
-            let mut there = tx.prepare_cached(query)?;
             let mut all = HashMap::with_capacity(programs.len());
             for id in programs {
-                if there.exists([id.as_bytes()])? {
+                if indexed(&tx, "programs", id)? {
                     all.insert(*id, links(&tx, id)?);
                 }
             }
@@ -134,39 +132,37 @@ impl Records {
         Ok(Known { links, seen })
     }
 
-    /// Returns the first thing that a program lacks, with its kind in words: its record, an artifact, or an object of one.
+    /// Returns the first missing file of a program, with its kind in words: its record, an artifact, or an object of one.
     /// A damaged file counts as missing. Costs a `stat` of each file.
     pub fn lacks(
         &self,
         program: &Digest,
         known: &mut Known,
     ) -> Result<Option<(&'static str, Digest)>, StoreError> {
-        let there = if known.links.contains_key(program) {
-            self.has_sound_record::<Program>(program)?
-        } else {
-            self.has_program(program)?
-        };
-        if !there {
-            return Ok(Some(("program", *program)));
-        }
         let links = match known.links.remove(program) {
-            Some(links) => links,
-            None => self.base.index.with(|index| links(index, program))?,
+            Some(links) if self.has_sound_record::<Program>(program)? => links,
+            None if self.has_program(program)? => {
+                self.base().index.with(|index| links(index, program))?
+            }
+            _ => return Ok(Some(("program", *program))),
         };
         let seen = &mut known.seen;
         for (artifact, object, indexed) in links {
-            let sound = seen.contains(&artifact)
-                || if indexed {
+            if seen.insert(artifact) {
+                let sound = if indexed {
                     self.has_sound_record::<Artifact>(&artifact)?
                 } else {
                     self.adopt::<Artifact>(&artifact)?
                 };
-            if !sound {
-                return Ok(Some(("artifact", artifact)));
+                if !sound {
+                    seen.remove(&artifact);
+                    return Ok(Some(("artifact", artifact)));
+                }
             }
-            seen.insert(artifact);
-            if let Some(object) = object {
-                if !seen.contains(&object) && !self.objects.has_sound(&object)? {
+            if let Some(object) = object
+                && !seen.contains(&object)
+            {
+                if !self.objects.has_sound(&object)? {
                     return Ok(Some(("object", object)));
                 }
                 seen.insert(object);
@@ -175,52 +171,30 @@ impl Records {
         Ok(None)
     }
 
-    /// Returns what the one ID that begins with `prefix` (4 to 64 hex digits) stands for.
+    /// Returns the thing whose ID begins with `prefix` (4 to 64 hex digits). Fails unless there is one.
     pub fn resolve(&self, prefix: &str) -> Result<Found, StoreError> {
-        let hex = prefix
-            .bytes()
-            .all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
-        if !hex || !(4..=64).contains(&prefix.len()) {
-            return Err(StoreError::BadPrefix(prefix.to_owned()));
+        let bad = || StoreError::BadPrefix(prefix.to_owned());
+        if !(4..=64).contains(&prefix.len()) {
+            return Err(bad());
         }
         let bound = |fill: &str| -> Result<Digest, StoreError> {
             let text = format!("{prefix}{}", fill.repeat(64 - prefix.len()));
-            text.parse()
-                .map_err(|_| StoreError::BadPrefix(prefix.to_owned()))
+            text.parse().map_err(|_| bad())
         };
         let (low, high) = (bound("0")?, bound("f")?);
-        let found: Vec<Found> = self.base.index.with(|index| {
-            let mut all = Vec::new();
-            type Of = fn(Digest) -> Found;
-            let tables: [(&str, Of); 4] = [
-                (
-                    "SELECT id FROM programs WHERE id BETWEEN ? AND ? LIMIT 4",
-                    Found::Program,
-                ),
-                (
-                    "SELECT id FROM artifacts WHERE id BETWEEN ? AND ? LIMIT 4",
-                    Found::Artifact,
-                ),
-                (
-                    "SELECT digest FROM objects WHERE digest BETWEEN ? AND ? LIMIT 4",
-                    Found::Object,
-                ),
-                (
-                    "SELECT id FROM failures WHERE id BETWEEN ? AND ? LIMIT 4",
-                    Found::Failure,
-                ),
-            ];
-            for (query, of) in tables {
-                let mut query = index.prepare_cached(query)?;
-                let ids = query.query_map([low.as_bytes(), high.as_bytes()], |row| {
-                    rows::digest(row, 0)
-                })?;
-                for id in ids {
-                    all.push(of(id?));
-                }
-            }
-            Ok(all)
-        })?;
+        let tables: [(&str, fn(Digest) -> Found); 4] = [
+            ("programs WHERE id", Found::Program),
+            ("artifacts WHERE id", Found::Artifact),
+            ("objects WHERE digest", Found::Object),
+            ("failures WHERE id", Found::Failure),
+        ];
+        let mut found = Vec::new();
+        for (table, of) in tables {
+            // The ID is the first column.
+            let query = format!("SELECT * FROM {table} BETWEEN ? AND ? LIMIT 4");
+            let ids = (self.base().index).query(&query, [low, high], |row| row.get(0))?;
+            found.extend(ids.into_iter().map(of));
+        }
         match found[..] {
             [one] => Ok(one),
             [] => Err(StoreError::Unknown(prefix.to_owned())),
@@ -240,91 +214,62 @@ impl Records {
         filter: Filter,
     ) -> impl Iterator<Item = Result<ProgramRow, StoreError>> + use<> {
         let query = format!(
-            "SELECT {} FROM programs p WHERE (?5 IS NULL OR p.model=?5) AND (?6 IS NULL OR p.module=?6) \
-             AND (?7 IS NULL OR p.device=?7) AND (?8 IS NULL OR p.bucket=?8) AND (p.model,p.module,p.bucket,p.id)>(?1,?2,?3,?4) \
-             ORDER BY p.model,p.module,p.bucket,p.id LIMIT {PAGE}",
-            ProgramRow::COLUMNS
+            "SELECT {} FROM programs t WHERE (?5 IS NULL OR model=?5) AND (?6 IS NULL OR module=?6) \
+             AND (?7 IS NULL OR device=?7) AND (?8 IS NULL OR bucket=?8) AND (model,module,bucket,id)>(?1,?2,?3,?4) \
+             ORDER BY model,module,bucket,id LIMIT {PAGE}",
+            ProgramRow::columns()
         );
-        let base = self.base.clone();
-        Pages::new(move |last: Option<&ProgramRow>| {
-            let (model, module, bucket, id) = match last {
-                Some(row) => (
-                    &*row.model,
-                    &*row.module,
-                    &*row.bucket,
-                    row.id.as_bytes().to_vec(),
-                ),
-                None => ("", "", "", Vec::new()),
-            };
-            base.index.with(|index| {
-                index
-                    .prepare_cached(&query)?
-                    .query_map(
-                        params![
-                            model,
-                            module,
-                            bucket,
-                            id,
-                            filter.model,
-                            filter.module,
-                            filter.device,
-                            filter.bucket
-                        ],
-                        ProgramRow::read,
-                    )?
-                    .collect()
-            })
+        let base = self.base().clone();
+        pages(move |last: Option<&ProgramRow>| {
+            let (model, module, bucket) = last.map_or(("", "", ""), |row| {
+                (&*row.model, &*row.module, &*row.bucket)
+            });
+            let id = last.map_or(&[][..], |row| row.id.as_bytes());
+            let Filter {
+                model: of,
+                module: within,
+                bucket: at,
+                device,
+            } = &filter;
+            let params = params![model, module, bucket, id, of, within, device, at];
+            base.index.query(&query, params, ProgramRow::read)
         })
     }
 
     /// Lists artifacts by key. Rows are read as they are asked for.
     pub fn artifacts(&self) -> impl Iterator<Item = Result<ArtifactRow, StoreError>> + use<> {
         let query = format!(
-            "SELECT {} FROM artifacts a WHERE a.id>? ORDER BY a.id LIMIT {PAGE}",
-            ArtifactRow::COLUMNS
+            "SELECT {} FROM artifacts t WHERE id>? ORDER BY id LIMIT {PAGE}",
+            ArtifactRow::columns()
         );
-        let base = self.base.clone();
-        Pages::new(move |last: Option<&ArtifactRow>| {
-            let after = last.map_or(Vec::new(), |row| row.id.as_bytes().to_vec());
-            base.index.with(|index| {
-                index
-                    .prepare_cached(&query)?
-                    .query_map([after], ArtifactRow::read)?
-                    .collect()
-            })
+        let base = self.base().clone();
+        pages(move |last: Option<&ArtifactRow>| {
+            let after = last.map_or(&[][..], |row| row.id.as_bytes());
+            base.index.query(&query, [after], ArtifactRow::read)
         })
     }
 
     /// Returns a program as the index has it.
     pub fn program_row(&self, id: &Digest) -> Result<Option<ProgramRow>, StoreError> {
         let query = format!(
-            "SELECT {} FROM programs p WHERE p.id=?",
-            ProgramRow::COLUMNS
+            "SELECT {} FROM programs t WHERE id=?",
+            ProgramRow::columns()
         );
-        self.base.index.with(|index| {
-            index
-                .prepare_cached(&query)?
-                .query_row([id.as_bytes()], ProgramRow::read)
-                .optional()
-        })
+        let found = self.base().index.query(&query, [id], ProgramRow::read)?;
+        Ok(found.into_iter().next())
     }
 
-    /// Lists what failed and was not built since, with the time of the failure in seconds since 1970. A record that
-    /// can't be read is an error in its place.
+    /// Lists failures without a later success, with the time of the failure in seconds since 1970. A record that can't be
+    /// read is an error in its place.
     pub fn failures(&self) -> impl Iterator<Item = Dated<Failure>> + use<> {
-        let base = self.base.clone();
-        let ids = Pages::new(move |last: Option<&(Digest, i64)>| {
-            let after = last.map_or(Vec::new(), |(id, _)| id.as_bytes().to_vec());
-            base.index.with(|index| {
-                index
-                    .prepare_cached(&format!(
-                        "SELECT id,created FROM failures WHERE id>? ORDER BY id LIMIT {PAGE}"
-                    ))?
-                    .query_map([after], |row| Ok((rows::digest(row, 0)?, row.get(1)?)))?
-                    .collect()
-            })
+        let query = format!("SELECT id,created FROM failures WHERE id>? ORDER BY id LIMIT {PAGE}");
+        let base = self.base().clone();
+        let ids = pages(move |last: Option<&(Digest, i64)>| {
+            let after = last.map_or(&[][..], |(id, _)| id.as_bytes());
+            let read = |row: &rusqlite::Row| Ok((row.get(0)?, row.get(1)?));
+            base.index.query(&query, [after], read)
         });
-        let base = self.base.clone();
+        let base = self.base().clone();
         ids.filter_map(move |found| {
             let read = |(id, created)| {
                 let path = base.layout.record(Kind::Failure, &id);
@@ -335,23 +280,24 @@ impl Records {
         })
     }
 
-    /// Returns the program that calls this artifact and was built first.
+    /// Returns the oldest program that calls this artifact.
     pub fn first_caller(&self, artifact: &Digest) -> Result<Option<Digest>, StoreError> {
-        self.base.index.with(|index| {
-            index
-                .prepare_cached(
-                    "SELECT p.id FROM program_artifacts l JOIN programs p ON p.id=l.program \
-                     WHERE l.artifact=? ORDER BY p.created,p.id LIMIT 1",
-                )?
-                .query_row([artifact.as_bytes()], |row| rows::digest(row, 0))
-                .optional()
-        })
+        let query = "SELECT p.id FROM program_artifacts l JOIN programs p ON p.id=l.program \
+                     WHERE l.artifact=? ORDER BY p.created,p.id LIMIT 1";
+        let found = self
+            .base()
+            .index
+            .query(query, [artifact], |row| row.get(0))?;
+        Ok(found.into_iter().next())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{super::testing, *};
+    use super::{
+        super::{rows, testing},
+        *,
+    };
 
     #[test]
     fn a_unique_prefix_finds_and_others_say_why_not() {

@@ -12,9 +12,8 @@
 //! only unreferenced files.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     fmt,
-    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
@@ -22,9 +21,8 @@ use serde::{Deserialize, Serialize};
 use super::{
     base::Base,
     error::StoreError,
-    graph::{self, Graph, Unit},
+    graph::{Contents, Graph, Unit},
     layout::Kind,
-    leases::Leases,
     manifest::Walk,
     quarantine::{self, Damaged},
     reason::Reason,
@@ -36,17 +34,17 @@ use crate::Digest;
 
 const DAY: i64 = 24 * 60 * 60;
 
-/// What to delete.
+/// The rules of a collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Policy {
-    /// Deletes what was not used for this many days.
+    /// Deletes programs and artifacts without a use for this many days.
     pub keep_days: Option<u32>,
-    /// Deletes what was not used for longest, until the store has at most this many bytes.
+    /// Deletes the programs and artifacts with the oldest use, until the store has at most this many bytes.
     pub max_size: Option<u64>,
-    /// Deletes what is not in any release.
+    /// Deletes programs and artifacts that are in no release.
     pub unreleased: bool,
-    /// How many releases of each model stay, of which those with equal content count once; at least one does.
+    /// Number of releases of each model that stay, at least one. Releases with equal content count once.
     pub keep_releases: usize,
 }
 
@@ -79,7 +77,7 @@ pub struct OldRelease {
 pub struct Victim {
     /// Request key, artifact key, or digest of an object's content.
     pub id: Digest,
-    /// What people call it; empty for what has no name.
+    /// Its name for people; empty for an object or a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
     /// Bytes that it frees by itself: those of objects are counted at the object.
@@ -88,7 +86,7 @@ pub struct Victim {
     pub reason: Reason,
 }
 
-/// What gc will do.
+/// The plan of a collection.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct GcPlan {
@@ -106,7 +104,7 @@ pub struct GcPlan {
     pub objects: Vec<Victim>,
     /// Records of failed builds that go.
     pub failures: Vec<Victim>,
-    /// What goes of `quarantine/`; its bytes are not in `before`.
+    /// Damaged files that go; their bytes are not in `before`.
     pub quarantine: Vec<Damaged>,
     /// Bytes of all objects and unpacked files now.
     pub before: u64,
@@ -166,33 +164,31 @@ impl fmt::Display for GcPlan {
     }
 }
 
-/// Plans what to delete from a store, and deletes it.
+/// The garbage collector of a store.
 pub struct Collector {
-    pub(crate) base: Arc<Base>,
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) releases: Arc<Releases>,
+    pub(crate) releases: Releases,
 }
 
 impl Collector {
-    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>, releases: &Arc<Releases>) -> Self {
-        Self {
-            base: base.clone(),
-            leases: leases.clone(),
-            releases: releases.clone(),
-        }
+    pub(crate) fn base(&self) -> &Base {
+        self.releases.base()
     }
 
-    /// Returns what `policy` would delete now. Changes nothing. Refused where a newer precast left records: what they
-    /// need is not known.
+    /// Returns the plan of `policy` for the store as it is now. Changes nothing. Fails where a newer precast left records: their
+    /// references are unknown.
     pub fn plan(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
-        let newer = (self.base.index).with(|index| reindex::newer(&self.base.layout, index))?;
+        self.plan_of(&Graph::load(self.base())?, policy)
+    }
+
+    /// As [`Self::plan`], from a graph that was read before.
+    pub(crate) fn plan_of(&self, graph: &Graph, policy: &Policy) -> Result<GcPlan, StoreError> {
+        let newer = (self.base().index).with(|index| reindex::newer(&self.base().layout, index))?;
         if let Some(newer) = newer {
             return Err(newer);
         }
-        let graph = Graph::load(&self.base)?;
-        let leased = self.leases.all_held()?;
-        let mut plan = Planner::new(&graph, policy, &leased).plan(now());
-        plan.quarantine = quarantine::old(self.base.path(), now())?;
+        let leased = self.releases.leases().all_held()?;
+        let mut plan = Planner::new(graph, policy, &leased).plan(now());
+        plan.quarantine = quarantine::old(self.base().path(), now())?;
         Ok(plan)
     }
 }
@@ -241,7 +237,7 @@ impl<'a> Planner<'a> {
                 *self.references.entry(*id).or_default() += 1;
             }
         }
-        // What nothing refers to goes first: it needs no policy.
+        // Unreferenced objects go under every policy.
         let loose: Vec<_> = graph
             .objects
             .keys()
@@ -257,7 +253,7 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    /// Keeps the newest releases of each model and what is leased, with the manifests of both.
+    /// Keeps the newest releases of each model, the leased things, and everything that both refer to.
     fn releases(&mut self) {
         let kept = kept(&self.graph.releases, self.policy.keep_releases);
         let mut walk = Walk::new(self.graph);
@@ -334,7 +330,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns what may go: programs, and artifacts that no program calls, longest unused first.
+    /// Returns the programs, and the artifacts that no program calls, by their last use.
     fn oldest_first(&self) -> Vec<(Digest, &'a Unit)> {
         let programs = self.graph.programs.iter();
         let artifacts = self
@@ -354,11 +350,11 @@ impl<'a> Planner<'a> {
         if self.rooted.contains(id) {
             return;
         }
-        // Once dropped it is not looked at again.
+        // A later rule skips it.
         self.rooted.insert(*id);
         let victim = |unit: &Unit, reason: &Reason| Victim {
             id: *id,
-            name: unit.name.clone(),
+            name: unit.names.join(" "),
             bytes: 0,
             reason: reason.clone(),
         };
@@ -399,11 +395,11 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns the releases that stay where so many of each model do: the newest ones down to the last that has one of so many
-/// contents, and the newest partial one where nothing whole is newer.
-pub(crate) fn kept(releases: &graph::Releases, keep: usize) -> BTreeSet<(String, u64)> {
+/// Returns the releases that stay: of each model the newest ones with at most `keep` different contents, and the newest
+/// partial one if it is newer than all whole ones.
+fn kept(releases: &BTreeMap<(String, u64), Contents>, keep: usize) -> BTreeSet<(String, u64)> {
     let mut kept = BTreeSet::new();
-    // What the model at hand has whole so far, and whether it has a partial one.
+    // The contents of whole releases of the current model, and whether it had a partial one.
     let (mut at, mut contents, mut partial) = (None, HashSet::new(), false);
     for (place, release) in releases.iter().rev() {
         if at != Some(&place.0) {

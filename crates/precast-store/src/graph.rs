@@ -1,8 +1,9 @@
-//! The graph of references between rows of the index, with checksums verified: gc must not act on a flipped bit.
+//! The graph of references between the rows of the index, with all check sums verified: gc must not act on a flipped bit.
 
 use std::{
     collections::{BTreeMap, HashMap},
     fs,
+    ops::Range,
 };
 
 use rusqlite::Connection;
@@ -12,26 +13,23 @@ use super::{
     error::StoreError,
     layout::Kind,
     manifest::{Links, Source},
-    rows::{self, ArtifactRow, ObjectRow, ProgramRow, links},
-    sum::bad_sum,
+    rows::{self, ObjectRow, bad_sum},
 };
 use crate::Digest;
 
 /// A program or an artifact.
 pub(crate) struct Unit {
-    pub name: String,
+    /// Model, module and bucket of a program; the target of an artifact.
+    pub names: Vec<String>,
     /// Checksum of its record.
     pub checksum: Digest,
-    /// When it was last used, or made if it never was.
+    /// Time of its last use, or of its creation without one.
     pub used: i64,
     /// The artifacts of a program, the objects of an artifact.
     pub links: Vec<Digest>,
 }
 
-/// Releases by model and number.
-pub(crate) type Releases = BTreeMap<(String, u64), Contents>;
-
-/// What a release has.
+/// The references of a release.
 pub(crate) struct Contents {
     /// Its programs, sorted.
     pub programs: Vec<Digest>,
@@ -46,7 +44,8 @@ pub(crate) struct Graph {
     pub artifacts: HashMap<Digest, Unit>,
     /// Bytes on disk of each object, with its unpacked file.
     pub objects: HashMap<Digest, u64>,
-    pub releases: Releases,
+    /// Releases by model and number.
+    pub releases: BTreeMap<(String, u64), Contents>,
     /// Log and time of each failure.
     pub failures: HashMap<Digest, (Option<Digest>, i64)>,
 }
@@ -56,7 +55,7 @@ impl Graph {
         let mut graph = base.index.with(|index| {
             // One transaction, so that nothing changes between two queries.
             let tx = index.unchecked_transaction()?;
-            // A tree that is damaged can hide rows whose absence would let gc delete what they need.
+            // A damaged tree can hide rows: gc would delete their references.
             let checked: String =
                 tx.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
             if checked != "ok" {
@@ -65,23 +64,28 @@ impl Graph {
             Self::read(&tx)
         })?;
         for (id, bytes) in &mut graph.objects {
-            *bytes += ready_bytes(base, id);
+            let unpacked = fs::symlink_metadata(base.layout.ready(id));
+            *bytes += unpacked.map_or(0, |meta| meta.len());
         }
         Ok(graph)
     }
 
-    /// Checks the sums of all rows and of what they refer to.
-    pub fn check(from: &Connection) -> rusqlite::Result<()> {
-        Self::read(from).map(drop)
-    }
-
-    fn read(from: &Connection) -> rusqlite::Result<Self> {
+    /// Reads all rows. Fails where a check sum of a row or of its references is wrong.
+    pub fn read(from: &Connection) -> rusqlite::Result<Self> {
+        let mut objects = from.prepare("SELECT * FROM objects")?;
+        let objects = objects.query_map([], ObjectRow::read)?;
+        let objects = objects.map(|row| row.map(|row| (row.digest, row.stored)));
+        let mut failures = from.prepare("SELECT * FROM failures")?;
+        let failures = failures.query_map([], |row| {
+            rows::check(row, "failures", 4)?;
+            Ok((row.get(0)?, (row.get(2)?, row.get(3)?)))
+        })?;
         Ok(Self {
-            programs: programs(from)?,
-            artifacts: artifacts(from)?,
-            objects: objects(from)?,
+            programs: units(from, "programs", 10, 2..5, "program_artifacts")?,
+            artifacts: units(from, "artifacts", 7, 3..4, "artifact_objects")?,
+            objects: objects.collect::<Result<_, _>>()?,
             releases: releases(from)?,
-            failures: failures(from)?,
+            failures: failures.collect::<Result<_, _>>()?,
         })
     }
 }
@@ -104,147 +108,74 @@ impl Source for Graph {
     }
 }
 
-fn programs(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
-    let mut below = pairs(
-        from,
-        "SELECT program,artifact FROM program_artifacts ORDER BY 1,2",
-    )?;
-    let query = format!("SELECT {} FROM programs p", ProgramRow::COLUMNS);
-    let mut query = from.prepare(&query)?;
+/// Reads all programs or all artifacts. `sum` is the last column of the table, after those for the time and the references.
+fn units(
+    from: &Connection,
+    table: &'static str,
+    sum: usize,
+    names: Range<usize>,
+    below: &str,
+) -> rusqlite::Result<HashMap<Digest, Unit>> {
+    let mut links: HashMap<Digest, Vec<Digest>> = HashMap::new();
+    let mut query = from.prepare(&format!("SELECT * FROM {below} ORDER BY 1,2"))?;
+    let mut rows = query.query([])?;
+    while let Some(row) = rows.next()? {
+        links.entry(row.get(0)?).or_default().push(row.get(1)?);
+    }
+    let mut query = from.prepare(&format!("SELECT t.*,{} FROM {table} t", rows::USED))?;
     let mut rows = query.query([])?;
     let mut all = HashMap::new();
     while let Some(row) = rows.next()? {
-        let found = ProgramRow::read(row)?;
+        rows::check(row, table, sum)?;
+        let id = row.get(0)?;
         let unit = Unit {
-            name: format!("{} {} {}", found.model, found.module, found.bucket),
-            used: found.used.unwrap_or(0).max(found.created),
-            checksum: rows::digest(row, 1)?,
-            links: checked(below.remove(&found.id), row.get(9)?, "programs")?,
+            names: (names.clone())
+                .map(|at| row.get(at))
+                .collect::<Result<_, _>>()?,
+            checksum: row.get(1)?,
+            used: rows::used(row, sum + 1)?
+                .unwrap_or(0)
+                .max(row.get(sum - 2)?),
+            links: links.remove(&id).unwrap_or_default(),
         };
-        all.insert(found.id, unit);
+        if rows::links(&unit.links) != row.get::<_, i64>(sum - 1)? {
+            return Err(bad_sum(table));
+        }
+        all.insert(id, unit);
     }
     Ok(all)
 }
 
-fn artifacts(from: &Connection) -> rusqlite::Result<HashMap<Digest, Unit>> {
-    let mut below = pairs(
-        from,
-        "SELECT artifact,object FROM artifact_objects ORDER BY 1,2",
-    )?;
-    let query = format!("SELECT {} FROM artifacts a", ArtifactRow::COLUMNS);
-    let mut query = from.prepare(&query)?;
-    let mut rows = query.query([])?;
-    let mut all = HashMap::new();
-    while let Some(row) = rows.next()? {
-        let found = ArtifactRow::read(row)?;
-        let unit = Unit {
-            name: found.target.clone(),
-            used: found.used.unwrap_or(0).max(found.created),
-            checksum: rows::digest(row, 1)?,
-            links: checked(below.remove(&found.id), row.get(6)?, "artifacts")?,
-        };
-        all.insert(found.id, unit);
-    }
-    Ok(all)
-}
-
-fn objects(from: &Connection) -> rusqlite::Result<HashMap<Digest, u64>> {
-    let mut query = from.prepare("SELECT digest,size,stored,created,sum FROM objects")?;
-    let rows = query.query_map([], ObjectRow::read)?;
-    rows.map(|row| row.map(|row| (row.digest, row.stored)))
-        .collect()
-}
-
-/// Reads the releases, checked.
-pub(crate) fn releases(from: &Connection) -> rusqlite::Result<Releases> {
-    let mut query =
-        from.prepare("SELECT model,seq,name,seal,weights,created,links,sum,partial FROM releases")?;
-    let mut below = from
-        .prepare("SELECT program FROM release_programs WHERE model=? AND seq=? ORDER BY program")?;
-    let mut shims =
-        from.prepare("SELECT object FROM release_objects WHERE model=? AND seq=? ORDER BY object")?;
+fn releases(from: &Connection) -> rusqlite::Result<BTreeMap<(String, u64), Contents>> {
+    let below = |table, column| {
+        from.prepare(&format!(
+            "SELECT {column} FROM {table} WHERE model=? AND seq=? ORDER BY 1"
+        ))
+    };
+    let mut programs = below("release_programs", "program")?;
+    let mut shims = below("release_objects", "object")?;
+    let mut query = from.prepare("SELECT * FROM releases")?;
     let mut rows = query.query([])?;
     let mut all = BTreeMap::new();
     while let Some(row) = rows.next()? {
+        rows::check(row, "releases", 8)?;
         let (model, seq): (String, i64) = (row.get(0)?, row.get(1)?);
-        let name: Option<String> = row.get(2)?;
-        let weights = row.get::<_, Option<[u8; 32]>>(4)?.map(Digest::from_bytes);
-        let ids = |query: &mut rusqlite::Statement| -> rusqlite::Result<Vec<Digest>> {
-            query
-                .query_map((&model, seq), |row| rows::digest(row, 0))?
-                .collect()
-        };
-        let (programs, mut objects) = (ids(&mut below)?, ids(&mut shims)?);
-        let (links, partial) = (row.get(6)?, row.get(8)?);
-        let checksum = rows::digest(row, 3)?;
-        let sum = rows::release_sum(
-            &model,
-            seq as u64,
-            name.as_deref(),
-            &checksum,
-            weights.as_ref(),
-            row.get(5)?,
-            links,
-            partial,
-        );
-        if sum != row.get::<_, i64>(7)? {
+        let place = (&model, seq);
+        let programs = programs.query_map(place, |row| row.get(0))?;
+        let programs = programs.collect::<rusqlite::Result<Vec<Digest>>>()?;
+        let objects = shims.query_map(place, |row| row.get(0))?;
+        let mut objects = objects.collect::<rusqlite::Result<Vec<Digest>>>()?;
+        let links = rows::links(&[&programs[..], &objects].concat());
+        if links != row.get::<_, i64>(7)? {
             return Err(bad_sum("releases"));
         }
-        checked(Some([&programs[..], &objects].concat()), links, "releases")?;
-        objects.extend(weights);
+        objects.extend(row.get::<_, Option<Digest>>(4)?);
         let contents = Contents {
             programs,
             objects,
-            partial,
+            partial: row.get(6)?,
         };
         all.insert((model, seq as u64), contents);
-    }
-    Ok(all)
-}
-
-fn failures(from: &Connection) -> rusqlite::Result<HashMap<Digest, (Option<Digest>, i64)>> {
-    let mut query = from.prepare("SELECT id,seal,log,created,sum FROM failures")?;
-    let mut rows = query.query([])?;
-    let mut all = HashMap::new();
-    while let Some(row) = rows.next()? {
-        let (id, checksum) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
-        let log = row.get::<_, Option<[u8; 32]>>(2)?.map(Digest::from_bytes);
-        let created = row.get(3)?;
-        if rows::failure_sum(&id, &checksum, log.as_ref(), created) != row.get::<_, i64>(4)? {
-            return Err(bad_sum("failures"));
-        }
-        all.insert(id, (log, created));
-    }
-    Ok(all)
-}
-
-/// Returns what a row refers to, when it is what the row's check sum says.
-fn checked(
-    found: Option<Vec<Digest>>,
-    sum: i64,
-    table: &'static str,
-) -> rusqlite::Result<Vec<Digest>> {
-    let found = found.unwrap_or_default();
-    if links(&found) == sum {
-        Ok(found)
-    } else {
-        Err(bad_sum(table))
-    }
-}
-
-/// Returns the bytes of the unpacked file of an object.
-fn ready_bytes(base: &Base, id: &Digest) -> u64 {
-    fs::symlink_metadata(base.layout.ready(id)).map_or(0, |meta| meta.len())
-}
-
-/// Reads rows of two digests as a map from the first to all of the second.
-fn pairs(from: &Connection, query: &str) -> rusqlite::Result<HashMap<Digest, Vec<Digest>>> {
-    let mut all: HashMap<Digest, Vec<Digest>> = HashMap::new();
-    let mut query = from.prepare(query)?;
-    let mut rows = query.query([])?;
-    while let Some(row) = rows.next()? {
-        let (from, to) = (rows::digest(row, 0)?, rows::digest(row, 1)?);
-        all.entry(from).or_default().push(to);
     }
     Ok(all)
 }

@@ -1,7 +1,7 @@
 //! The SQLite index, for fast lookups. All of it can be rebuilt from the files, except the last-use stamps.
 //!
-//! It uses a rollback journal, because stores lie on network mounts and read-only images. Every row has a checksum over
-//! its own fields, so that a flipped bit is an error and not a wrong answer. `user_version` is the version of the schema.
+//! It uses a rollback journal, because stores lie on network mounts and read-only images. `user_version` is the version of
+//! the schema.
 
 mod schema;
 
@@ -9,108 +9,93 @@ use std::{
     fs::{self, Permissions},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, atomic::AtomicBool},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Params, Row, Transaction, TransactionBehavior};
 use rustix::fs::{Access, access};
 
 use self::schema::{check_schema, failed, prepare_tables};
 use super::{
     error::{At, StoreError},
     layout::Layout,
-    lock::{Patience, private},
-    sum::BadSum,
+    lock::{Locks, Patience, private},
+    rows::BadSum,
 };
 
-/// How long to wait for another process that writes the index.
+/// How long a reader waits for another process that writes the index.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An open index.
 pub(crate) struct Index {
-    layout: Layout,
+    locks: Arc<Locks>,
     /// Whether this is the store's own file, and it may be written.
     own: bool,
-    /// None until it is made in memory.
+    /// Absent until the first use of an index in memory.
     open: Mutex<Option<Open>>,
-    /// How long to wait for others.
-    pub patience: Option<Duration>,
-    stop: OnceLock<Arc<AtomicBool>>,
 }
 
-/// A connection, and the file it is to.
+/// A connection, and the inode of its file; 0 for one in memory.
 struct Open {
     connection: Connection,
     inode: u64,
 }
 
 impl Index {
-    /// Opens the index for reading and writing. One that is missing is made from the files.
-    pub fn open(layout: &Layout) -> Result<Self, StoreError> {
-        Ok(Self {
-            layout: layout.clone(),
-            own: true,
-            open: Mutex::new(Some(open_own(layout)?)),
-            patience: None,
-            stop: OnceLock::new(),
-        })
+    fn new(locks: &Arc<Locks>, own: bool, open: Option<Open>) -> Self {
+        Self {
+            locks: locks.clone(),
+            own,
+            open: Mutex::new(open),
+        }
     }
 
-    /// Returns whether this user may read the store's index. Only those may who may write it: a reader could lock it.
+    /// Opens the index for reading and writing. A missing one is made from the files.
+    pub fn open(locks: &Arc<Locks>) -> Result<Self, StoreError> {
+        let open = open_own(&locks.layout)?;
+        Ok(Self::new(locks, true, Some(open)))
+    }
+
+    /// Returns whether this user may read the store's index. A reader could lock it, so its mode allows only writers.
     pub fn may_be_read(layout: &Layout) -> bool {
         let read = access(layout.index(), Access::READ_OK);
         !matches!(read, Err(rustix::io::Errno::ACCESS))
     }
 
-    /// Makes an index in memory when something is looked up in it.
-    pub fn when_needed(layout: &Layout) -> Self {
-        Self {
-            layout: layout.clone(),
-            own: false,
-            open: Mutex::default(),
-            patience: None,
-            stop: OnceLock::new(),
-        }
-    }
-
-    pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
-        let _ = self.stop.set(stop);
-    }
-
     /// Opens the index for reading only; never writes, not even a lock file.
-    pub fn open_read_only(layout: &Layout) -> Result<Self, StoreError> {
-        let path = layout.index();
-        refuse(layout)?;
+    pub fn open_read_only(locks: &Arc<Locks>) -> Result<Self, StoreError> {
+        let path = locks.layout.index();
+        refuse(&locks.layout)?;
         let flags = base(OpenFlags::SQLITE_OPEN_READ_ONLY);
         let open = || prepare(Connection::open_with_flags(&path, flags)?);
         let connection = open().map_err(|e| failed(&path, e))?;
         check_schema(&connection, &path)?;
-        Ok(Self::other(layout, connection))
+        let inode = 0;
+        Ok(Self::new(locks, false, Some(Open { connection, inode })))
     }
 
-    /// Makes an index of the files in memory, for a store whose own can't be used.
-    pub fn in_memory(layout: &Layout) -> Result<Self, StoreError> {
-        Ok(Self::other(layout, make_in_memory(layout)?))
+    /// Returns an index in memory, which the first use of it makes from the files.
+    pub fn in_memory(locks: &Arc<Locks>) -> Self {
+        Self::new(locks, false, None)
     }
 
-    /// Makes an index in memory that gives way to the store's own once that can be opened.
-    pub fn until_rebuilt(layout: &Layout) -> Result<Self, StoreError> {
-        Ok(Self {
-            own: true,
-            ..Self::in_memory(layout)?
+    /// As [`Self::in_memory`], until the first write opens the store's own index.
+    pub fn until_rebuilt(locks: &Arc<Locks>) -> Self {
+        Self::new(locks, true, None)
+    }
+
+    /// Returns the rows of a query.
+    pub fn query<T>(
+        &self,
+        query: &str,
+        params: impl Params,
+        read: impl FnMut(&Row) -> rusqlite::Result<T>,
+    ) -> Result<Vec<T>, StoreError> {
+        self.with(|index| {
+            let mut query = index.prepare_cached(query)?;
+            query.query_map(params, read)?.collect()
         })
-    }
-
-    fn other(layout: &Layout, connection: Connection) -> Self {
-        let open = Open {
-            connection,
-            inode: 0,
-        };
-        Self {
-            open: Mutex::new(Some(open)),
-            ..Self::when_needed(layout)
-        }
     }
 
     /// Runs `read` on the connection.
@@ -123,14 +108,11 @@ impl Index {
         read(connection).map_err(|e| self.failed(e))
     }
 
-    /// Returns the connection, after making an index in memory if that was put off.
+    /// Returns the connection. The first call for an index in memory makes it.
     fn opened<'a>(&self, open: &'a mut Option<Open>) -> Result<&'a Connection, StoreError> {
         let there = match open.take() {
             Some(there) => there,
-            None => Open {
-                connection: make_in_memory(&self.layout)?,
-                inode: 0,
-            },
+            None => make_in_memory(&self.locks.layout)?,
         };
         Ok(&open.insert(there).connection)
     }
@@ -143,20 +125,20 @@ impl Index {
         self.write_within(None, write)
     }
 
-    /// As [`Self::write`], and waits for others no longer than this.
+    /// As [`Self::write`], with a limit for the wait for other processes.
     pub fn write_within<T>(
         &self,
-        patience: Option<Duration>,
+        limit: Option<Duration>,
         write: impl FnOnce(&Transaction) -> rusqlite::Result<T>,
     ) -> Result<T, StoreError> {
         let mut open = self.lock();
         let inode_was = open.as_ref().map(|open| open.inode);
-        if self.own && inode(&self.layout.index()) != inode_was {
+        if self.own && inode(&self.locks.layout.index()) != inode_was {
             // Another process rebuilt or removed the index.
-            *open = Some(open_own(&self.layout)?);
+            *open = Some(open_own(&self.locks.layout)?);
         }
         let connection = self.opened(&mut open)?;
-        let patience = Patience::new(patience.or(self.patience), &self.stop);
+        let patience = self.locks.patience(limit, PATIENCE);
         let begin = || Transaction::new_unchecked(connection, TransactionBehavior::Immediate);
         let tx = self.insist(connection, &patience, begin)?;
         let done = write(&tx).map_err(|e| self.failed(e))?;
@@ -164,7 +146,7 @@ impl Index {
         Ok(done)
     }
 
-    /// Tries again while another process has the index.
+    /// Repeats an attempt while another process has the index.
     fn insist<T>(
         &self,
         connection: &Connection,
@@ -176,7 +158,7 @@ impl Index {
         let done = loop {
             match attempt() {
                 Err(e) if e.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => {
-                    if let Err(e) = patience.wait("write the index", &self.layout.index()) {
+                    if let Err(e) = patience.wait("write the index", &self.locks.layout.index()) {
                         break Err(e);
                     }
                 }
@@ -187,55 +169,48 @@ impl Index {
         done
     }
 
-    /// Returns the error for a failing statement; a row whose check sum is wrong gets its own.
+    /// Returns the error for a failing statement; a row with a wrong check sum gets its own.
     fn failed(&self, error: rusqlite::Error) -> StoreError {
+        let path = self.locks.layout.index();
         if let rusqlite::Error::FromSqlConversionFailure(_, _, inner) = &error
             && let Some(BadSum(table)) = inner.downcast_ref()
         {
-            return StoreError::Row {
-                path: self.layout.index(),
-                table,
-            };
+            return StoreError::Row { path, table };
         }
-        failed(&self.layout.index(), error)
+        failed(&path, error)
     }
 
-    /// A panic can't leave the connection in a bad state: SQLite rolls back what was not committed.
+    /// A panic leaves the connection in a good state: SQLite rolls the transaction back.
     fn lock(&self) -> MutexGuard<'_, Option<Open>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn make_in_memory(layout: &Layout) -> Result<Connection, StoreError> {
+fn make_in_memory(layout: &Layout) -> Result<Open, StoreError> {
     let path = layout.index();
     let mut connection = Connection::open_in_memory()
         .and_then(prepare)
         .map_err(|e| failed(&path, e))?;
     prepare_tables(&mut connection, layout, &path)?;
-    Ok(connection)
+    let inode = 0;
+    Ok(Open { connection, inode })
 }
 
-/// Makes the file of the index, or repairs its mode, so that only users who may write the store can open it: any process
-/// that opens the file can lock it.
+/// Makes the file of the index, so that only users who may write the store can open it: any process that opens the file can
+/// lock it.
 ///
-/// It is not opened here: to close it would end the locks that other connections of this process have on it.
+/// An existing file is not opened here: to close it would end the locks of other connections of this process.
 fn make_private(layout: &Layout) -> Result<(), StoreError> {
     let path = layout.index();
-    let folder = fs::metadata(&layout.root).at("look at", &layout.root)?;
-    let wanted = Permissions::from_mode(private(&folder));
-    match fs::symlink_metadata(&path) {
-        Ok(meta) if meta.mode() & 0o777 & !wanted.mode() == 0 => {}
-        // Who does not own it can't, and need not.
-        Ok(_) => drop(fs::set_permissions(&path, wanted)),
-        Err(_) => {
-            let tmp = layout.tmp();
-            let empty = tempfile::Builder::new()
-                .permissions(wanted)
-                .tempfile_in(&tmp);
-            let empty = empty.at("write a file in", &tmp)?.into_temp_path();
-            // Another process may be faster; where there are no hard links SQLite makes it.
-            let _ = fs::hard_link(&empty, &path);
-        }
+    if fs::symlink_metadata(&path).is_err() {
+        let folder = fs::metadata(&layout.root).at("look at", &layout.root)?;
+        let tmp = layout.tmp();
+        let empty = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(private(&folder)))
+            .tempfile_in(&tmp);
+        let empty = empty.at("write a file in", &tmp)?.into_temp_path();
+        // Another process may be faster; where there are no hard links SQLite makes it.
+        let _ = fs::hard_link(&empty, &path);
     }
     Ok(())
 }
@@ -268,7 +243,7 @@ fn prepare(connection: Connection) -> rusqlite::Result<Connection> {
     Ok(connection)
 }
 
-/// SQLite would follow a link, and write what it leads to; and it would believe a journal that others left.
+/// Refuses links, which SQLite would follow and write through, and a journal of another user, which it would apply.
 fn refuse(layout: &Layout) -> Result<(), StoreError> {
     let path = layout.index();
     for path in [path.with_extension("sqlite-journal"), path] {
@@ -299,7 +274,28 @@ mod tests {
     use super::{super::testing, schema::KNOWN, *};
     use crate::{Options, Store, rows::ObjectRow};
 
-    /// Replaces the index by one that `sql` makes, with other versions than ours.
+    #[test]
+    fn a_newer_index_is_refused_and_left_alone() {
+        let (_dir, store) = testing::store();
+        let path = store.layout().index();
+        store
+            .index()
+            .with(|index| index.pragma_update(None, "user_version", 99))
+            .unwrap();
+        let before = fs::read(&path).unwrap();
+        for result in [
+            Store::open(store.path()),
+            Store::open_read_only(store.path()),
+        ] {
+            assert!(
+                matches!(result, Err(StoreError::Newer { found: 99, .. })),
+                "{result:?}"
+            );
+        }
+        assert_eq!(fs::read(&path).unwrap(), before);
+    }
+
+    /// Replaces the index by another one, which `sql` makes.
     fn replaced(store: &Store, sql: &str) -> std::path::PathBuf {
         let path = store.layout().index();
         fs::remove_file(&path).unwrap();
@@ -324,7 +320,7 @@ mod tests {
                 other => panic!("{other}"),
             }
             assert!(error.hint().contains("--reindex"));
-            // A reader makes one in memory and leaves this one as it is.
+            // A reader makes one in memory and does not change this one.
             let reader = Store::open_read_only(store.path()).unwrap();
             assert!(reader.objects().row(&one).unwrap().is_some());
             assert_eq!(fs::read(&path).unwrap(), before);
@@ -366,7 +362,7 @@ mod tests {
     fn an_index_in_memory_is_made_when_it_is_needed() {
         let (_dir, store) = testing::store();
         let digest = store.objects().put_bytes(b"x").unwrap();
-        let index = Index::when_needed(store.layout());
+        let index = Index::in_memory(&store.0.base().locks);
         assert!(index.lock().is_none());
         let row = index.with(|index| ObjectRow::find(index, &digest));
         assert!(row.unwrap().is_some() && index.lock().is_some());

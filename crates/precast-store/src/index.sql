@@ -1,5 +1,5 @@
--- The tables of the index. Every `sum` is a check sum over the other columns of its row, every `links` one over what the
--- row refers to in the table that follows it.
+-- The tables of the index. Every `sum` is a check sum over all columns before it, every `links` one over the references of
+-- the row in the table that follows.
 CREATE TABLE objects (
     digest  BLOB PRIMARY KEY,
     size    INTEGER NOT NULL,            -- bytes of content
@@ -55,9 +55,9 @@ CREATE TABLE releases (
     seal    BLOB NOT NULL,
     weights BLOB,
     created INTEGER NOT NULL,
+    partial INTEGER NOT NULL,            -- 1 for a release that is never the newest one
     links   INTEGER NOT NULL,
     sum     INTEGER NOT NULL,
-    partial INTEGER NOT NULL,            -- 1 for a release that is never the newest one
     PRIMARY KEY (model, seq)
 ) WITHOUT ROWID, STRICT;
 

@@ -42,7 +42,13 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn folder(self) -> &'static str {
+    /// Returns the name of the kind, as in `artifact`.
+    pub fn name(self) -> &'static str {
+        self.folder().trim_end_matches('s')
+    }
+
+    /// Returns the name of the folder, which is also that of the table in the index.
+    pub fn folder(self) -> &'static str {
         match self {
             Self::Artifact => "artifacts",
             Self::Program => "programs",

@@ -23,18 +23,18 @@
 //! A file becomes visible in one step (`publish`): temp file → fsync → rename that never replaces → fsync of the
 //! folder; then its row. A file is published after everything it refers to: objects, artifacts, programs, release.
 //!
-//! A [`Store`] hands out its owners. Each has its own fields and uses those above it in this table:
+//! A [`Store`] hands out its owners. Each has the one above it in this table as a field:
 //!
 //! | owner | has | modules |
 //! |---|---|---|
-//! | [`Leases`] | what live processes hold; one compile per key | `leases`, `claim`; locks: `lock` |
+//! | [`Leases`] | the IDs that live processes hold; one compile per key | `leases`, `claim`; locks: `lock` |
 //! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
 //! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
 //! | [`Releases`] | releases by number, and their copies | `releases`, `manifest` |
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
 //! | [`Audit`] | checks and repairs of a whole store | `verify`, `files`, `defect`, `repair` |
 //!
-//! All of them share paths, index and locks (`base`). Protection against other users is in `permissions`; records, digests
+//! The first one has the paths, the index and the locks (`base`). Protection against other users is in `permissions`; records, digests
 //! and targets are in [`record`], [`digest`] and [`target`], their encoding in keys in [`canon`].
 //!
 //! A missing folder counts as empty: a copy of a store may lack it, or all of `ready/`. The next process that may write
@@ -66,7 +66,7 @@
 //!
 //! ```text
 //! digest, elf, mapped, out_of_memory, reason, sync, target, time
-//! chunks, defect, error, record, sum
+//! chunks, defect, error, record
 //! canon, pages, publish, rows
 //! permissions
 //! layout
@@ -122,7 +122,6 @@ mod reindex;
 mod releases;
 mod repair;
 mod rows;
-mod sum;
 mod sweep;
 mod sync;
 mod time;
@@ -157,27 +156,17 @@ pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sweep::Collected;
 pub use target::{Device, Target};
-pub use usage::{GroupBy, Need, ObjectUsage};
+pub use usage::{GroupBy, ObjectUsage};
 pub use verify::{Audit, Verified};
 
 use base::Base;
 use index::Index;
 use layout::Layout;
+use lock::Locks;
 
 /// An open store. Cloning is cheap and shares everything.
 #[derive(Clone)]
-pub struct Store(Arc<Inner>);
-
-/// The owners, each with those below it.
-struct Inner {
-    base: Arc<Base>,
-    leases: Arc<Leases>,
-    objects: Arc<Objects>,
-    records: Arc<Records>,
-    releases: Arc<Releases>,
-    collector: Arc<Collector>,
-    audit: Audit,
-}
+pub struct Store(Arc<Audit>);
 
 impl Store {
     /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
@@ -185,7 +174,7 @@ impl Store {
         Self::create_with(path, Options::default())
     }
 
-    /// Opens the store at `path`; makes it when `path` is empty or missing.
+    /// As [`Self::create`], with options.
     pub fn create_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let path = path.as_ref();
         Layout::create(path, options)?;
@@ -199,16 +188,14 @@ impl Store {
 
     /// Opens the store at `path` and never writes to it.
     pub fn open_read_only(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        Self::open_with(
-            path,
-            Options {
-                read_only: true,
-                ..Options::default()
-            },
-        )
+        let options = Options {
+            read_only: true,
+            ..Options::default()
+        };
+        Self::open_with(path, options)
     }
 
-    /// Opens the store at `path`.
+    /// As [`Self::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let layout = Layout::find(path.as_ref(), options)?;
         for folder in Layout::FOLDERS {
@@ -217,33 +204,26 @@ impl Store {
         Self::at(layout, options)
     }
 
-    /// Opens the same store once more, with a lease of its own.
-    pub fn reopened(&self) -> Result<Self, StoreError> {
-        Self::open_with(self.path(), self.options())
-    }
-
     fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
         options.read_only |= !layout.is_writable();
         if !options.read_only {
             layout.complete_folders()?;
         }
-        let mut index = if !options.read_only {
-            Index::open(&layout)?
+        let locks = Arc::new(Locks::new(&layout, options));
+        let index = if !options.read_only {
+            Index::open(&locks)?
         } else if !Index::may_be_read(&layout) {
-            // The permissions of the index keep other users out.
-            Index::when_needed(&layout)
+            Index::in_memory(&locks)
         } else {
-            match Index::open_read_only(&layout) {
-                // A reader can't repair the index, and makes one in memory.
-                Err(error) if error.is_index() => Index::in_memory(&layout)?,
+            match Index::open_read_only(&locks) {
+                Err(error) if error.is_index() => Index::in_memory(&locks),
                 other => other?,
             }
         };
-        index.patience = options.patience;
-        Ok(Self::with_index(layout, index, options))
+        Ok(Self::new(layout, index, options, locks))
     }
 
-    /// Opens a store whose index or inner folders may be unusable, to look at it and to repair it.
+    /// Opens a store to check and repair it, also with an unusable index or unsafe inner folders.
     pub fn open_for_repair(
         path: impl AsRef<Path>,
         mut options: Options,
@@ -251,64 +231,44 @@ impl Store {
         let layout = Layout::find(path.as_ref(), options)?;
         match Self::at(layout.clone(), options) {
             Err(error) if error.is_index() || matches!(error, StoreError::Unsafe { .. }) => {
-                // In memory, until its own is made again.
-                let index = Index::until_rebuilt(&layout)?;
                 options.read_only |= !layout.is_writable();
-                Ok(Self::with_index(layout, index, options))
+                let locks = Arc::new(Locks::new(&layout, options));
+                let index = Index::until_rebuilt(&locks);
+                Ok(Self::new(layout, index, options, locks))
             }
             other => other,
         }
     }
 
-    /// Opens the store at `path` for reading, with an index made in memory of its files, whatever state its own is in.
-    /// Files that can't be read are left out; [`Audit::damaged`] names them.
+    /// Opens the store at `path` for reading, with an index in memory, made from its files. The state of its own index does
+    /// not matter. Unreadable files are left out; [`Audit::damaged`] names them.
     pub fn open_without_index(
         path: impl AsRef<Path>,
         mut options: Options,
     ) -> Result<Self, StoreError> {
         let layout = Layout::find(path.as_ref(), options)?;
-        let index = Index::in_memory(&layout)?;
         options.read_only = true;
-        Ok(Self::with_index(layout, index, options))
+        let locks = Arc::new(Locks::new(&layout, options));
+        let index = Index::in_memory(&locks);
+        Ok(Self::new(layout, index, options, locks))
     }
 
-    fn with_index(layout: Layout, index: Index, options: Options) -> Self {
-        let base = Arc::new(Base::new(layout, index, options));
-        let leases = Arc::new(Leases::new(&base));
-        let objects = Arc::new(Objects::new(&base, &leases));
-        let records = Arc::new(Records::new(&base, &leases, &objects));
-        let releases = Arc::new(Releases::new(&base, &leases, &records));
-        let collector = Arc::new(Collector::new(&base, &leases, &releases));
-        let audit = Audit::new(&base, &leases, &objects, &collector);
-        Self(Arc::new(Inner {
-            base,
-            leases,
-            objects,
-            records,
-            releases,
-            collector,
-            audit,
-        }))
+    fn new(layout: Layout, index: Index, options: Options, locks: Arc<Locks>) -> Self {
+        let leases = Leases::new(Base {
+            layout,
+            index,
+            options,
+            locks,
+        });
+        let records = Records::new(Objects::new(leases));
+        let releases = Releases { records };
+        let collector = Collector { releases };
+        Self(Arc::new(Audit { collector }))
     }
 
-    /// Returns the objects: bytes by their digest.
-    pub fn objects(&self) -> &Objects {
-        &self.0.objects
-    }
-
-    /// Returns the records of artifacts, programs and failures.
-    pub fn records(&self) -> &Records {
-        &self.0.records
-    }
-
-    /// Returns the releases of all models.
-    pub fn releases(&self) -> &Releases {
-        &self.0.releases
-    }
-
-    /// Returns the leases, which keep gc from deleting, and the claims on keys.
-    pub fn leases(&self) -> &Leases {
-        &self.0.leases
+    /// Returns the checks and repairs of the whole store.
+    pub fn audit(&self) -> &Audit {
+        &self.0
     }
 
     /// Returns the garbage collector.
@@ -316,59 +276,68 @@ impl Store {
         &self.0.collector
     }
 
-    /// Returns the checks and repairs of the whole store.
-    pub fn audit(&self) -> &Audit {
-        &self.0.audit
+    /// Returns the releases of all models.
+    pub fn releases(&self) -> &Releases {
+        &self.collector().releases
     }
 
-    /// Prepares lookups of the users of objects.
-    pub fn object_usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
-        ObjectUsage::new(&self.0.base, &self.0.leases, by)
+    /// Returns the records of artifacts, programs and failures.
+    pub fn records(&self) -> &Records {
+        &self.releases().records
+    }
+
+    /// Returns the objects: bytes by their digest.
+    pub fn objects(&self) -> &Objects {
+        &self.records().objects
+    }
+
+    /// Returns the leases, which keep gc from deleting, and the claims on keys.
+    pub fn leases(&self) -> &Leases {
+        self.objects().leases()
+    }
+
+    fn base(&self) -> &Base {
+        &self.leases().base
     }
 
     /// Returns the store's folder.
     pub fn path(&self) -> &Path {
-        self.0.base.path()
+        self.base().path()
     }
 
     /// Returns how this store was opened; `read_only` also where it can't be written.
     pub fn options(&self) -> Options {
-        self.0.base.options
+        self.base().options
     }
 
-    /// Returns whether nothing can be added to this store.
-    pub fn is_read_only(&self) -> bool {
-        self.0.base.is_read_only()
-    }
-
-    /// Fails for a store that can't be written; `what` is to be done, as `add to the store`.
+    /// Fails for a store that can't be written. `what` is the change, as `add to the store`.
     pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
-        self.0.base.writable(what)
+        self.base().writable(what)
     }
 
     /// Calls `tell` whenever this store waits for another process. The first call counts.
     pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
-        self.0.base.locks.on_wait(tell);
+        self.base().locks.on_wait(tell);
     }
 
     /// Ends every wait for another process with an error once the flag is set. The first call counts.
     pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
-        self.0.base.stop_waiting_when(stop);
+        self.base().locks.stop_waiting_when(stop);
     }
 
     /// Opens a file of the store for reading, unless others could have changed it.
     pub fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
-        self.0.base.layout.open(path)
+        self.base().layout.open(path)
     }
 
     #[cfg(test)]
     fn layout(&self) -> &Layout {
-        &self.0.base.layout
+        &self.base().layout
     }
 
     #[cfg(test)]
     fn index(&self) -> &Index {
-        &self.0.base.index
+        &self.base().index
     }
 }
 

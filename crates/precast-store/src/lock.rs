@@ -2,7 +2,7 @@
 //!
 //! | mode | `locks/use` | `locks/add` | taken by | waits for |
 //! |---|---|---|---|---|
-//! | use | shared | – | taking a lease on what will be read | delete |
+//! | use | shared | – | taking a lease before a read | delete |
 //! | add | shared | shared | publishing one file and its row | rebuild, delete |
 //! | rebuild | – | exclusive | making the index again | add, rebuild, delete |
 //! | delete | exclusive | exclusive | one batch of gc or repair | all |
@@ -11,17 +11,17 @@
 //! `flock`s: they end with their process. A process that waits for an exclusive lock holds `locks/gate`, which shared
 //! locks pass through. So a stream of shared locks can't delay it forever.
 //!
-//! Any process that can open a file can lock it, even one that may only read. So lock files and the index (which SQLite
-//! locks) have mode 0600, or 0660 where a group shares the store. A process that may only read takes no lock and keeps an
-//! index in memory.
+//! Any process that can open a file can lock it, also with read access only. So lock files and the index (which SQLite locks)
+//! have mode 0600, or 0660 where a group shares the store. A process without write access takes no lock and keeps an index
+//! in memory.
 //!
 //! Every wait has a limit ([`Options::patience`](super::Options::patience)) and can be stopped by the caller
 //! ([`Store::stop_waiting_when`](super::Store::stop_waiting_when)). Its message names the owner of the lock, from `/proc/locks`.
 
 use std::{
-    fs::{self, File, Metadata, Permissions, TryLockError},
+    fs::{self, File, Metadata, TryLockError},
     io::{Read, Seek, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -37,29 +37,21 @@ use super::{
     permissions::Options,
 };
 
-/// How long to wait between two looks at a lock that another process has.
-const TICK: Duration = Duration::from_millis(20);
-/// How long to wait at most, unless it is set: for a moment of other processes, and for their work.
+/// The time between two attempts to get a lock of another process.
+pub(crate) const TICK: Duration = Duration::from_millis(20);
+/// The limits of a wait, unless one is set: for a moment of other processes, and for their work.
 const MOMENT: Duration = Duration::from_secs(60);
 const WORK: Duration = Duration::from_secs(600);
 
-/// Waiting for another process, until it has an end.
+/// A wait for another process, with its limit.
 pub(crate) struct Patience {
-    pub limit: Duration,
+    limit: Duration,
     begin: Instant,
     stop: Option<Arc<AtomicBool>>,
 }
 
 impl Patience {
-    pub fn new(limit: Option<Duration>, stop: &OnceLock<Arc<AtomicBool>>) -> Self {
-        Self {
-            limit: limit.unwrap_or(MOMENT),
-            begin: Instant::now(),
-            stop: stop.get().cloned(),
-        }
-    }
-
-    /// Waits a little; an error when it was long enough.
+    /// Waits for a tick. Fails at the limit, and once the caller has stopped all waits.
     pub fn wait(&self, to: &'static str, path: &Path) -> Result<(), StoreError> {
         if self.stop.as_ref().is_some_and(|stop| stop.load(Relaxed)) {
             return Err(StoreError::Interrupted { to });
@@ -77,19 +69,12 @@ impl Patience {
     }
 }
 
-/// Returns the mode of a file that only those may open who may write the folder it is in.
+/// Returns the mode of a file in `folder` that only users who may write the folder can open.
 pub(crate) fn private(folder: &Metadata) -> u32 {
-    match folder.mode() & 0o020 {
-        0 => 0o600,
-        _ => 0o660,
-    }
-}
-
-/// Closes a file, which an older precast left open, to those who may not write the folder it is in.
-fn close_to_others(file: &File, meta: &Metadata, wanted: u32) {
-    // Who does not own it can't, and need not.
-    if meta.mode() & 0o777 & !wanted != 0 {
-        let _ = file.set_permissions(Permissions::from_mode(wanted));
+    if folder.mode() & 0o020 == 0 {
+        0o600
+    } else {
+        0o660
     }
 }
 
@@ -134,12 +119,12 @@ pub(crate) enum Mode {
     Delete,
 }
 
-/// What is being waited for.
+/// A wait for a lock of another process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// What this process wants to do.
+    /// The purpose of the wait, as `add to the store`.
     pub to: &'static str,
-    /// What the process that is in the way says about itself, as `pid 7 (gc)`; empty when it says nothing.
+    /// The owner of the lock in its own words, as `pid 7 (gc)`; empty where it is unknown.
     pub owner: String,
     /// The lock's file.
     pub path: PathBuf,
@@ -165,12 +150,12 @@ pub(crate) struct Guard {
 /// Called when a lock is not free.
 type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
 
-/// The lock files of one store.
+/// The lock files of one store, and the rules of all waits for other processes.
 pub(crate) struct Locks {
-    layout: Layout,
+    pub layout: Layout,
     patience: Option<Duration>,
     on_wait: OnceLock<OnWait>,
-    /// Set when the caller wants to wait no longer.
+    /// Ends all waits once it is set.
     stop: OnceLock<Arc<AtomicBool>>,
 }
 
@@ -194,8 +179,7 @@ impl Locks {
         };
         let exclusive = matches!(mode, Mode::Rebuild | Mode::Delete);
         let usual = if mode == Mode::Use { MOMENT } else { WORK };
-        let limit = self.patience.unwrap_or(usual);
-        let patience = Patience::new(Some(limit), &self.stop);
+        let patience = self.patience(None, usual);
         let gate = self.take("gate", exclusive, to, &patience)?;
         let mut files = Vec::with_capacity(2);
         if mode != Mode::Rebuild {
@@ -249,6 +233,15 @@ impl Locks {
         Ok(file)
     }
 
+    /// Begins a wait. Its limit is `limit`, or else that of the store's options, or else `usual`.
+    pub fn patience(&self, limit: Option<Duration>, usual: Duration) -> Patience {
+        Patience {
+            limit: limit.or(self.patience).unwrap_or(usual),
+            begin: Instant::now(),
+            stop: self.stop.get().cloned(),
+        }
+    }
+
     /// Calls `tell` whenever a lock is not free. The first call counts.
     pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
         let _ = self.on_wait.set(Box::new(tell));
@@ -264,16 +257,14 @@ impl Locks {
 pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
-    // What it says is overwritten: that must not be a file elsewhere.
+    // The file is overwritten, so a link to another file is refused.
     options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
     let folder = path.parent().unwrap_or(Path::new("."));
-    let mode = private(&fs::metadata(folder).at("look at", folder)?);
-    options.mode(mode);
+    options.mode(private(&fs::metadata(folder).at("look at", folder)?));
     let file = options.open(path).at("open the lock", path)?;
     match file.metadata().at("open the lock", path)? {
         meta if meta.is_file() && meta.nlink() <= 1 => {
             layout.accept(path, &file).at("open the lock", path)?;
-            close_to_others(&file, &meta, mode);
             Ok(file)
         }
         _ => Err(StoreError::Unsafe {
@@ -283,7 +274,7 @@ pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
     }
 }
 
-/// Writes into a lock's file who has it, for those that wait. Only a message: that it fails changes nothing.
+/// Writes the owner of a lock into its file, for the messages of waiting processes. Errors are ignored.
 pub(crate) fn sign(file: &mut File, doing: &str) {
     let text = format!("pid {} ({doing})", std::process::id());
     let _ = file
@@ -292,7 +283,7 @@ pub(crate) fn sign(file: &mut File, doing: &str) {
         .and_then(|()| file.write_all(text.as_bytes()));
 }
 
-/// Reads who has a lock; printable text only, as anyone who can write the store can write it.
+/// Reads the owner of a lock from its file. Only printable text: any user who may write the store can change it.
 pub(crate) fn owner(file: &mut File) -> String {
     let mut text = String::new();
     let _ = file
@@ -312,13 +303,13 @@ mod tests {
     #[test]
     fn adding_and_reading_go_together_and_deleting_reports_its_wait() {
         let (_dir, store) = testing::store();
-        let adding = store.0.base.lock(Mode::Add).unwrap();
-        let reading = store.0.base.lock(Mode::Use).unwrap();
-        drop(store.0.base.lock(Mode::Add).unwrap());
+        let adding = store.0.base().lock(Mode::Add).unwrap();
+        let reading = store.0.base().lock(Mode::Use).unwrap();
+        drop(store.0.base().lock(Mode::Add).unwrap());
         let (sender, receiver) = mpsc::channel();
         let other = Store::open(store.path()).unwrap();
         other.on_wait(move |waiting| drop(sender.send(waiting.to_string())));
-        let deleter = thread::spawn(move || drop(other.0.base.lock(Mode::Delete).unwrap()));
+        let deleter = thread::spawn(move || drop(other.0.base().lock(Mode::Delete).unwrap()));
         assert_eq!(
             receiver.recv().unwrap(),
             "waiting for another process to delete from the store"
@@ -339,9 +330,9 @@ mod tests {
     #[test]
     fn a_wait_has_an_end_and_names_who_is_in_the_way() {
         let (_dir, store) = testing::store();
-        drop(store.0.base.lock(Mode::Add).unwrap());
+        drop(store.0.base().lock(Mode::Add).unwrap());
         let path = store.path().join("locks/use");
-        // As `flock` in a shell: another process, that says nothing into the file.
+        // As `flock` in a shell: another process, which writes nothing into the file.
         let mut holder = std::process::Command::new("flock")
             .args(["--shared", "--no-fork"])
             .arg(&path)
@@ -352,25 +343,25 @@ mod tests {
         while holders(&path).is_none() && begin.elapsed() < MOMENT {
             thread::sleep(TICK);
         }
-        let error = impatient(&store).0.base.lock(Mode::Delete).unwrap_err();
+        let error = impatient(&store).0.base().lock(Mode::Delete).unwrap_err();
         let pid = format!("pid {}", holder.id());
         assert!(
             matches!(&error, StoreError::Busy { owner, .. } if owner.starts_with(&pid)),
             "{error}"
         );
-        drop(store.0.base.lock(Mode::Use).unwrap());
+        drop(store.0.base().lock(Mode::Use).unwrap());
         // The caller can stop a wait.
         let waiting = Store::open(store.path()).unwrap();
         let stop = Arc::new(AtomicBool::new(false));
         waiting.stop_waiting_when(stop.clone());
-        let waiter = thread::spawn(move || waiting.0.base.lock(Mode::Delete).map(drop));
+        let waiter = thread::spawn(move || waiting.0.base().lock(Mode::Delete).map(drop));
         thread::sleep(Duration::from_millis(50));
         stop.store(true, Relaxed);
         let error = waiter.join().unwrap().unwrap_err();
         assert!(matches!(error, StoreError::Interrupted { .. }), "{error}");
         holder.kill().unwrap();
         holder.wait().unwrap();
-        drop(impatient(&store).0.base.lock(Mode::Delete).unwrap());
+        drop(impatient(&store).0.base().lock(Mode::Delete).unwrap());
     }
 
     #[test]
@@ -379,14 +370,7 @@ mod tests {
         let kept = store.objects().put_bytes(b"kept").unwrap();
         store.leases().keep(&[kept]).unwrap();
         drop(store.leases().try_claim(&kept).unwrap().unwrap());
-        drop(store.0.base.lock(Mode::Delete).unwrap());
-        // As an older precast left them.
-        for name in ["locks/use", "locks/add", "locks/gate", "index.sqlite"] {
-            let path = store.path().join(name);
-            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        }
-        let store = Store::open(store.path()).unwrap();
-        drop(store.0.base.lock(Mode::Delete).unwrap());
+        drop(store.0.base().lock(Mode::Delete).unwrap());
         let _claim = store.leases().try_claim(&kept).unwrap().unwrap();
         let mut lockable = vec![store.layout().index()];
         for folder in ["locks", "locks/keys", "leases"] {
@@ -405,12 +389,12 @@ mod tests {
     #[test]
     fn rebuilding_stops_adders_only() {
         let (_dir, store) = testing::store();
-        let rebuilding = store.0.base.lock(Mode::Rebuild).unwrap();
-        drop(store.0.base.lock(Mode::Use).unwrap());
+        let rebuilding = store.0.base().lock(Mode::Rebuild).unwrap();
+        drop(store.0.base().lock(Mode::Use).unwrap());
         let (sender, receiver) = mpsc::channel();
         let other = store.clone();
         thread::spawn(move || {
-            drop(other.0.base.lock(Mode::Add).unwrap());
+            drop(other.0.base().lock(Mode::Add).unwrap());
             sender.send(()).unwrap();
         });
         assert!(receiver.recv_timeout(Duration::from_millis(50)).is_err());

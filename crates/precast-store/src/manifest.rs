@@ -81,7 +81,7 @@ impl Manifest {
 /// An object, or the record of an artifact or a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Node {
-    /// None for an object.
+    /// Absent for an object.
     pub record: Option<Kind>,
     pub id: Digest,
     pub digest: Digest,
@@ -113,23 +113,13 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    /// Returns the error for a user of `what`.
+    /// Returns the error for `what`, which refers to it.
     pub fn error(self, what: &str) -> StoreError {
-        let kind = match self.kind {
-            None => "object",
-            Some(Kind::Artifact) => "artifact",
-            Some(_) => "program",
-        };
-        self.error.unwrap_or_else(|| dangling(what, kind, &self.id))
-    }
-}
-
-/// Returns the error for a reference to something that is not in the store.
-pub(crate) fn dangling(what: &str, kind: &'static str, id: &Digest) -> StoreError {
-    StoreError::Dangling {
-        what: what.to_owned(),
-        kind,
-        id: *id,
+        self.error.unwrap_or_else(|| StoreError::Dangling {
+            what: what.to_owned(),
+            kind: self.kind.map_or("object", Kind::name),
+            id: self.id,
+        })
     }
 }
 
@@ -152,7 +142,7 @@ impl<'a, S: Source> Walk<'a, S> {
         }
     }
 
-    /// Adds what a root refers to.
+    /// Adds the references of a release or another root.
     pub fn release(&mut self, programs: &[Digest], objects: &[Digest]) {
         self.objects(None, objects);
         self.records(None, Kind::Program, programs);
@@ -169,10 +159,9 @@ impl<'a, S: Source> Walk<'a, S> {
                 Err(error) => (None, Some(error)),
             };
             let Some(links) = links else {
-                let kind = Some(kind);
                 self.missing.push(Missing {
                     by,
-                    kind,
+                    kind: Some(kind),
                     id,
                     error,
                 });
@@ -206,12 +195,11 @@ impl<'a, S: Source> Walk<'a, S> {
                     digest: id,
                 });
             } else {
-                let (kind, error) = (None, None);
                 self.missing.push(Missing {
                     by,
-                    kind,
+                    kind: None,
                     id,
-                    error,
+                    error: None,
                 });
             }
         }
@@ -314,7 +302,7 @@ mod tests {
             Err(StoreError::Corrupt { .. })
         ));
         assert!(!to.objects().has(&weights));
-        // One that is gone.
+        // A missing object.
         fs::remove_file(from.layout().object(&weights)).unwrap();
         assert!(matches!(
             copy(&from, &to, &release),

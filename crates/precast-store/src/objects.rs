@@ -15,7 +15,7 @@ use super::{
     leases::Leases,
     lock::Mode,
     object::{self, Written},
-    pages::{PAGE, Pages},
+    pages::{PAGE, pages},
     publish::{PendingFile, as_published, settle_time},
     ready::{Checking, Ready, no_room},
     reindex::files,
@@ -26,18 +26,22 @@ use crate::{Digest, Mapped};
 
 /// The objects of a store, and their unpacked files.
 pub struct Objects {
-    pub(crate) base: Arc<Base>,
-    pub(crate) leases: Arc<Leases>,
     ready: Ready,
 }
 
 impl Objects {
-    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>) -> Self {
+    pub(crate) fn new(leases: Leases) -> Self {
         Self {
-            base: base.clone(),
-            leases: leases.clone(),
-            ready: Ready::new(base, leases),
+            ready: Ready { leases },
         }
+    }
+
+    pub(crate) fn leases(&self) -> &Leases {
+        &self.ready.leases
+    }
+
+    fn base(&self) -> &Arc<Base> {
+        &self.leases().base
     }
 
     /// Keeps `bytes` and returns the digest that names them.
@@ -49,16 +53,15 @@ impl Objects {
         Ok(digest)
     }
 
-    /// Keeps a copy of the file at `path` as it is now; returns its digest and its size in bytes.
-    ///
-    /// What happens to `path` afterwards has no effect on the copy.
+    /// Keeps a copy of the file at `path`; returns its digest and its size in bytes. Later changes of `path` have no effect
+    /// on the copy.
     pub fn put_file(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
         self.put_hashed(&mut file, digest, size, path)
     }
 
-    /// As [`Self::put_file`], and unpacks the object at the same time, for who maps it next.
+    /// As [`Self::put_file`], and unpacks the object at the same time, for the next map of it.
     pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
@@ -71,12 +74,10 @@ impl Objects {
             }
         });
         let put = put?;
-        // Not before the object is there: without one it would be a defect, also after a crash.
+        // An unpacked file without its object is a defect, also after a crash.
         if let Some(unpacked) = unpacked? {
-            match self
-                .ready
-                .publish(unpacked, &digest, &self.base.layout.ready(&digest))
-            {
+            let path = self.base().layout.ready(&digest);
+            match self.ready.publish(unpacked, &digest, &path) {
                 Err(e) if !no_room(&e) => return Err(e),
                 _ => {}
             }
@@ -84,7 +85,7 @@ impl Objects {
         Ok(put)
     }
 
-    /// Keeps the file at `path`, which is `file`, read once to its end for its digest and its size.
+    /// Keeps the open file at `path`, whose digest and size were computed before.
     fn put_hashed(
         &self,
         file: &mut File,
@@ -105,35 +106,31 @@ impl Objects {
         if self.present(digest)? {
             return Ok(());
         }
-        let (mut file, path) = object::open(&from.base.layout, digest)?;
-        let mut pending = self.leases.pending_file()?;
+        let (mut file, path) = object::open(&from.base().layout, digest)?;
+        let mut pending = self.leases().pending_file()?;
         let stored = io::copy(&mut file, pending.file());
-        let stored = stored.at("write an object into", self.base.path())?;
+        let stored = stored.at("write an object into", self.base().path())?;
         pending.file().rewind().at("read", pending.path())?;
         // An error names the file that was copied.
         let size = object::decode(pending.file(), digest, &path, &mut io::sink())?;
-        let _adding = self.leases.adding(&[*digest])?;
-        pending.publish(&self.base.layout.object(digest))?;
+        let _adding = self.leases().adding(&[*digest])?;
+        pending.publish(&self.base().layout.object(digest))?;
         self.index_object(digest, size, stored)
     }
 
     /// Returns whether the object is in the store: a look at its file, not at its bytes.
     pub fn has(&self, digest: &Digest) -> bool {
-        fs::symlink_metadata(self.base.layout.object(digest)).is_ok_and(|meta| meta.is_file())
+        fs::symlink_metadata(self.base().layout.object(digest)).is_ok_and(|meta| meta.is_file())
     }
 
     /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that changed is read whole, once.
     pub fn has_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
-        if as_published(&self.base.layout.object(digest)) {
-            Ok(true)
-        } else {
-            Ok(self.sound_size(digest)?.is_some())
-        }
+        Ok(as_published(&self.base().layout.object(digest)) || self.sound_size(digest)?.is_some())
     }
 
-    /// Reads an object whole; returns the size of its content if it is there and sound.
+    /// Reads all of an object; returns the size of its content if it is there and sound.
     fn sound_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
-        let read = object::open(&self.base.layout, digest).and_then(|(mut file, path)| {
+        let read = object::open(&self.base().layout, digest).and_then(|(mut file, path)| {
             let size = object::decode(&mut file, digest, &path, &mut io::sink())?;
             settle_time(&file);
             Ok(size)
@@ -156,7 +153,7 @@ impl Objects {
         let Some((pending, written)) = self.encode_unpacked(digest)? else {
             return Ok(false);
         };
-        let _adding = self.leases.adding(&[*digest])?;
+        let _adding = self.leases().adding(&[*digest])?;
         self.publish_written(pending, &written)?;
         Ok(true)
     }
@@ -169,9 +166,9 @@ impl Objects {
         let Some((file, size)) = self.ready.sound(digest)? else {
             return Ok(None);
         };
-        let mut pending = self.leases.pending_file()?;
+        let mut pending = self.leases().pending_file()?;
         let written = object::encode(&mut (&file).take(size), size, pending.file());
-        let written = written.at("write an object into", self.base.path())?;
+        let written = written.at("write an object into", self.base().path())?;
         let same = written.filter(|written| written.digest == *digest);
         Ok(same.map(|written| (pending, written)))
     }
@@ -185,7 +182,7 @@ impl Objects {
 
     /// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
     pub fn read_into(&self, digest: &Digest, sink: &mut impl io::Write) -> Result<u64, StoreError> {
-        object::read_into(&self.base.layout, digest, sink)
+        object::read_into(&self.base().layout, digest, sink)
     }
 
     /// Returns the content of an object, checked, as a read-only map.
@@ -196,8 +193,8 @@ impl Objects {
         self.ready.map(digest)
     }
 
-    /// As [`Self::map`], while other threads check the bytes: what is made of them may be used when [`Checking::wait`] has
-    /// returned true. When it returns false, [`Self::map`] has the right ones.
+    /// As [`Self::map`], but other threads hash the bytes meanwhile. They may be used once [`Checking::wait`] has returned
+    /// true. After false, [`Self::map`] returns the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
         self.ready.map_checking(digest)
     }
@@ -209,7 +206,7 @@ impl Objects {
 
     /// Returns the bytes of all unpacked files.
     pub fn unpacked_bytes(&self) -> u64 {
-        files(&self.base.path().join("ready"), "")
+        files(&self.base().path().join("ready"), "")
             .filter_map(|path| fs::symlink_metadata(path).ok())
             .map(|meta| meta.len())
             .sum()
@@ -217,32 +214,26 @@ impl Objects {
 
     /// Lists objects by digest. Rows are read as they are asked for.
     pub fn rows(&self) -> impl Iterator<Item = Result<ObjectRow, StoreError>> + use<> {
-        let query = format!(
-            "SELECT digest,size,stored,created,sum FROM objects WHERE digest>? ORDER BY digest LIMIT {PAGE}"
-        );
-        let base = self.base.clone();
-        Pages::new(move |last: Option<&ObjectRow>| {
-            let after = last.map_or(Vec::new(), |row| row.digest.as_bytes().to_vec());
-            base.index.with(|index| {
-                index
-                    .prepare_cached(&query)?
-                    .query_map([after], ObjectRow::read)?
-                    .collect()
-            })
+        let query = format!("SELECT * FROM objects WHERE digest>? ORDER BY digest LIMIT {PAGE}");
+        let base = self.base().clone();
+        pages(move |last: Option<&ObjectRow>| {
+            let after = last.map_or(&[][..], |row| row.digest.as_bytes());
+            base.index.query(&query, [after], ObjectRow::read)
         })
     }
 
     /// Returns the row of an object, if the index has one.
     pub fn row(&self, digest: &Digest) -> Result<Option<ObjectRow>, StoreError> {
-        self.base.index.with(|index| ObjectRow::find(index, digest))
+        let index = &self.base().index;
+        index.with(|index| ObjectRow::find(index, digest))
     }
 
     /// Returns whether the object exists and needs no writing. A file without a row in the index (after a crash) is indexed.
     /// A damaged file is set aside, and a row without a file removed, while no other process adds to the store: it may be
     /// publishing this object.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
-        let path = self.base.layout.object(digest);
-        let adding = self.leases.adding(&[*digest])?;
+        let path = self.base().layout.object(digest);
+        let adding = self.leases().adding(&[*digest])?;
         let row = self.row(digest)?;
         let stored = fs::symlink_metadata(&path).ok().map(|meta| meta.len());
         if stored.is_none() && row.is_none() {
@@ -253,14 +244,13 @@ impl Objects {
             return Ok(true);
         }
         drop(adding);
-        let _deleting = self.base.lock(Mode::Delete)?;
+        let _deleting = self.base().lock(Mode::Delete)?;
         if self.index_sound(digest)? {
             return Ok(true);
         }
-        self.base.set_aside(&path)?;
+        self.base().set_aside(&path)?;
         let forget = "DELETE FROM objects WHERE digest=?";
-        let digest = [digest.as_bytes()];
-        (self.base.index).write(|tx| tx.prepare_cached(forget)?.execute(digest))?;
+        (self.base().index).write(|tx| tx.prepare_cached(forget)?.execute([digest]))?;
         Ok(false)
     }
 
@@ -269,7 +259,7 @@ impl Objects {
         let Some(size) = self.sound_size(digest)? else {
             return Ok(false);
         };
-        let path = self.base.layout.object(digest);
+        let path = self.base().layout.object(digest);
         let stored = fs::symlink_metadata(&path).at("look at", &path)?.len();
         self.index_object(digest, size, stored).map(|()| true)
     }
@@ -281,17 +271,14 @@ impl Objects {
         size: u64,
         from: &Path,
     ) -> Result<Written, StoreError> {
-        let mut pending = self.leases.pending_file()?;
-        let written = match object::encode(content, size, pending.file()) {
-            Ok(Some(written)) => written,
-            Ok(None) => {
-                return Err(StoreError::Changed {
-                    path: from.to_owned(),
-                });
-            }
-            Err(e) => return Err(e).at("write an object into", self.base.path()),
+        let mut pending = self.leases().pending_file()?;
+        let written = object::encode(content, size, pending.file());
+        let changed = || StoreError::Changed {
+            path: from.to_owned(),
         };
-        let _adding = self.leases.adding(&[written.digest])?;
+        let written = written.at("write an object into", self.base().path())?;
+        let written = written.ok_or_else(changed)?;
+        let _adding = self.leases().adding(&[written.digest])?;
         self.publish_written(pending, &written)?;
         Ok(written)
     }
@@ -302,21 +289,21 @@ impl Objects {
         pending: PendingFile,
         written: &Written,
     ) -> Result<(), StoreError> {
-        pending.publish(&self.base.layout.object(&written.digest))?;
+        pending.publish(&self.base().layout.object(&written.digest))?;
         sync::point("put:object-published");
         self.index_object(&written.digest, written.size, written.stored)
     }
 
     /// Puts the row of an object that lies in its place.
     fn index_object(&self, digest: &Digest, size: u64, stored: u64) -> Result<(), StoreError> {
-        let created = created(&self.base.layout.object(digest))?;
+        let created = created(&self.base().layout.object(digest))?;
         let row = ObjectRow {
             digest: *digest,
             size,
             stored,
             created,
         };
-        self.base.index.write(|tx| row.insert(tx))
+        self.base().index.write(|tx| row.insert(tx))
     }
 }
 
@@ -395,14 +382,14 @@ mod tests {
             b"weights".repeat(1000)
         );
         assert_eq!(fs::metadata(&ready).unwrap().ino(), meta.ino());
-        // Again, where either is there already.
+        // Again, without one of the two files.
         fs::remove_file(&ready).unwrap();
         assert_eq!(
             store.objects().put_file_unpacked(&source).unwrap(),
             (digest, 7000)
         );
         assert!(ready.exists());
-        // What is unpacked is what the digest names.
+        // The unpacked file has the content that the digest names.
         fs::remove_file(&ready).unwrap();
         fs::write(&source, b"others").unwrap();
         let result = store.objects().ready.copy_of(&digest, &source);
@@ -428,7 +415,7 @@ mod tests {
         );
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert_ne!(inode(&store.layout().object(&digest)), inode(&source));
-        // Changed between the look and the copy: it is named by what was kept, or refused.
+        // A file that changes before it is copied: it is named by the kept content, or refused.
         let (now, size) = store.objects().put_file(&source).unwrap();
         assert_eq!((now, size), (Digest::of(b"swapped!!"), 9));
         let written = store

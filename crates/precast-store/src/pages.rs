@@ -1,48 +1,31 @@
 //! Listings that read rows as they are asked for.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, iter};
 
 use super::error::StoreError;
 
-/// How many rows are read at once: a listing holds no lock between two pages.
+/// Rows of one page: a listing holds no lock between two pages.
 pub(crate) const PAGE: usize = 256;
 
-/// An iterator over pages: each next page begins after the last row of the one before.
-pub(crate) struct Pages<R, F> {
-    next: F,
-    page: VecDeque<R>,
-    last: Option<R>,
-    done: bool,
-}
-
-impl<R, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Pages<R, F> {
-    pub(crate) fn new(next: F) -> Self {
-        Self {
-            next,
-            page: VecDeque::new(),
-            last: None,
-            done: false,
-        }
-    }
-}
-
-impl<R: Clone, F: FnMut(Option<&R>) -> Result<Vec<R>, StoreError>> Iterator for Pages<R, F> {
-    type Item = Result<R, StoreError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        if self.page.is_empty() && !self.done {
-            match (self.next)(self.last.as_ref()) {
-                Ok(page) => {
-                    self.done = page.len() < PAGE;
-                    self.last = page.last().cloned();
-                    self.page = page.into();
+/// Returns the rows of all pages. `next` reads the page after a row.
+pub(crate) fn pages<R: Clone>(
+    mut next: impl FnMut(Option<&R>) -> Result<Vec<R>, StoreError>,
+) -> impl Iterator<Item = Result<R, StoreError>> {
+    let (mut page, mut last, mut done) = (VecDeque::new(), None, false);
+    iter::from_fn(move || {
+        if page.is_empty() && !done {
+            match next(last.as_ref()) {
+                Ok(rows) => {
+                    done = rows.len() < PAGE;
+                    last = rows.last().cloned();
+                    page = rows.into();
                 }
                 Err(e) => {
-                    self.done = true;
+                    done = true;
                     return Some(Err(e));
                 }
             }
         }
-        self.page.pop_front().map(Ok)
-    }
+        page.pop_front().map(Ok)
+    })
 }

@@ -17,7 +17,6 @@ use std::{
     fs::File,
     io,
     path::Path,
-    sync::Arc,
     thread::{self, JoinHandle},
 };
 
@@ -53,31 +52,24 @@ impl Checking {
 
 /// The unpacked files of a store.
 pub(crate) struct Ready {
-    base: Arc<Base>,
-    leases: Arc<Leases>,
+    pub leases: Leases,
 }
 
 impl Ready {
-    pub fn new(base: &Arc<Base>, leases: &Arc<Leases>) -> Self {
-        Self {
-            base: base.clone(),
-            leases: leases.clone(),
-        }
+    fn base(&self) -> &Base {
+        &self.leases.base
     }
 
-    /// Returns the content of an object, checked, as a read-only map.
-    ///
-    /// The first call unpacks it under `ready/`; the next ones hash that file. On a read-only store, or when there is no
-    /// room for the file, the bytes are in memory that this process alone has.
+    /// As [`Objects::map`](super::Objects::map).
     pub fn map(&self, digest: &Digest) -> Result<Mapped, StoreError> {
-        let path = self.base.layout.ready(digest);
-        if self.base.options.unpacked == Unpacked::Copy {
+        let path = self.base().layout.ready(digest);
+        if self.base().options.unpacked == Unpacked::Copy {
             return self.copied(digest, &path);
         }
         if let Some((file, size)) = self.checked(digest, &path)? {
             return Mapped::new(&file, size).at("map", &path);
         }
-        if !self.base.is_read_only() {
+        if !self.base().is_read_only() {
             match self.unpack(digest, &path) {
                 Ok((file, size)) => return Mapped::new(&file, size).at("map", &path),
                 Err(e) if no_room(&e) => {}
@@ -87,11 +79,10 @@ impl Ready {
         self.in_memory(digest, &path)
     }
 
-    /// As [`Self::map`], but other threads hash the bytes meanwhile. They may be used once [`Checking::wait`] has returned
-    /// true. After false, [`Self::map`] returns the right ones.
+    /// As [`Objects::map_checking`](super::Objects::map_checking).
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
-        let path = self.base.layout.ready(digest);
-        let there = match self.base.options.unpacked {
+        let path = self.base().layout.ready(digest);
+        let there = match self.base().options.unpacked {
             Unpacked::Check => self.open(&path)?,
             _ => None,
         };
@@ -112,11 +103,11 @@ impl Ready {
         Ok((self.map(digest)?, Checking::done()))
     }
 
-    /// Returns the checked content of an object as a sealed file in memory, which can't change any more.
+    /// As [`Objects::memfd`](super::Objects::memfd).
     pub fn memfd(&self, digest: &Digest) -> Result<File, StoreError> {
-        let path = self.base.layout.object(digest);
+        let path = self.base().layout.object(digest);
         let mut file = memory(digest, &path)?;
-        object::read_into(&self.base.layout, digest, &mut file)?;
+        object::read_into(&self.base().layout, digest, &mut file)?;
         seal(&file).at("seal the memory of", &path)?;
         Ok(file)
     }
@@ -135,23 +126,23 @@ impl Ready {
                 seal(&copy).at("seal the memory of", path)?;
                 return Mapped::new(&copy, size).at("map", path);
             }
-            self.set_aside_ready(path)?;
+            self.set_aside(path)?;
         }
         self.in_memory(digest, path)
     }
 
     /// Opens the unpacked file if there is one.
     fn open(&self, path: &Path) -> Result<Option<File>, StoreError> {
-        match self.base.layout.open(path) {
+        match self.base().layout.open(path) {
             Ok(file) => Ok(Some(file)),
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(e) => Err(e).at("read", path),
         }
     }
 
-    /// Opens the unpacked file if there is one and every byte of it is sound; returns the size of its content too.
+    /// Returns the unpacked file of an object and the size of its content, after every byte was checked.
     pub fn sound(&self, digest: &Digest) -> Result<Option<(File, u64)>, StoreError> {
-        let path = self.base.layout.ready(digest);
+        let path = self.base().layout.ready(digest);
         let Ok(Some(file)) = self.open(&path) else {
             return Ok(None);
         };
@@ -159,32 +150,32 @@ impl Ready {
         Ok(size.map(|size| (file, size)))
     }
 
-    /// Opens the unpacked file if there is one and it is sound; returns the size of its content too.
+    /// As [`Self::sound`], with the check that the options select. A damaged file is set aside.
     fn checked(&self, digest: &Digest, path: &Path) -> Result<Option<(File, u64)>, StoreError> {
         let Some(file) = self.open(path)? else {
             return Ok(None);
         };
-        let size = match self.base.options.unpacked {
+        let size = match self.base().options.unpacked {
             Unpacked::Trust => chunks::size(&file, digest).at("read", path)?,
             _ => chunks::check(&file, digest, None).at("read", path)?,
         };
         if size.is_none() {
-            self.set_aside_ready(path)?;
+            self.set_aside(path)?;
         }
         Ok(size.map(|size| (file, size)))
     }
 
-    fn set_aside_ready(&self, path: &Path) -> Result<(), StoreError> {
-        if self.base.is_read_only() {
+    fn set_aside(&self, path: &Path) -> Result<(), StoreError> {
+        if self.base().is_read_only() {
             return Ok(());
         }
-        self.base.set_aside(path)
+        self.base().set_aside(path)
     }
 
-    /// Returns the future unpacked file of an object, as a copy of the file that the object is made from; none if there is
-    /// one already, or no room for it.
+    /// Copies `from`, the source of an object, to the future unpacked file of that object. Returns none where there is a sound
+    /// one, or no room for it.
     pub fn copy_of(&self, digest: &Digest, from: &Path) -> Result<Option<PendingFile>, StoreError> {
-        let path = self.base.layout.ready(digest);
+        let path = self.base().layout.ready(digest);
         if self.checked(digest, &path)?.is_some() {
             return Ok(None);
         }
@@ -211,7 +202,7 @@ impl Ready {
     fn unpack(&self, digest: &Digest, path: &Path) -> Result<(File, u64), StoreError> {
         let mut pending = self.leases.pending_file()?;
         let mut to = Summing::new(pending.file());
-        object::read_into(&self.base.layout, digest, &mut to)?;
+        object::read_into(&self.base().layout, digest, &mut to)?;
         to.finish(digest).at("unpack", path)?;
         self.publish(pending, digest, path)
     }
@@ -225,21 +216,19 @@ impl Ready {
     ) -> Result<(File, u64), StoreError> {
         let opened = if pending.publish(path)? {
             // Every byte of it was checked as it was written.
-            let file = self.base.layout.open(path).at("read", path)?;
+            let file = self.base().layout.open(path).at("read", path)?;
             let size = chunks::size(&file, digest).at("read", path)?;
             size.map(|size| (file, size))
         } else {
             // Another process was faster: its file is opened and hashed.
             self.checked(digest, path)?
         };
-        match opened {
-            Some(opened) => Ok(opened),
-            None => {
-                let file = self.memfd(digest)?;
-                let size = file.metadata().at("read", path)?.len();
-                Ok((file, size))
-            }
+        if let Some(opened) = opened {
+            return Ok(opened);
         }
+        let file = self.memfd(digest)?;
+        let size = file.metadata().at("read", path)?.len();
+        Ok((file, size))
     }
 }
 

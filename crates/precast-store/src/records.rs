@@ -9,9 +9,10 @@ use super::{
     error::{At, StoreError},
     layout::{Kind, check_name},
     leases::Leases,
-    manifest::{Links, Source, dangling},
+    manifest::{Links, Source, Walk},
     objects::Objects,
-    publish, sync,
+    publish::{self, remove_all},
+    sync,
     uses::Uses,
 };
 use crate::{
@@ -21,37 +22,34 @@ use crate::{
 
 /// The records of artifacts, programs and failures.
 pub struct Records {
-    pub(crate) base: Arc<Base>,
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) objects: Arc<Objects>,
+    pub(crate) objects: Objects,
     pub(crate) uses: Uses,
 }
 
 impl Records {
-    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>, objects: &Arc<Objects>) -> Self {
+    pub(crate) fn new(objects: Objects) -> Self {
         Self {
-            base: base.clone(),
-            leases: leases.clone(),
-            objects: objects.clone(),
-            uses: Uses::new(base),
+            uses: Uses::new(&objects.leases().base),
+            objects,
         }
     }
 
-    /// Writes the last-use stamps. Happens by itself when the last clone of the store goes.
-    pub fn save_uses(&self) -> Result<(), StoreError> {
-        self.uses.save(None)
+    pub(crate) fn base(&self) -> &Arc<Base> {
+        &self.leases().base
     }
 
-    /// Keeps an artifact's record, whose objects must be in the store. Returns the record that the store has now: the
-    /// given one, or the one of the same key that was there before.
+    fn leases(&self) -> &Leases {
+        self.objects.leases()
+    }
+
+    /// Keeps an artifact's record, whose objects must be in the store. Returns the record that the store has now: this one, or
+    /// an earlier one of the same key.
     pub fn put_artifact(&self, artifact: &Artifact) -> Result<Artifact, StoreError> {
         let _adding = self
-            .leases
+            .leases()
             .adding(&[&[artifact.id][..], &artifact.objects()].concat())?;
-        self.need_objects(
-            &format!("artifact {}", artifact.id.short()),
-            &artifact.objects(),
-        )?;
+        let what = format!("artifact {}", artifact.id.short());
+        self.need(&what, |walk| walk.objects(None, &artifact.objects()))?;
         self.put_record(artifact, |old| {
             old.objects()
                 .iter()
@@ -61,36 +59,32 @@ impl Records {
 
     /// Keeps a program's record, whose artifacts must be in the store. Returns the record that the store has now.
     pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
-        let _alone = self.leases.claim(&program.id, &mut |_| true)?;
-        self.put_claimed(program)
-    }
-
-    fn put_claimed(&self, program: &Program) -> Result<Program, StoreError> {
+        let _alone = self.leases().claim(&program.id, &mut |_| true)?;
         check_name(&program.model)?;
         let _adding = self
-            .leases
+            .leases()
             .adding(&[&[program.id][..], &program.artifacts()].concat())?;
         self.need_artifacts(program)?;
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
 
-    /// Keeps why something could not be built, in the place of what was kept about it before.
+    /// Keeps the record of a failed build. It replaces an earlier one of the same key.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         if let Ok(Some(Failure { log: Some(old), .. })) = self.failure(&failure.id) {
-            // A damaged log of the attempt before is set aside.
+            // A damaged log of the previous attempt is set aside.
             self.objects.restore(&old)?;
         }
         let _adding = self
-            .leases
+            .leases()
             .adding(&[&[failure.id][..], failure.log.as_slice()].concat())?;
-        let path = self.base.layout.record(Kind::Failure, &failure.id);
+        let path = self.base().layout.record(Kind::Failure, &failure.id);
         self.leave_newer_failure(&failure.id)?;
         let (text, checksum) = checksum::encode(failure, &path)?;
-        let mut pending = self.leases.pending_file()?;
+        let mut pending = self.leases().pending_file()?;
         std::io::Write::write_all(pending.file(), &text).at("write", pending.path())?;
         pending.replace(&path)?;
         let created = created(&path)?;
-        self.base
+        self.base()
             .index
             .write(|tx| failure.insert(tx, &checksum, created))
     }
@@ -100,10 +94,10 @@ impl Records {
         self.get(id)
     }
 
-    /// Returns whether the artifact with this key is there with all its objects, undamaged, and if so keeps it from being
-    /// collected for as long as this store is open: what a builder asks before it compiles.
+    /// Returns whether the artifact with this key is there with all its objects, undamaged. Keeps it from being collected
+    /// for as long as this store is open. A builder calls this before it compiles.
     pub fn keep_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.leases.keep(&[*id])?;
+        self.leases().keep(&[*id])?;
         if !self.has_artifact(id)? {
             return Ok(false);
         }
@@ -126,21 +120,21 @@ impl Records {
         self.get(id)
     }
 
-    /// Returns why the thing with this key could not be built, if the last attempt failed.
+    /// Returns the record of the last build of the program or artifact with this key, if it failed.
     pub fn failure(&self, id: &Digest) -> Result<Option<Failure>, StoreError> {
         self.get(id)
     }
 
     /// Indexes the record of `id` if its file is there and sound; returns whether it is.
     pub(super) fn adopt<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
-        let path = self.base.layout.record(R::KIND, id);
+        let path = self.base().layout.record(R::KIND, id);
         if fs::symlink_metadata(&path).is_err() {
             return Ok(false);
         }
-        if !self.base.is_read_only() {
-            let _adding = self.leases.adding(&[])?;
-            if let Ok((record, checksum, created)) = record_file::<R>(&self.base.layout, &path) {
-                self.base
+        if !self.base().is_read_only() {
+            let _adding = self.leases().adding(&[])?;
+            if let Ok((record, checksum, created)) = record_file::<R>(&self.base().layout, &path) {
+                self.base()
                     .index
                     .write(|tx| record.insert(tx, &checksum, created))?;
             }
@@ -151,16 +145,16 @@ impl Records {
 
     /// Returns whether the record of `id` is there and undamaged. Costs a `stat`; a file that changed is read.
     pub(super) fn has_sound_record<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
-        let path = self.base.layout.record(R::KIND, id);
+        let path = self.base().layout.record(R::KIND, id);
         if publish::as_published(&path) {
             return Ok(true);
         }
-        match record_file::<R>(&self.base.layout, &path) {
+        match record_file::<R>(&self.base().layout, &path) {
             Ok(_) => {
-                publish::settle_time(&self.base.layout.open(&path).at("read", &path)?);
+                publish::settle_time(&self.base().layout.open(&path).at("read", &path)?);
                 Ok(true)
             }
-            // A newer precast wrote it: it is there.
+            // A newer precast wrote it.
             Err(StoreError::Newer { .. }) => Ok(true),
             Err(StoreError::Record { .. }) => Ok(false),
             Err(_) if !fs::symlink_metadata(&path).is_ok_and(|meta| meta.is_file()) => Ok(false),
@@ -168,15 +162,14 @@ impl Records {
         }
     }
 
-    /// Reads the record of `id`, checks it, and remembers that it was used.
     fn get<R: Keyed>(&self, id: &Digest) -> Result<Option<R>, StoreError> {
         Ok(self.read(id)?.map(|(record, _)| record))
     }
 
-    /// As [`Self::get`], with the record's checksum.
+    /// Reads the record of `id` with its checksum, and stamps it as used.
     fn read<R: Keyed>(&self, id: &Digest) -> Result<Option<(R, Digest)>, StoreError> {
-        let path = self.base.layout.record(R::KIND, id);
-        let found = checksum::read::<R>(&self.base.layout, &path)?;
+        let path = self.base().layout.record(R::KIND, id);
+        let found = checksum::read::<R>(&self.base().layout, &path)?;
         if found.is_some() {
             self.uses.add(id);
         }
@@ -189,33 +182,34 @@ impl Records {
         sound: impl Fn(&R) -> bool,
     ) -> Result<R, StoreError> {
         let id = record.id();
-        let path = self.base.layout.record(R::KIND, &id);
+        let path = self.base().layout.record(R::KIND, &id);
         self.leave_newer_failure(&id)?;
         let (text, _) = checksum::encode(record, &path)?;
-        // What another process puts between the two steps is looked at in the next round.
-        while !publish::bytes(self.leases.pending_file()?, &path, &text)? {
+        // The next round reads a record that another process puts between the two steps.
+        while !publish::bytes(self.leases().pending_file()?, &path, &text)? {
             match self.get::<R>(&id) {
                 Ok(Some(old)) if sound(&old) => break,
-                Ok(_) | Err(StoreError::Record { .. }) => self.base.set_aside(&path)?,
+                Ok(_) | Err(StoreError::Record { .. }) => self.base().set_aside(&path)?,
                 Err(e) => return Err(e),
             }
         }
         sync::point("put:record-published");
-        let Some((now, checksum)) = checksum::read::<R>(&self.base.layout, &path)? else {
+        let Some((now, checksum)) = checksum::read::<R>(&self.base().layout, &path)? else {
             return Err(StoreError::Missing { digest: id, path });
         };
         let created = created(&path)?;
-        self.base.index.write(|tx| {
+        self.base().index.write(|tx| {
             now.insert(tx, &checksum, created)?;
             tx.prepare_cached("DELETE FROM failures WHERE id=?")?
-                .execute([id.as_bytes()])
+                .execute([&id])
         })?;
-        self.forget_failure(&id)?;
+        let failure = self.base().layout.record(Kind::Failure, &id);
+        remove_all(&failure)?;
         self.uses.add(&id);
         Ok(now)
     }
 
-    /// Refuses to replace or remove what a newer precast kept about a failure.
+    /// Fails where a newer precast wrote the record of a failure, which is neither replaced nor removed.
     fn leave_newer_failure(&self, id: &Digest) -> Result<(), StoreError> {
         match self.failure(id) {
             Err(e @ StoreError::Newer { .. }) => Err(e),
@@ -223,31 +217,26 @@ impl Records {
         }
     }
 
-    /// Removes what was kept about an earlier failure of what now succeeded.
-    fn forget_failure(&self, id: &Digest) -> Result<(), StoreError> {
-        let path = self.base.layout.record(Kind::Failure, id);
-        match fs::remove_file(&path) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e).at("remove", &path),
-            _ => Ok(()),
-        }
+    /// Fails at the first missing part of everything that `add` adds to a walk for `what`.
+    pub(super) fn need(
+        &self,
+        what: &str,
+        add: impl FnOnce(&mut Walk<'_, Self>),
+    ) -> Result<(), StoreError> {
+        let mut walk = Walk::new(self);
+        add(&mut walk);
+        let Some(missing) = walk.missing.into_iter().next() else {
+            return Ok(());
+        };
+        let by = (missing.by).map(|(kind, id)| format!("{} {}", kind.name(), id.short()));
+        Err(missing.error(by.as_deref().unwrap_or(what)))
     }
 
-    pub(super) fn need_objects(&self, what: &str, objects: &[Digest]) -> Result<(), StoreError> {
-        match objects.iter().find(|object| !self.objects.has(object)) {
-            Some(object) => Err(dangling(what, "object", object)),
-            None => Ok(()),
-        }
-    }
-
-    pub(super) fn need_artifacts(&self, program: &Program) -> Result<(), StoreError> {
+    fn need_artifacts(&self, program: &Program) -> Result<(), StoreError> {
         let what = format!("program {}", program.id.short());
-        for id in program.artifacts() {
-            let Some(artifact) = self.artifact(&id)? else {
-                return Err(dangling(&what, "artifact", &id));
-            };
-            self.need_objects(&format!("artifact {}", id.short()), &artifact.objects())?;
-        }
-        Ok(())
+        self.need(&what, |walk| {
+            walk.records(None, Kind::Artifact, &program.artifacts());
+        })
     }
 }
 

@@ -10,6 +10,7 @@ use super::{
     error::StoreError,
     layout::{Kind, Layout},
     object,
+    rows::ObjectRow,
 };
 use crate::{
     Digest,
@@ -23,15 +24,15 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
             continue;
         };
         if path == layout.object(&digest)
-            && !known(to, "SELECT 1 FROM objects WHERE digest=?", &digest)?
+            && ObjectRow::find(to, &digest)?.is_none()
             && let Ok(row) = object::row(layout, &path, &digest)
         {
             row.insert(to)?;
         }
     }
-    record_files::<Artifact>(layout, to, "SELECT 1 FROM artifacts WHERE id=?")?;
-    record_files::<Program>(layout, to, "SELECT 1 FROM programs WHERE id=?")?;
-    record_files::<Failure>(layout, to, "SELECT 1 FROM failures WHERE id=?")?;
+    records::<Artifact>(layout, to)?;
+    records::<Program>(layout, to)?;
+    records::<Failure>(layout, to)?;
     for path in files(&layout.folder(Kind::Release), ".json") {
         if let Ok((release, checksum, created)) = record_file::<Release>(layout, &path) {
             release.insert(to, &checksum, created)?;
@@ -40,12 +41,11 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Returns the error for a record without a row that a newer precast wrote. What it needs is not known here, so nothing
-/// may be deleted.
+/// Returns the error for a record of a newer precast. It has no row and its references are unknown, so nothing may be deleted.
 pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Option<StoreError>> {
-    let mut found = newer_of::<Artifact>(layout, index, "artifacts")?;
-    found = found.or(newer_of::<Program>(layout, index, "programs")?);
-    found = found.or(newer_of::<Failure>(layout, index, "failures")?);
+    let mut found = newer_of::<Artifact>(layout, index)?;
+    found = found.or(newer_of::<Program>(layout, index)?);
+    found = found.or(newer_of::<Failure>(layout, index)?);
     let newer_release = files(&layout.folder(Kind::Release), ".json")
         .filter_map(|path| record_file::<Release>(layout, &path).err())
         .find(is_newer);
@@ -55,12 +55,9 @@ pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Opt
 fn newer_of<R: Record>(
     layout: &Layout,
     index: &Connection,
-    table: &str,
 ) -> rusqlite::Result<Option<StoreError>> {
-    let query = format!("SELECT 1 FROM {table} WHERE id=?");
     for path in files(&layout.folder(R::KIND), ".json") {
-        if let Some(id) = named(&path, ".json")
-            && !known(index, &query, &id)?
+        if is_new::<R>(index, &path)?
             && let Err(error) = record_file::<R>(layout, &path)
             && is_newer(&error)
         {
@@ -90,11 +87,9 @@ pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::
     Ok(())
 }
 
-fn record_files<R: Record>(layout: &Layout, to: &Connection, query: &str) -> rusqlite::Result<()> {
+fn records<R: Record>(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     for path in files(&layout.folder(R::KIND), ".json") {
-        let id = named(&path, ".json");
-        if let Some(id) = id
-            && !known(to, query, &id)?
+        if is_new::<R>(to, &path)?
             && let Ok((record, checksum, created)) = record_file::<R>(layout, &path)
         {
             record.insert(to, &checksum, created)?;
@@ -103,8 +98,11 @@ fn record_files<R: Record>(layout: &Layout, to: &Connection, query: &str) -> rus
     Ok(())
 }
 
-fn known(to: &Connection, query: &str, id: &Digest) -> rusqlite::Result<bool> {
-    to.prepare_cached(query)?.exists([id.as_bytes()])
+/// Returns whether a file has the name of a record and no row.
+fn is_new<R: Record>(index: &Connection, path: &Path) -> rusqlite::Result<bool> {
+    let query = format!("SELECT 1 FROM {} WHERE id=?", R::KIND.folder());
+    let mut query = index.prepare_cached(&query)?;
+    named(path, ".json").map_or(Ok(false), |id| Ok(!query.exists([id])?))
 }
 
 /// Lists the plain files two levels down in `folder`.
@@ -123,7 +121,7 @@ pub(crate) fn files(
         .map(walkdir::DirEntry::into_path)
 }
 
-/// Returns the digest that a file's name says.
+/// Returns the digest in a file's name.
 pub(crate) fn named(path: &Path, suffix: &str) -> Option<Digest> {
     path.file_name()?
         .to_str()?

@@ -9,24 +9,22 @@
 //!
 //! ## Numbers between stores
 //!
-//! A number belongs to one store. Publishing never replaces a file, so of two builders of one store one gets the number, and
-//! the other one takes the next. A copy keeps its number, so that `MODEL@7` means the same on both sides. It is refused where
-//! the other store has another release 7: the caller must not get a release under a name that it does not have at home.
+//! A number belongs to one store. Publishing never replaces a file: of two builders of one store one gets a number, and the
+//! other one takes the next. A copy keeps its number, so that `MODEL@7` means the same on both sides. It is refused where
+//! the other store has another release 7, since that name would then mean two things.
 //!
-//! Two builders that push to one remote will need no common numbers:
+//! This allows two builders to push to one remote, though they count on their own:
 //!
-//! - The name of every part of a [manifest](Manifest) but the release itself follows from its content or its key. Any number
-//!   of builders can add parts in any order. Two compiles of one key differ in their bytes: the first record stays, and the
-//!   pushed release uses it.
-//! - The remote gives the number: a push publishes the release last, under the number after the highest one there, with a
-//!   write that fails where the name exists, and then tries the next. `put` does the same for one store.
-//! - What is equal between stores is the content: two releases are the same if their manifests are, but for the last part. A
-//!   push of the content that the remote has as its newest one publishes nothing, as `put` does. A signature covers that list.
-//! - `rollback`, the one reference to a number, is translated by content, or left out.
+//! | question | rule |
+//! |---|---|
+//! | May both add the parts of their releases? | Yes, in any order. The name of each part of a [manifest](Manifest) but the release follows from its content or its key. Two compiles of one key differ in bytes: the first record stays, and a later release uses it. |
+//! | Which number does a release get? | The remote gives it: the number after the highest one there, with a write that fails where the name exists, then the next. [`Releases::put`] does the same in one store. The number at home stays a name at home. |
+//! | Are two releases equal? | If their manifests are, but for the last part, which has the number. A push of the newest content of the remote publishes nothing, as `put` does. A signature covers the same list. |
+//! | Does a record refer to a number? | Only `rollback`. A push translates it by content, or leaves it out. |
 
-use std::{collections::BTreeSet, fs, sync::Arc};
+use std::{collections::BTreeSet, fs, io};
 
-use rusqlite::params;
+use rusqlite::{Params, Row};
 
 use super::{
     base::Base,
@@ -34,11 +32,10 @@ use super::{
     error::{At, StoreError},
     layout::{Kind, check_name},
     leases::{Hold, Leases},
-    manifest::{Manifest, Walk, dangling},
+    manifest::{Manifest, Walk},
     publish,
     records::Records,
-    rows::{self, ProgramRow},
-    sync,
+    rows, sync,
 };
 use crate::{
     Digest,
@@ -50,23 +47,20 @@ const LAST: u64 = 1 << 53;
 
 /// The releases of all models.
 pub struct Releases {
-    pub(crate) base: Arc<Base>,
-    pub(crate) leases: Arc<Leases>,
-    records: Arc<Records>,
+    pub(crate) records: Records,
 }
 
 impl Releases {
-    pub(crate) fn new(base: &Arc<Base>, leases: &Arc<Leases>, records: &Arc<Records>) -> Self {
-        Self {
-            base: base.clone(),
-            leases: leases.clone(),
-            records: records.clone(),
-        }
+    pub(crate) fn base(&self) -> &Base {
+        self.records.base()
     }
 
-    /// Publishes a release as the newest one of its model, whatever its `seq`. Returns it with its new `seq`, and whether it
-    /// is new: if the newest release has the same content, entry, name and shims, that one is returned and nothing is
-    /// published.
+    pub(crate) fn leases(&self) -> &Leases {
+        self.records.objects.leases()
+    }
+
+    /// Publishes a release as the newest one of its model. Returns it with its new `seq`, and true. If the newest release has
+    /// the same content, entry, name and shims, nothing is published, and that release is returned with false.
     ///
     /// Everything that it refers to must be in the store: a release is visible whole or not at all.
     pub fn put(&self, release: &Release) -> Result<(Release, bool), StoreError> {
@@ -75,12 +69,12 @@ impl Releases {
         if let Some(same) = self.same(release, last()?) {
             return Ok((same, false));
         }
-        let _adding = self.leases.adding(&held_by(release))?;
+        let _adding = self.leases().adding(&held_by(release))?;
         self.check(release)?;
         let mut release = release.clone();
         loop {
             let last = last()?;
-            // What is looked at here is still the newest when the next number is free.
+            // It is still the newest one if the next number is free.
             if let Some(same) = self.same(&release, last) {
                 return Ok((same, false));
             }
@@ -93,52 +87,47 @@ impl Releases {
 
     /// Publishes a copy of a release under its own number. Fails where there is another one of that number.
     fn put_numbered(&self, release: &Release) -> Result<(), StoreError> {
-        let _adding = self.leases.adding(&held_by(release))?;
+        let _adding = self.leases().adding(&held_by(release))?;
         self.check(release)?;
         let published = self.publish(release)?;
         if published || self.at(&release.model, release.seq)?.as_ref() == Some(release) {
-            Ok(())
-        } else {
-            Err(StoreError::TakenNumber {
-                model: release.model.clone(),
-                seq: release.seq,
-            })
+            return Ok(());
         }
+        Err(StoreError::TakenNumber {
+            model: release.model.clone(),
+            seq: release.seq,
+        })
     }
 
-    /// Fails where a release's name is none, or something that it refers to is not in the store.
+    /// Fails where a release has a bad name or a missing part.
     fn check(&self, release: &Release) -> Result<(), StoreError> {
         if let Some(name) = &release.name {
             check_release_name(name)?;
         }
         let what = format!("release of `{}`", release.model);
-        for id in &release.programs {
-            let Some(program) = self.records.program(id)? else {
-                return Err(dangling(&what, "program", id));
-            };
-            self.records.need_artifacts(&program)?;
-        }
-        self.records.need_objects(&what, &release.objects())
+        self.records.need(&what, |walk| {
+            walk.release(&release.programs, &release.objects());
+        })
     }
 
     /// Writes a release's file and its row; returns false where there is one of that number.
     fn publish(&self, release: &Release) -> Result<bool, StoreError> {
-        let path = self.base.layout.release(&release.model, release.seq)?;
+        let path = self.base().layout.release(&release.model, release.seq)?;
         let (text, checksum) = checksum::encode(release, &path)?;
-        if !publish::bytes(self.leases.pending_file()?, &path, &text)? {
+        if !publish::bytes(self.leases().pending_file()?, &path, &text)? {
             return Ok(false);
         }
         sync::point("put:release-published");
         let created = created(&path)?;
-        self.base
+        self.base()
             .index
             .write(|tx| rows::insert_release(tx, release, &checksum, created))?;
         Ok(true)
     }
 
-    /// Returns the newest release, or for a partial one the last, where it is what `release` would be.
+    /// Returns the newest release if publishing `release` would change nothing. A partial release is compared with the last
+    /// one. An unreadable release is not compared: the new one takes its place.
     fn same(&self, release: &Release, last: Option<u64>) -> Option<Release> {
-        // One that can't be read is no reason to put nothing: what is put takes its place.
         let now = if release.is_partial() {
             self.at(&release.model, last?)
         } else {
@@ -153,10 +142,10 @@ impl Releases {
         })
     }
 
-    /// Makes an earlier release the newest one again: the one with number `seq`, or the last one before the newest that
-    /// has other content. Returns it, and whether it was not the newest already.
+    /// Publishes an earlier release again, as the newest one: number `seq`, or the last whole one with other content than the
+    /// newest one. Returns it, and false if it is the newest one already.
     ///
-    /// Fails, and changes nothing, when something that it needs is gone.
+    /// Fails, and changes nothing, where a part of it is missing.
     pub fn rollback(&self, model: &str, seq: Option<u64>) -> Result<(Release, bool), StoreError> {
         let none = |seq| StoreError::NoRelease {
             model: model.to_owned(),
@@ -167,39 +156,31 @@ impl Releases {
             None => self.before_newest(model)?.ok_or_else(|| none(0))?,
         };
         if earlier.is_partial() {
-            Err(StoreError::Partial {
+            return Err(StoreError::Partial {
                 model: model.to_owned(),
                 seq: earlier.seq,
                 lacks: earlier.lacks.len(),
-            })
-        } else {
-            self.put(&Release {
-                rollback: earlier.rollback.or(Some(earlier.seq)),
-                provenance: Provenance::now(),
-                ..earlier
-            })
+            });
         }
+        self.put(&Release {
+            rollback: earlier.rollback.or(Some(earlier.seq)),
+            provenance: Provenance::now(),
+            ..earlier
+        })
     }
 
-    /// Returns the last whole release before the newest one that has other content.
+    /// Returns the last whole release with other content than the newest one.
     fn before_newest(&self, model: &str) -> Result<Option<Release>, StoreError> {
-        let mut newest: Option<Release> = None;
-        for seq in self.sequences(model)?.into_iter().rev() {
-            let whole = |release: &Release| !release.is_partial();
-            let Some(release) = self.at(model, seq)?.filter(whole) else {
-                continue;
-            };
-            match &newest {
-                None => newest = Some(release),
-                Some(newest) if newest.same_content(&release) => {}
-                Some(_) => return Ok(Some(release)),
-            }
-        }
-        Ok(None)
+        let Some(newest) = self.get(model, None)? else {
+            return Ok(None);
+        };
+        self.find(model, |release| {
+            !release.is_partial() && !newest.same_content(release)
+        })
     }
 
-    /// Returns the newest release of `model`; or the one that `which` says, by its number or as the newest of that name. A
-    /// partial one is only found by its number.
+    /// Returns the newest release of `model`, or the one with the number or the name `which`. A partial release is found by
+    /// its number only.
     pub fn get(&self, model: &str, which: Option<&str>) -> Result<Option<Release>, StoreError> {
         if let Some(seq) = which.and_then(|which| which.parse().ok()) {
             return self.at(model, seq);
@@ -209,12 +190,12 @@ impl Releases {
         })
     }
 
-    /// Returns the last release of `model`, be it a partial one.
+    /// Returns the last release of `model`, whole or partial.
     pub fn last(&self, model: &str) -> Result<Option<Release>, StoreError> {
         self.find(model, |_| true)
     }
 
-    /// Returns the newest release of `model` that `is` says.
+    /// Returns the newest release of `model` for which `is` returns true.
     pub fn find(
         &self,
         model: &str,
@@ -229,44 +210,39 @@ impl Releases {
         Ok(None)
     }
 
-    /// Returns the names of the programs that `before` has and `after` has nothing in the place of.
+    /// Returns the names of the programs of `before` that have no successor in `after`.
     pub fn lost(&self, before: &Release, after: &Release) -> Result<Vec<String>, StoreError> {
         let names = |release: &Release| -> Result<BTreeSet<(String, String)>, StoreError> {
-            let rows = release
-                .programs
-                .iter()
-                .map(|id| self.records.program_row(id));
-            let names = rows.filter_map(|row| {
-                let name = |row: ProgramRow| (format!("{} {}", row.module, row.bucket), row.device);
-                row.map(|row| row.map(name)).transpose()
-            });
-            names.collect()
+            let mut names = BTreeSet::new();
+            for id in &release.programs {
+                if let Some(row) = self.records.program_row(id)? {
+                    names.insert((format!("{} {}", row.module, row.bucket), row.device));
+                }
+            }
+            Ok(names)
         };
-        let after = names(after)?;
-        let lost = names(before)?
-            .into_iter()
-            .filter(|name| !after.contains(name));
-        let name = |(name, device): (String, String)| {
-            if after.iter().any(|(n, _)| *n == name) {
-                // It is there, but for another device.
+        let (before, after) = (names(before)?, names(after)?);
+        let name = |(name, device): &(String, String)| {
+            if after.iter().any(|(n, _)| n == name) {
+                // Only the program for another device is there.
                 format!("{name} on {device}")
             } else {
-                name
+                name.clone()
             }
         };
-        Ok(lost.map(name).collect())
+        Ok(before.difference(&after).map(name).collect())
     }
 
     /// Returns the release of `model` with this number.
     pub fn at(&self, model: &str, seq: u64) -> Result<Option<Release>, StoreError> {
-        let path = self.base.layout.release(model, seq)?;
-        let found = checksum::read::<Release>(&self.base.layout, &path)?;
+        let path = self.base().layout.release(model, seq)?;
+        let found = checksum::read::<Release>(&self.base().layout, &path)?;
         Ok(found.map(|(release, _)| release))
     }
 
     /// Returns whether `model` has a release with this number: a `stat`.
     pub fn has(&self, model: &str, seq: u64) -> bool {
-        let path = self.base.layout.release(model, seq);
+        let path = self.base().layout.release(model, seq);
         path.is_ok_and(|path| fs::symlink_metadata(path).is_ok())
     }
 
@@ -281,10 +257,10 @@ impl Releases {
 
     /// Returns the numbers of a model's releases, sorted: the names of their files.
     pub(crate) fn sequences(&self, model: &str) -> Result<Vec<u64>, StoreError> {
-        let folder = self.base.layout.releases(model)?;
+        let folder = self.base().layout.releases(model)?;
         let entries = match fs::read_dir(&folder) {
             Ok(entries) => entries,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(e) => return Err(e).at("list", &folder),
         };
         let mut all = Vec::new();
@@ -307,100 +283,76 @@ impl Releases {
     }
 
     fn last_with(&self, program: &Digest, partial: bool) -> Result<Option<u64>, StoreError> {
-        self.base.index.with(|index| {
-            index
-                .prepare_cached(
-                    "SELECT max(r.seq) FROM release_programs p JOIN releases r ON r.model=p.model AND r.seq=p.seq \
-                     WHERE p.program=? AND r.partial=?",
-                )?
-                .query_row(params![program.as_bytes(), partial], |row| {
-                    row.get::<_, Option<i64>>(0)
-                })
-                .map(|seq| seq.map(|seq| seq as u64))
-        })
+        let query = "SELECT max(r.seq) FROM release_programs p JOIN releases r ON r.model=p.model AND r.seq=p.seq \
+                     WHERE p.program=? AND r.partial=?";
+        self.number(query, (program, partial))
     }
 
     /// Returns the releases that have this program, or a program that calls this artifact: model and number, the oldest of each
     /// model first.
     pub fn with(&self, id: &Digest) -> Result<Vec<(String, u64)>, StoreError> {
-        self.base.index.with(|index| {
-            index
-                .prepare_cached(
-                    "SELECT DISTINCT model,seq FROM release_programs WHERE program=?1 \
-                     OR program IN (SELECT program FROM program_artifacts WHERE artifact=?1) ORDER BY 1,2",
-                )?
-                .query_map([id.as_bytes()], |row| {
-                    Ok((row.get(0)?, row.get::<_, i64>(1)? as u64))
-                })?
-                .collect()
-        })
+        let query = "SELECT DISTINCT model,seq FROM release_programs WHERE program=?1 \
+                     OR program IN (SELECT program FROM program_artifacts WHERE artifact=?1) ORDER BY 1,2";
+        let read = |row: &Row| Ok((row.get(0)?, row.get::<_, i64>(1)? as u64));
+        self.base().index.query(query, [id], read)
     }
 
-    /// Returns the number of a model's newest release, of which a partial one is none.
+    /// Returns the number of a model's newest whole release.
     pub fn newest(&self, model: &str) -> Result<Option<u64>, StoreError> {
-        self.base.index.with(|index| {
-            index
-                .prepare_cached("SELECT max(seq) FROM releases WHERE model=? AND NOT partial")?
-                .query_row([model], |row| row.get::<_, Option<i64>>(0))
-                .map(|seq| seq.map(|seq| seq as u64))
-        })
+        let query = "SELECT max(seq) FROM releases WHERE model=? AND NOT partial";
+        self.number(query, [model])
+    }
+
+    fn number(&self, query: &str, params: impl Params) -> Result<Option<u64>, StoreError> {
+        let read = |row: &Row| row.get::<_, Option<i64>>(0);
+        let found = self.base().index.query(query, params, read)?;
+        Ok(found.into_iter().flatten().next().map(|seq| seq as u64))
     }
 
     /// Returns the names of all models that have a program or a release, sorted.
     pub fn models(&self) -> Result<Vec<String>, StoreError> {
-        self.base.index.with(|index| {
-            index
-                .prepare_cached(
-                    "SELECT model FROM programs UNION SELECT model FROM releases ORDER BY 1",
-                )?
-                .query_map([], |row| row.get(0))?
-                .collect()
-        })
+        let query = "SELECT model FROM programs UNION SELECT model FROM releases ORDER BY 1";
+        self.base().index.query(query, [], |row| row.get(0))
     }
 
     /// Returns every file that a release consists of. Fails where one is missing.
     pub fn manifest(&self, release: &Release) -> Result<Manifest, StoreError> {
         let walk = self.walk(release);
-        match walk.missing.into_iter().next() {
-            Some(missing) => Err(missing.error(&title(release))),
-            None => {
-                let path = self.base.layout.release(&release.model, release.seq)?;
-                let (_, checksum) = checksum::encode(release, &path)?;
-                let path = path.strip_prefix(self.base.path()).unwrap_or(&path);
-                Ok(Manifest::new(walk.found, path.to_owned(), checksum))
-            }
+        if let Some(missing) = walk.missing.into_iter().next() {
+            return Err(missing.error(&title(release)));
         }
+        let path = self.base().layout.release(&release.model, release.seq)?;
+        let (_, checksum) = checksum::encode(release, &path)?;
+        let path = path.strip_prefix(self.base().path()).unwrap_or(&path);
+        Ok(Manifest::new(walk.found, path.to_owned(), checksum))
     }
 
     fn walk(&self, release: &Release) -> Walk<'_, Records> {
-        let mut walk = Walk::new(&*self.records);
+        let mut walk = Walk::new(&self.records);
         walk.release(&release.programs, &release.objects());
         walk
     }
 
-    /// Holds a release with all that it needs: its weights, programs, their artifacts and objects; checks that all of it
-    /// is there.
+    /// Holds a release with all its parts: weights, programs, their artifacts and objects. Fails where one is missing.
     pub fn hold(&self, release: &Release) -> Result<Hold, StoreError> {
-        match self.hold_found(release)? {
-            (hold, None) => Ok(hold),
-            (_, Some(missing)) => Err(missing),
-        }
+        let (hold, missing) = self.hold_found(release)?;
+        missing.map_or(Ok(hold), Err)
     }
 
     /// Holds the existing part of a release, and returns the error for the first missing part: a reader may not need it.
     pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
         // gc deletes nothing that a held record refers to.
-        let first = self.leases.hold(&held_by(release))?;
+        let first = self.leases().hold(&held_by(release))?;
         let walk = self.walk(release);
         let ids: Vec<Digest> = walk.found.iter().map(|node| node.id).collect();
-        let all = self.leases.hold(&ids)?;
+        let all = self.leases().hold(&ids)?;
         drop(first);
         let missing = walk.missing.into_iter().next();
         Ok((all, missing.map(|missing| missing.error(&title(release)))))
     }
 
-    /// Copies the records of a release, whose objects this store has already ([`Objects::copy`](super::Objects::copy)), and publishes it with
-    /// its own number. Fails where this store has another release of that number.
+    /// Copies the records of a release and publishes it with its own number, after [`Objects::copy`](super::Objects::copy) of
+    /// its objects. Fails where this store has another release of that number.
     ///
     /// The release is published last, so that an interrupted copy leaves objects and records that gc removes.
     pub fn copy(&self, from: &Self, release: &Release) -> Result<(), StoreError> {
@@ -432,13 +384,13 @@ fn held_by(release: &Release) -> Vec<Digest> {
 /// Refuses a name that reads as a number: `model@7` is release 7.
 pub fn check_release_name(name: &str) -> Result<(), StoreError> {
     check_name(name)?;
-    match name.parse::<u64>() {
-        Ok(_) => Err(StoreError::NumberName(name.to_owned())),
-        Err(_) => Ok(()),
+    if name.parse::<u64>().is_ok() {
+        return Err(StoreError::NumberName(name.to_owned()));
     }
+    Ok(())
 }
 
-/// Returns the number that a release's file name says, if it is one that this code writes.
+/// Returns the number in the file name of a release; none for other names.
 fn sequence(name: &str) -> Option<u64> {
     let seq: u64 = name.strip_suffix(".json")?.parse().ok()?;
     (seq < LAST && name == format!("{seq:08}.json")).then_some(seq)
@@ -521,7 +473,7 @@ mod tests {
                 });
             }
         });
-        // What went before with other content is what one goes back to.
+        // A rollback returns to the previous release with other content.
         assert_eq!(
             store
                 .releases()
@@ -603,7 +555,7 @@ mod tests {
         // One runs the same under both.
         let back = store.releases().rollback("m", None).unwrap().0;
         assert_eq!((back.seq, &back.programs[..]), (4, &[two][..]));
-        // What a release needs stays, and is missed.
+        // gc keeps the shims of a release, and a missing one is a defect.
         let newest = put(&["2.13.0"], &[one]).0;
         let policy = super::super::Policy {
             keep_releases: 1,
@@ -615,13 +567,9 @@ mod tests {
         let _hold = store.releases().hold(&release).unwrap();
         assert_eq!(store.audit().verify().unwrap().defects, []);
         let object = release.shims[0].object;
-        let usage = store.object_usage(crate::GroupBy::Release).unwrap();
-        assert!(usage.is_kept(&object).unwrap());
-        let needs = usage.needs(&object).unwrap();
-        assert_eq!(
-            needs.iter().map(|need| &*need.group).collect::<Vec<_>>(),
-            ["m 5"]
-        );
+        let usage = store.collector().usage(crate::GroupBy::Release).unwrap();
+        assert!(usage.is_kept(&object));
+        assert_eq!(usage.needs(&object).collect::<Vec<_>>(), [("m 5", 1)]);
         fs::remove_file(store.layout().object(&object)).unwrap();
         let mut release = testing::release("m", None, &[one]);
         release.shims = vec![crate::record::Shim {

@@ -18,28 +18,28 @@ use super::{
     index::Index,
     layout::Layout,
     lock::Mode,
+    objects::Objects,
     publish::{self, as_published, settle_time},
     reindex::{self, named},
-    rows,
-    sum::bad_sum,
+    rows::{self, bad_sum},
     sync,
     verify::Audit,
 };
 use crate::{Digest, record::Release};
 
-/// What `repair` did.
+/// The result of a repair.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Repaired {
     /// Version of this document.
     pub schema: u32,
-    /// What was wrong.
+    /// The defects before it.
     pub found: Vec<Defect>,
     /// Files that were moved to `quarantine/`, as they were named in the store.
     pub set_aside: Vec<PathBuf>,
     /// Objects that were made again from their unpacked files.
     pub restored: Vec<Digest>,
-    /// What is still wrong: it needs the next build, or a person.
+    /// The defects that are left: they need the next build, or a person.
     pub left: Vec<Defect>,
 }
 
@@ -65,18 +65,22 @@ impl Repaired {
 }
 
 impl Audit {
+    fn objects(&self) -> &Objects {
+        &self.collector.releases.records.objects
+    }
+
     /// Repairs defects. Files that can't be repaired are set aside.
     ///
     /// Bytes are hashed first, without a lock. Then one exclusive lock covers the second look and the repair: no other process
     /// adds, deletes or takes a lease between the two.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
-        self.base.writable("repair the store")?;
+        self.base().writable("repair the store")?;
         let mut first = self.plain_folders(&["quarantine", "locks"])?;
         let looked = self.look(true)?;
         sync::point("repair:looked");
-        let _alone = self.base.lock(Mode::Delete)?;
+        let _alone = self.base().lock(Mode::Delete)?;
         first.extend(self.plain_folders(&Layout::FOLDERS)?);
-        self.base.layout.complete()?;
+        self.base().layout.complete()?;
         let mut found = self.again(looked)?.defects;
         found.extend(first);
         if found
@@ -87,7 +91,7 @@ impl Audit {
         }
         let mut done = Done::default();
         let mut left = found.clone();
-        // Setting one thing aside leaves what refers to it without it: object, artifact, program.
+        // Setting one thing aside breaks the references to it: object, artifact, program.
         for _ in 0..4 {
             sync::point("repair:found");
             let more = self.repair_some(&left, &mut done)?;
@@ -112,7 +116,7 @@ impl Audit {
     pub fn set_damaged_releases_aside(&self, model: &str) -> Result<Vec<u64>, StoreError> {
         let mut damaged = Vec::new();
         for seq in self.collector.releases.sequences(model)? {
-            let path = self.base.layout.release(model, seq)?;
+            let path = self.base().layout.release(model, seq)?;
             if !as_published(&path) && self.is_damaged_release(&path)? {
                 damaged.push(seq);
             }
@@ -120,24 +124,24 @@ impl Audit {
         if damaged.is_empty() {
             return Ok(damaged);
         }
-        self.base.writable("set damaged releases aside")?;
-        let _alone = self.base.lock(Mode::Delete)?;
+        self.base().writable("set damaged releases aside")?;
+        let _alone = self.base().lock(Mode::Delete)?;
         for &seq in &damaged {
-            let path = self.base.layout.release(model, seq)?;
+            let path = self.base().layout.release(model, seq)?;
             if self.is_damaged_release(&path)? {
-                self.base.set_aside(&path)?;
+                self.base().set_aside(&path)?;
             }
         }
-        self.base
+        self.base()
             .index
-            .write(|tx| reindex::drop_gone_releases(&self.base.layout, tx))?;
+            .write(|tx| reindex::drop_gone_releases(&self.base().layout, tx))?;
         Ok(damaged)
     }
 
     fn is_damaged_release(&self, path: &Path) -> Result<bool, StoreError> {
-        match record_file::<Release>(&self.base.layout, path) {
+        match record_file::<Release>(&self.base().layout, path) {
             Ok(_) => {
-                settle_time(&self.base.layout.open(path).at("read", path)?);
+                settle_time(&self.base().layout.open(path).at("read", path)?);
                 Ok(false)
             }
             Err(StoreError::Record { .. }) => Ok(fs::symlink_metadata(path).is_ok()),
@@ -148,27 +152,26 @@ impl Audit {
 
     /// Fails where the index is damaged: its pages, or the check sum of a row.
     pub fn check_index(&self) -> Result<(), StoreError> {
-        self.base.index.with(|index| {
+        self.base().index.with(|index| {
             let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-            if checked == "ok" {
-                // One transaction: each query costs locks of the index.
-                Graph::check(&*index.unchecked_transaction()?)
-            } else {
-                Err(bad_sum("sqlite_schema"))
+            if checked != "ok" {
+                return Err(bad_sum("sqlite_schema"));
             }
+            // One transaction: each query costs locks of the index.
+            Graph::read(&*index.unchecked_transaction()?).map(drop)
         })
     }
 
     /// Makes the index again from the files.
     pub fn reindex(&self) -> Result<(), StoreError> {
-        self.base.writable("rebuild the index")?;
-        let _alone = self.base.lock(Mode::Rebuild)?;
+        self.base().writable("rebuild the index")?;
+        let _alone = self.base().lock(Mode::Rebuild)?;
         self.reindex_alone()
     }
 
     /// As [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
     fn reindex_alone(&self) -> Result<(), StoreError> {
-        let sound = Index::open_read_only(&self.base.layout).and_then(|own| {
+        let sound = Index::open_read_only(&self.base().locks).and_then(|own| {
             own.with(|index| {
                 let checked: String =
                     index.query_row("PRAGMA integrity_check(1)", [], |r| r.get(0))?;
@@ -179,12 +182,12 @@ impl Audit {
             return Err(e);
         }
         if !sound.unwrap_or(false) {
-            let path = self.base.layout.index();
-            self.base.set_aside(&path)?;
-            self.base
+            let path = self.base().layout.index();
+            self.base().set_aside(&path)?;
+            self.base()
                 .set_aside(&path.with_extension("sqlite-journal"))?;
         }
-        self.base.index.write(|tx| {
+        self.base().index.write(|tx| {
             tx.execute_batch(
                 "DELETE FROM objects; DELETE FROM artifacts; DELETE FROM programs; DELETE FROM releases; \
                  DELETE FROM artifact_objects; DELETE FROM program_artifacts; DELETE FROM release_programs; \
@@ -193,28 +196,27 @@ impl Audit {
             for id in rows::bad_uses(tx)? {
                 tx.execute("DELETE FROM uses WHERE id=?", [id])?;
             }
-            reindex::fill(&self.base.layout, tx)
+            reindex::fill(&self.base().layout, tx)
         })
     }
 
-    /// Moves away what is in the place of these folders of the store, and makes the folders: nothing works before that.
+    /// Makes these folders of the store, after setting aside other things in their places: nothing works before that.
     fn plain_folders(&self, folders: &[&str]) -> Result<Vec<Defect>, StoreError> {
         let mut found = Vec::new();
         for &folder in folders {
-            let path = self.base.path().join(folder);
+            let path = self.base().path().join(folder);
             if fs::symlink_metadata(&path).is_ok_and(|meta| !meta.is_dir()) {
                 let what = "file or a link".to_owned();
                 found.push(Defect::NotPlain {
                     path: folder.into(),
                     what,
                 });
-                match folder {
-                    // It becomes a foreign file, and follows the others.
-                    "quarantine" => {
-                        let to = path.with_extension("old");
-                        fs::rename(&path, to).at("set aside", &path)?;
-                    }
-                    _ => self.base.set_aside(&path)?,
+                if folder == "quarantine" {
+                    // The next round sets it aside as an unknown file.
+                    let to = path.with_extension("old");
+                    fs::rename(&path, to).at("set aside", &path)?;
+                } else {
+                    self.base().set_aside(&path)?;
                 }
             }
             publish::folder(&path)?;
@@ -222,14 +224,13 @@ impl Audit {
         Ok(found)
     }
 
-    /// Does what each defect needs that is about a file; returns whether others may follow from it. The caller has
-    /// `Mode::Delete`.
+    /// Repairs the defects of files. Returns whether that may cause others. The caller has `Mode::Delete`.
     fn repair_some(&self, defects: &[Defect], done: &mut Done) -> Result<bool, StoreError> {
         let mut more = false;
         for defect in defects {
-            let away = |path: &Path| self.base.set_aside(&self.base.path().join(path));
+            let away = |path: &Path| self.base().set_aside(&self.base().path().join(path));
             match defect {
-                // A record has no other witness than itself of what others wrote into it.
+                // Nothing but the record itself could show a change by another user.
                 Defect::Mode { path, mode }
                     if mode & 0o022 != 0 && path.extension().is_some_and(|end| end == "json") =>
                 {
@@ -253,12 +254,12 @@ impl Audit {
                 }
                 // The object was restored, for this defect or an earlier one.
                 Defect::NoObject { digest, .. } if self.restored(digest, done)? => more = true,
-                // A release is not set aside: it is whole again once the next build has made what it lacks.
+                // A release is not set aside: the next build makes it whole again.
                 Defect::NoProgram { .. } => {}
                 Defect::NoObject { by, .. } if by.starts_with("releases") => {}
                 Defect::Ready { path, .. }
                     if let Some(digest) = named(path, "")
-                        && !self.objects.has(&digest)
+                        && !self.objects().has(&digest)
                         && self.restored(&digest, done)? =>
                 {
                     more = true;
@@ -279,42 +280,39 @@ impl Audit {
                 _ => {}
             }
         }
-        self.base.layout.complete()?;
+        self.base().layout.complete()?;
         Ok(more)
     }
 
     /// Returns whether an object is there, after making it again from its unpacked file where that is sound. The caller has
     /// `Mode::Delete`.
     fn restored(&self, digest: &Digest, done: &mut Done) -> Result<bool, StoreError> {
-        if !self.objects.has(digest) {
-            let Some((pending, written)) = self.objects.encode_unpacked(digest)? else {
+        if !self.objects().has(digest) {
+            let Some((pending, written)) = self.objects().encode_unpacked(digest)? else {
                 return Ok(false);
             };
-            self.objects.publish_written(pending, &written)?;
+            self.objects().publish_written(pending, &written)?;
             done.restored.insert(*digest);
         }
         Ok(true)
     }
 
     fn reset_mode(&self, inside: &Path) -> Result<(), StoreError> {
-        let path = self.base.path().join(inside);
+        let path = self.base().path().join(inside);
         let meta = fs::symlink_metadata(&path).at("look at", &path)?;
         if meta.is_file() && meta.nlink() > 1 {
             // The mode belongs to all names of a file: only a copy of our own may be changed.
             return self.unlink_others(inside);
         }
-        let mode = if meta.is_dir() {
-            meta.permissions().mode() & 0o7755
-        } else {
-            0o444
-        };
+        let folder = meta.permissions().mode() & 0o7755;
+        let mode = if meta.is_dir() { folder } else { 0o444 };
         fs::set_permissions(&path, Permissions::from_mode(mode)).at("set the mode of", &path)
     }
 
     /// Gives a file that has other names a copy of its own.
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
-        let path = self.base.path().join(path);
-        let mut pending = self.leases.pending_file()?;
+        let path = self.base().path().join(path);
+        let mut pending = self.collector.releases.leases().pending_file()?;
         let mut file = publish::open_plain(&path).at("read", &path)?;
         std::io::copy(&mut file, pending.file()).at("copy", &path)?;
         pending.replace(&path)

@@ -1,11 +1,17 @@
 //! The rows of the index, each computed from a record.
+//!
+//! The last column of a table is a check sum over the other columns of the row, so that a flipped bit is an error and not a
+//! wrong answer.
 
-use rusqlite::{Connection, OptionalExtension, Row, params};
+use rusqlite::{
+    Connection, OptionalExtension, Row, ToSql, params, params_from_iter,
+    types::{FromSql, FromSqlResult, ToSqlOutput, Type, Value, ValueRef},
+};
 use serde::Serialize;
 
-use super::sum::{self, Sum};
 use crate::{
     Digest,
+    digest::Hasher,
     record::{Artifact, Failure, Program, Release, sorted},
 };
 
@@ -70,94 +76,158 @@ pub struct ArtifactRow {
     pub used: Option<i64>,
 }
 
-/// Reads a column that holds a digest.
-pub(crate) fn digest(row: &Row, at: usize) -> rusqlite::Result<Digest> {
-    Ok(Digest::from_bytes(row.get(at)?))
+impl ToSql for Digest {
+    fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
+        self.as_bytes().to_sql()
+    }
+}
+
+impl FromSql for Digest {
+    fn column_result(value: ValueRef<'_>) -> FromSqlResult<Self> {
+        FromSql::column_result(value).map(Self::from_bytes)
+    }
+}
+
+impl From<&Digest> for Value {
+    fn from(digest: &Digest) -> Self {
+        Self::Blob(digest.as_bytes().to_vec())
+    }
+}
+
+/// The check sum of a row did not match.
+#[derive(Debug, thiserror::Error)]
+#[error("a row of `{0}` has a wrong check sum")]
+pub(crate) struct BadSum(pub &'static str);
+
+/// Returns the error for a row of `table` whose check sum is wrong.
+pub(crate) fn bad_sum(table: &'static str) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(0, Type::Integer, Box::new(BadSum(table)))
+}
+
+/// Returns the check sum of a row: over the table's name, then each value with its length before it.
+fn sum<'v>(table: &'v str, values: impl IntoIterator<Item = ValueRef<'v>>) -> i64 {
+    let mut hasher = Hasher::default();
+    for value in [ValueRef::Text(table.as_bytes())].into_iter().chain(values) {
+        let number;
+        let (length, bytes) = match value {
+            ValueRef::Null => (u64::MAX, &[][..]),
+            ValueRef::Integer(value) => {
+                number = value.to_le_bytes();
+                (8, &number[..])
+            }
+            ValueRef::Real(value) => {
+                number = value.to_le_bytes();
+                (8, &number[..])
+            }
+            ValueRef::Text(bytes) | ValueRef::Blob(bytes) => (bytes.len() as u64, bytes),
+        };
+        hasher.update(&length.to_le_bytes());
+        hasher.update(bytes);
+    }
+    let mut first = [0; 8];
+    first.copy_from_slice(&hasher.finish().as_bytes()[..8]);
+    i64::from_le_bytes(first)
+}
+
+/// Fails where the check sum of a row is wrong. It is in the column `at`, after all others of the table.
+pub(crate) fn check(row: &Row, table: &'static str, at: usize) -> rusqlite::Result<()> {
+    let values = (0..at).map(|column| row.get_ref(column));
+    let values = values.collect::<rusqlite::Result<Vec<_>>>()?;
+    let expected: i64 = row.get(at)?;
+    if sum(table, values) == expected {
+        Ok(())
+    } else {
+        Err(bad_sum(table))
+    }
+}
+
+/// Returns the check sum over the references of a row.
+pub(crate) fn links(to: &[Digest]) -> i64 {
+    let blobs = to.iter().map(|digest| ValueRef::Blob(digest.as_bytes()));
+    sum("links", blobs)
+}
+
+/// Inserts a row with its check sum. Removes the mark of a deletion that gc has begun.
+fn insert(to: &Connection, table: &str, row: Vec<Value>) -> rusqlite::Result<()> {
+    to.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?
+        .execute(params![table, row[0]])?;
+    let sum = sum(table, row.iter().map(ValueRef::from));
+    let places = "?,".repeat(row.len());
+    let insert = format!("INSERT OR REPLACE INTO {table} VALUES ({places}?)");
+    to.prepare_cached(&insert)?
+        .execute(params_from_iter(row.into_iter().chain([sum.into()])))
+        .map(drop)
+}
+
+/// Inserts the references of the row with the key `from`.
+fn link(to: &Connection, table: &str, from: &[Value], ids: &[Digest]) -> rusqlite::Result<()> {
+    let places = "?,".repeat(from.len());
+    let insert = format!("INSERT OR IGNORE INTO {table} VALUES ({places}?)");
+    let mut insert = to.prepare_cached(&insert)?;
+    for id in ids {
+        insert.execute(params_from_iter(from.iter().cloned().chain([id.into()])))?;
+    }
+    Ok(())
 }
 
 /// Records that `id` was used at `at`.
 pub(crate) fn insert_use(to: &Connection, id: &Digest, at: i64) -> rusqlite::Result<()> {
-    to.prepare_cached("INSERT OR REPLACE INTO uses VALUES (?,?,?)")?
-        .execute(params![id.as_bytes(), at, use_sum(id, at)])
-        .map(drop)
+    insert(to, "uses", vec![id.into(), at.into()])
 }
 
 /// Returns the IDs of last-use stamps that are damaged.
 pub(crate) fn bad_uses(from: &Connection) -> rusqlite::Result<Vec<Vec<u8>>> {
-    let mut query = from.prepare("SELECT id,at,sum FROM uses")?;
+    let mut query = from.prepare("SELECT * FROM uses")?;
     let mut rows = query.query([])?;
     let mut bad = Vec::new();
     while let Some(row) = rows.next()? {
-        let id: Vec<u8> = row.get(0)?;
-        let sum = <[u8; 32]>::try_from(&id[..])
-            .map(|raw| use_sum(&Digest::from_bytes(raw), row.get(1).unwrap_or(0)));
-        if sum.ok() != row.get(2)? {
-            bad.push(id);
+        if check(row, "uses", 2).is_err() {
+            bad.push(row.get(0)?);
         }
     }
     Ok(bad)
 }
 
-fn use_sum(id: &Digest, at: i64) -> i64 {
-    Sum::new("uses").field(id.as_bytes()).int(at).finish()
-}
+/// The columns that [`used`] reads, of a table `t` with IDs.
+pub(crate) const USED: &str =
+    "(SELECT at FROM uses WHERE uses.id=t.id),(SELECT sum FROM uses WHERE uses.id=t.id)";
 
-/// Reads when `id` was last used from the columns `at` and the next.
-fn used(row: &Row, at: usize, id: &Digest) -> rusqlite::Result<Option<i64>> {
-    let (used, sum): (Option<i64>, Option<i64>) = (row.get(at)?, row.get(at + 1)?);
-    if let Some(used) = used {
-        check(use_sum(id, used), sum.unwrap_or(0), "uses")?;
+/// Reads the last use of the ID in the first column, from the column `at` and the next.
+pub(crate) fn used(row: &Row, at: usize) -> rusqlite::Result<Option<i64>> {
+    let used: Option<i64> = row.get(at)?;
+    if used.is_some()
+        && Some(sum("uses", [row.get_ref(0)?, row.get_ref(at)?])) != row.get(at + 1)?
+    {
+        return Err(bad_sum("uses"));
     }
     Ok(used)
 }
 
-/// Returns the check sum over what a row refers to.
-pub(crate) fn links(of: &[Digest]) -> i64 {
-    let mut sum = Sum::new("links");
-    for digest in of {
-        sum = sum.field(digest.as_bytes());
-    }
-    sum.finish()
-}
-
 impl ObjectRow {
-    fn sum(&self) -> Sum {
-        Sum::new("objects")
-            .field(self.digest.as_bytes())
-            .int(self.size as i64)
-            .int(self.stored as i64)
-            .int(self.created)
-    }
-
     pub(crate) fn insert(&self, to: &Connection) -> rusqlite::Result<()> {
-        unmark(to, "objects", &self.digest)?;
-        to.prepare_cached("INSERT OR REPLACE INTO objects VALUES (?,?,?,?,?)")?
-            .execute(params![
-                self.digest.as_bytes(),
-                self.size as i64,
-                self.stored as i64,
-                self.created,
-                self.sum().finish()
-            ])
-            .map(drop)
+        let (size, stored) = (self.size as i64, self.stored as i64);
+        let id = (&self.digest).into();
+        insert(
+            to,
+            "objects",
+            vec![id, size.into(), stored.into(), self.created.into()],
+        )
     }
 
     pub(crate) fn find(from: &Connection, digest: &Digest) -> rusqlite::Result<Option<Self>> {
-        from.prepare_cached("SELECT digest,size,stored,created,sum FROM objects WHERE digest=?")?
-            .query_row([digest.as_bytes()], Self::read)
+        from.prepare_cached("SELECT * FROM objects WHERE digest=?")?
+            .query_row([digest], Self::read)
             .optional()
     }
 
-    /// Reads `digest, size, stored, created, sum`.
     pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
-        let found = Self {
-            digest: digest(row, 0)?,
+        check(row, "objects", 4)?;
+        Ok(Self {
+            digest: row.get(0)?,
             size: row.get::<_, i64>(1)? as u64,
             stored: row.get::<_, i64>(2)? as u64,
             created: row.get(3)?,
-        };
-        check(found.sum().finish(), row.get(4)?, "objects")?;
-        Ok(found)
+        })
     }
 }
 
@@ -168,88 +238,38 @@ pub(crate) fn insert_artifact(
     checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    unmark(to, "artifacts", &artifact.id)?;
-    let (target, device) = (artifact.target.name(), artifact.target.device.to_string());
     let objects = artifact.objects();
-    let links = links(&objects);
-    let size = artifact.size as i64;
-    let sum = artifact_sum(
-        &artifact.id,
-        checksum,
-        size,
-        &target,
-        &device,
-        created,
-        links,
-    );
-    to.prepare_cached("INSERT OR REPLACE INTO artifacts VALUES (?,?,?,?,?,?,?,?)")?
-        .execute(params![
-            artifact.id.as_bytes(),
-            checksum.as_bytes(),
-            size,
-            target,
-            device,
-            created,
-            links,
-            sum
-        ])?;
-    let mut link = to.prepare_cached("INSERT OR IGNORE INTO artifact_objects VALUES (?,?)")?;
-    for object in &objects {
-        link.execute([artifact.id.as_bytes(), object.as_bytes()])?;
-    }
-    Ok(())
-}
-
-fn artifact_sum(
-    id: &Digest,
-    checksum: &Digest,
-    size: i64,
-    target: &str,
-    device: &str,
-    created: i64,
-    links: i64,
-) -> i64 {
-    Sum::new("artifacts")
-        .field(id.as_bytes())
-        .field(checksum.as_bytes())
-        .int(size)
-        .text(target)
-        .text(device)
-        .int(created)
-        .int(links)
-        .finish()
+    let row: Vec<Value> = vec![
+        (&artifact.id).into(),
+        checksum.into(),
+        (artifact.size as i64).into(),
+        artifact.target.name().into(),
+        artifact.target.device.to_string().into(),
+        created.into(),
+        links(&objects).into(),
+    ];
+    let id = [row[0].clone()];
+    insert(to, "artifacts", row)?;
+    link(to, "artifact_objects", &id, &objects)
 }
 
 impl ArtifactRow {
-    /// The columns that [`ArtifactRow::read`] reads.
-    pub(crate) const COLUMNS: &str = "a.id,a.seal,a.size,a.target,a.device,a.created,a.links,a.sum,\
-        (SELECT at FROM uses WHERE uses.id=a.id),(SELECT sum FROM uses WHERE uses.id=a.id),\
-        (SELECT count(*) FROM program_artifacts p WHERE p.artifact=a.id)";
+    /// The columns that [`ArtifactRow::read`] reads, of the table `artifacts t`.
+    pub(crate) fn columns() -> String {
+        format!("t.*,{USED},(SELECT count(*) FROM program_artifacts p WHERE p.artifact=t.id)")
+    }
 
     pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
-        let found = Self {
-            id: digest(row, 0)?,
+        check(row, "artifacts", 7)?;
+        Ok(Self {
+            id: row.get(0)?,
             size: row.get::<_, i64>(2)? as u64,
             target: row.get(3)?,
             device: row.get(4)?,
             created: row.get(5)?,
-            used: None,
+            used: used(row, 8)?,
             programs: row.get::<_, i64>(10)? as u64,
-        };
-        let checksum = digest(row, 1)?;
-        let (size, links) = (row.get(2)?, row.get(6)?);
-        let sum = artifact_sum(
-            &found.id,
-            &checksum,
-            size,
-            &found.target,
-            &found.device,
-            found.created,
-            links,
-        );
-        check(sum, row.get(7)?, "artifacts")?;
-        let used = used(row, 8, &found.id)?;
-        Ok(Self { used, ..found })
+        })
     }
 }
 
@@ -260,51 +280,37 @@ pub(crate) fn insert_program(
     checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    unmark(to, "programs", &program.id)?;
     let artifacts = program.artifacts();
-    let row = ProgramRow {
-        id: program.id,
-        model: program.model.clone(),
-        module: program.module.clone(),
-        bucket: program.bucket(),
-        target: program.target.name(),
-        device: program.target.device.to_string(),
-        steps: program.steps.len() as u64,
-        created,
-        used: None,
-        bytes: 0,
-    };
-    let links = links(&artifacts);
-    to.prepare_cached("INSERT OR REPLACE INTO programs VALUES (?,?,?,?,?,?,?,?,?,?,?)")?
-        .execute(params![
-            row.id.as_bytes(),
-            checksum.as_bytes(),
-            row.model,
-            row.module,
-            row.bucket,
-            row.target,
-            row.device,
-            row.steps as i64,
-            created,
-            links,
-            row.sum(checksum, links)
-        ])?;
-    let mut link = to.prepare_cached("INSERT OR IGNORE INTO program_artifacts VALUES (?,?)")?;
-    for artifact in &artifacts {
-        link.execute([program.id.as_bytes(), artifact.as_bytes()])?;
-    }
-    Ok(())
+    let row: Vec<Value> = vec![
+        (&program.id).into(),
+        checksum.into(),
+        program.model.clone().into(),
+        program.module.clone().into(),
+        program.bucket().into(),
+        program.target.name().into(),
+        program.target.device.to_string().into(),
+        (program.steps.len() as i64).into(),
+        created.into(),
+        links(&artifacts).into(),
+    ];
+    let id = [row[0].clone()];
+    insert(to, "programs", row)?;
+    link(to, "program_artifacts", &id, &artifacts)
 }
 
 impl ProgramRow {
-    /// The columns that [`ProgramRow::read`] reads.
-    pub(crate) const COLUMNS: &str = "p.id,p.seal,p.model,p.module,p.bucket,p.target,p.device,p.steps,p.created,p.links,\
-        p.sum,(SELECT at FROM uses WHERE uses.id=p.id),(SELECT sum FROM uses WHERE uses.id=p.id),\
-        (SELECT total(a.size) FROM program_artifacts l JOIN artifacts a ON a.id=l.artifact WHERE l.program=p.id)";
+    /// The columns that [`ProgramRow::read`] reads, of the table `programs t`.
+    pub(crate) fn columns() -> String {
+        format!(
+            "t.*,{USED},(SELECT total(a.size) FROM program_artifacts l JOIN artifacts a ON a.id=l.artifact \
+             WHERE l.program=t.id)"
+        )
+    }
 
     pub(crate) fn read(row: &Row) -> rusqlite::Result<Self> {
-        let found = Self {
-            id: digest(row, 0)?,
+        check(row, "programs", 10)?;
+        Ok(Self {
+            id: row.get(0)?,
             model: row.get(2)?,
             module: row.get(3)?,
             bucket: row.get(4)?,
@@ -312,31 +318,9 @@ impl ProgramRow {
             device: row.get(6)?,
             steps: row.get::<_, i64>(7)? as u64,
             created: row.get(8)?,
-            used: None,
+            used: used(row, 11)?,
             bytes: row.get::<_, f64>(13)? as u64,
-        };
-        check(
-            found.sum(&digest(row, 1)?, row.get(9)?),
-            row.get(10)?,
-            "programs",
-        )?;
-        let used = used(row, 11, &found.id)?;
-        Ok(Self { used, ..found })
-    }
-
-    fn sum(&self, checksum: &Digest, links: i64) -> i64 {
-        Sum::new("programs")
-            .field(self.id.as_bytes())
-            .field(checksum.as_bytes())
-            .text(&self.model)
-            .text(&self.module)
-            .text(&self.bucket)
-            .text(&self.target)
-            .text(&self.device)
-            .int(self.steps as i64)
-            .int(self.created)
-            .int(links)
-            .finish()
+        })
     }
 }
 
@@ -349,64 +333,20 @@ pub(crate) fn insert_release(
 ) -> rusqlite::Result<()> {
     let programs = sorted(release.programs.iter().copied());
     let objects = sorted(release.shim_objects());
-    let links = links(&[&programs[..], &objects].concat());
-    let sum = release_sum(
-        &release.model,
-        release.seq,
-        release.name.as_deref(),
-        checksum,
-        release.weights.as_ref(),
-        created,
-        links,
-        release.is_partial(),
-    );
-    let seq = release.seq as i64;
-    to.prepare_cached("INSERT OR REPLACE INTO releases VALUES (?,?,?,?,?,?,?,?,?)")?
-        .execute(params![
-            release.model,
-            seq,
-            release.name,
-            checksum.as_bytes(),
-            release.weights.as_ref().map(Digest::as_bytes),
-            created,
-            links,
-            sum,
-            release.is_partial(),
-        ])?;
-    let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_programs VALUES (?,?,?)")?;
-    for program in &programs {
-        link.execute(params![release.model, seq, program.as_bytes()])?;
-    }
-    let mut link = to.prepare_cached("INSERT OR IGNORE INTO release_objects VALUES (?,?,?)")?;
-    for object in &objects {
-        link.execute(params![release.model, seq, object.as_bytes()])?;
-    }
-    Ok(())
-}
-
-/// Returns the check sum of a release's row.
-#[allow(clippy::too_many_arguments)]
-pub(crate) fn release_sum(
-    model: &str,
-    seq: u64,
-    name: Option<&str>,
-    checksum: &Digest,
-    weights: Option<&Digest>,
-    created: i64,
-    links: i64,
-    partial: bool,
-) -> i64 {
-    Sum::new("releases")
-        .text(model)
-        .int(seq as i64)
-        .int(name.is_some().into())
-        .text(name.unwrap_or_default())
-        .field(checksum.as_bytes())
-        .field(weights.map_or(&[][..], |w| w.as_bytes()))
-        .int(created)
-        .int(links)
-        .int(partial.into())
-        .finish()
+    let row: Vec<Value> = vec![
+        release.model.clone().into(),
+        (release.seq as i64).into(),
+        release.name.clone().into(),
+        checksum.into(),
+        release.weights.as_ref().map(Value::from).into(),
+        created.into(),
+        release.is_partial().into(),
+        links(&[&programs[..], &objects].concat()).into(),
+    ];
+    let place = [row[0].clone(), row[1].clone()];
+    insert(to, "releases", row)?;
+    link(to, "release_programs", &place, &programs)?;
+    link(to, "release_objects", &place, &objects)
 }
 
 /// Inserts the row of a failure.
@@ -416,45 +356,11 @@ pub(crate) fn insert_failure(
     checksum: &Digest,
     created: i64,
 ) -> rusqlite::Result<()> {
-    unmark(to, "failures", &failure.id)?;
-    let sum = failure_sum(&failure.id, checksum, failure.log.as_ref(), created);
-    to.prepare_cached("INSERT OR REPLACE INTO failures VALUES (?,?,?,?,?)")?
-        .execute(params![
-            failure.id.as_bytes(),
-            checksum.as_bytes(),
-            failure.log.as_ref().map(Digest::as_bytes),
-            created,
-            sum
-        ])
-        .map(drop)
-}
-
-/// Returns the check sum of a failure's row.
-pub(crate) fn failure_sum(
-    id: &Digest,
-    checksum: &Digest,
-    log: Option<&Digest>,
-    created: i64,
-) -> i64 {
-    Sum::new("failures")
-        .field(id.as_bytes())
-        .field(checksum.as_bytes())
-        .field(log.map_or(&[][..], |log| log.as_bytes()))
-        .int(created)
-        .finish()
-}
-
-/// Takes back a mark: the thing is there again, and whole.
-pub(crate) fn unmark(to: &Connection, kind: &str, id: &Digest) -> rusqlite::Result<()> {
-    to.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?
-        .execute(params![kind, id.as_bytes()])
-        .map(drop)
-}
-
-fn check(sum: i64, stored: i64, table: &'static str) -> rusqlite::Result<()> {
-    if sum == stored {
-        Ok(())
-    } else {
-        Err(sum::bad_sum(table))
-    }
+    let id = (&failure.id).into();
+    let log = failure.log.as_ref().map(Value::from);
+    insert(
+        to,
+        "failures",
+        vec![id, checksum.into(), log.into(), created.into()],
+    )
 }

@@ -31,7 +31,7 @@ const BATCH: usize = 1024;
 /// Files in `tmp/` that belong to no lease are removed when they are this old.
 const STALE: Duration = Duration::from_secs(3600);
 
-/// What gc did.
+/// The result of a collection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Collected {
@@ -49,13 +49,13 @@ pub struct Collected {
     pub damaged: usize,
     /// Bytes of the files removed from `quarantine/`.
     pub damaged_bytes: u64,
-    /// Bytes of the objects and unpacked files that were deleted: what [`GcPlan`] counts.
+    /// Bytes of the objects and unpacked files that were deleted, as [`GcPlan`] counts them.
     pub bytes: u64,
-    /// What was planned and is held or needed by now.
+    /// Things of the plan that were held or needed by the time of their deletion.
     pub skipped: usize,
 }
 
-/// How the four kinds of victims differ.
+/// The differences between the four kinds of victims.
 struct Table {
     name: &'static str,
     /// Whether it refers to other things.
@@ -93,7 +93,7 @@ const FAILURES: Table = Table {
 };
 
 impl Collector {
-    /// Brings the index up to date, then returns what `policy` deletes and deletes it.
+    /// Brings the index up to date, then makes the plan of `policy` and carries it out.
     pub fn gc(&self, policy: &Policy) -> Result<(GcPlan, Collected), StoreError> {
         self.recover()?;
         let plan = self.plan(policy)?;
@@ -101,9 +101,9 @@ impl Collector {
         Ok((plan, done))
     }
 
-    /// Carries out `plan`, but for what is held or needed by now.
+    /// Carries out `plan`. Things that are held or needed by now stay.
     pub fn collect(&self, plan: &GcPlan) -> Result<Collected, StoreError> {
-        self.base.writable("delete from the store")?;
+        self.base().writable("delete from the store")?;
         let mut done = Collected::default();
         self.drop_releases(plan, &mut done)?;
         done.programs = self.batches(&PROGRAMS, &plan.programs, &mut done)?;
@@ -111,14 +111,14 @@ impl Collector {
         done.failures = self.batches(&FAILURES, &plan.failures, &mut done)?;
         done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
         (done.damaged, done.damaged_bytes) =
-            quarantine::remove(self.base.path(), &plan.quarantine)?;
+            quarantine::remove(self.base().path(), &plan.quarantine)?;
         self.forget_uses()?;
         Ok(done)
     }
 
     /// Deletes an object, unless something refers to it or a process holds it.
     pub fn discard(&self, object: &Digest) -> Result<(), StoreError> {
-        self.base.writable("delete from the store")?;
+        self.base().writable("delete from the store")?;
         let victim = Victim {
             id: *object,
             name: String::new(),
@@ -131,8 +131,8 @@ impl Collector {
 
     fn drop_releases(&self, plan: &GcPlan, done: &mut Collected) -> Result<(), StoreError> {
         for release in &plan.releases {
-            let _deleting = self.base.lock(Mode::Delete)?;
-            let path = self.base.layout.release(&release.model, release.seq)?;
+            let _deleting = self.base().lock(Mode::Delete)?;
+            let path = self.base().layout.release(&release.model, release.seq)?;
             let last = self.releases.sequences(&release.model)?.last() == Some(&release.seq);
             if last || self.releases.newest(&release.model)? == Some(release.seq) {
                 done.skipped += 1;
@@ -144,7 +144,7 @@ impl Collector {
                 sync_folder(folder)?;
             }
             sync::point("gc:release-removed");
-            self.base.index.write(|tx| {
+            self.base().index.write(|tx| {
                 tx.prepare_cached("DELETE FROM releases WHERE model=? AND seq=?")?
                     .execute(params![release.model, release.seq as i64])
             })?;
@@ -163,9 +163,12 @@ impl Collector {
         for batch in victims.chunks(BATCH) {
             let ids: Vec<Digest> = batch.iter().map(|victim| victim.id).collect();
             sync::point("gc:before-batch");
-            let _deleting = self.base.lock(Mode::Delete)?;
-            let leased = self.leases.held_by_live()?;
-            let going = self.base.index.write(|tx| mark(tx, table, &ids, &leased))?;
+            let _deleting = self.base().lock(Mode::Delete)?;
+            let leased = self.releases.leases().held_by_live()?;
+            let going = self
+                .base()
+                .index
+                .write(|tx| mark(tx, table, &ids, &leased))?;
             sync::point("gc:marked");
             let bytes = self.finish(table, &going)?;
             done.bytes += if table.refers { 0 } else { bytes };
@@ -175,7 +178,7 @@ impl Collector {
         Ok(count)
     }
 
-    /// Deletes the bytes, then the rows, of what is marked. Returns how many bytes that freed.
+    /// Deletes the files, then the rows, of marked things. Returns the freed bytes.
     fn finish(&self, table: &Table, ids: &[Digest]) -> Result<u64, StoreError> {
         let mut bytes = 0;
         let mut folders = BTreeSet::new();
@@ -186,18 +189,18 @@ impl Collector {
             }
         }
         if table.refers {
-            // A record must not come back after a power loss when what it refers to has gone. An object may: nothing
-            // refers to it, and the next gc removes it.
+            // A record must not come back after a power loss, without its references. An object may: nothing refers to it,
+            // and the next gc removes it.
             folders.retain(|folder| folder.exists());
             folders.iter().try_for_each(|folder| sync_folder(folder))?;
         }
         sync::point("gc:bytes-deleted");
-        self.base.index.write(|tx| {
+        self.base().index.write(|tx| {
             let mut delete = tx.prepare_cached(table.delete)?;
             let mut unmark = tx.prepare_cached("DELETE FROM marked WHERE kind=? AND id=?")?;
             for id in ids {
-                delete.execute([id.as_bytes()])?;
-                unmark.execute(params![table.name, id.as_bytes()])?;
+                delete.execute([id])?;
+                unmark.execute(params![table.name, id])?;
             }
             Ok(())
         })?;
@@ -206,7 +209,7 @@ impl Collector {
     }
 
     fn paths(&self, table: &Table, id: &Digest) -> Vec<PathBuf> {
-        let layout = &self.base.layout;
+        let layout = &self.base().layout;
         match table.name {
             "programs" => vec![layout.record(Kind::Program, id)],
             "artifacts" => vec![layout.record(Kind::Artifact, id)],
@@ -215,19 +218,19 @@ impl Collector {
         }
     }
 
-    /// Finishes what a crash left: indexes files without a row, finishes marked deletions, removes what
-    /// dead processes were writing.
+    /// Recovers from a crash: indexes files without a row, finishes marked deletions, and removes temporary files of dead
+    /// processes.
     pub fn recover(&self) -> Result<(), StoreError> {
-        self.base.writable("recover the store")?;
-        let _deleting = self.base.lock(Mode::Delete)?;
+        self.base().writable("recover the store")?;
+        let _deleting = self.base().lock(Mode::Delete)?;
         self.recover_alone()
     }
 
     /// As [`Self::recover`]. The caller has `Mode::Delete`.
     pub(crate) fn recover_alone(&self) -> Result<(), StoreError> {
-        let leased = self.leases.held_by_live()?;
+        let leased = self.releases.leases().held_by_live()?;
         for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
-            let going = self.base.index.write(|tx| {
+            let going = self.base().index.write(|tx| {
                 let marked = marked(tx, table)?;
                 unmark_all(tx, table)?;
                 mark(tx, table, &marked, &leased)
@@ -235,20 +238,20 @@ impl Collector {
             self.finish(table, &going)?;
         }
         self.sweep_tmp()?;
-        self.base.index.write(|tx| {
-            reindex::drop_gone_releases(&self.base.layout, tx)?;
-            reindex::fill(&self.base.layout, tx)
+        self.base().index.write(|tx| {
+            reindex::drop_gone_releases(&self.base().layout, tx)?;
+            reindex::fill(&self.base().layout, tx)
         })
     }
 
     /// Removes temporary files of dead processes. The caller has `Mode::Delete`.
     fn sweep_tmp(&self) -> Result<(), StoreError> {
-        let tmp = self.base.layout.tmp();
+        let tmp = self.base().layout.tmp();
         for entry in fs::read_dir(&tmp).at("list", &tmp)? {
             let path = entry.at("list", &tmp)?.path();
             let lease = path.file_name().map(|name| {
                 let name = format!("{}.lease", name.to_string_lossy());
-                self.base.path().join("leases").join(name)
+                self.base().path().join("leases").join(name)
             });
             if lease.is_some_and(|lease| lease.exists()) {
                 continue;
@@ -265,9 +268,9 @@ impl Collector {
         Ok(())
     }
 
-    /// Forgets when things were used that are gone.
+    /// Deletes the last-use stamps of deleted things.
     fn forget_uses(&self) -> Result<(), StoreError> {
-        self.base.index.write(|tx| {
+        self.base().index.write(|tx| {
             tx.execute_batch(
                 "DELETE FROM uses WHERE id NOT IN (SELECT id FROM programs) \
                  AND id NOT IN (SELECT id FROM artifacts) AND id NOT IN (SELECT id FROM failures)",
@@ -276,7 +279,7 @@ impl Collector {
     }
 }
 
-/// Marks and returns those of `ids` that are not held and not referred to.
+/// Marks and returns the IDs that are neither held nor referred to.
 fn mark(
     tx: &Connection,
     table: &Table,
@@ -287,8 +290,8 @@ fn mark(
     let mut mark = tx.prepare_cached("INSERT OR IGNORE INTO marked VALUES (?,?)")?;
     let mut going = Vec::new();
     for id in ids {
-        if !leased.contains(id) && !needed.exists([id.as_bytes()])? {
-            mark.execute(params![table.name, id.as_bytes()])?;
+        if !leased.contains(id) && !needed.exists([id])? {
+            mark.execute(params![table.name, id])?;
             going.push(*id);
         }
     }
@@ -297,7 +300,7 @@ fn mark(
 
 fn marked(tx: &Connection, table: &Table) -> rusqlite::Result<Vec<Digest>> {
     tx.prepare_cached("SELECT id FROM marked WHERE kind=?")?
-        .query_map([table.name], |row| super::rows::digest(row, 0))?
+        .query_map([table.name], |row| row.get(0))?
         .collect()
 }
 

@@ -1,20 +1,12 @@
-//! The users of an object (groups of programs and releases), and whether `precast gc --unreleased` would keep it.
-//!
-//! Objects are looked up one at a time, so that memory does not grow with the store. `gc` makes its own plan of what to
-//! delete; a test compares the two.
+//! The users of objects, and the objects that `precast gc --unreleased` would delete. Both follow from the graph that gc
+//! reads.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::{
-    base::Base,
     error::StoreError,
-    gc::{self, Policy},
-    graph,
-    leases::Leases,
-    reindex, rows,
+    gc::{Collector, Policy},
+    graph::Graph,
 };
 use crate::Digest;
 
@@ -29,126 +21,80 @@ pub enum GroupBy {
     Release,
 }
 
-/// A group that needs an object.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Need {
-    /// The group's name, in the form that [`GroupBy`] says.
-    pub group: String,
-    /// How many programs and releases of the group need it.
-    pub times: u64,
+/// The users of the objects of a store.
+pub struct ObjectUsage {
+    groups: HashMap<Digest, BTreeMap<String, u64>>,
+    unreleased: HashSet<Digest>,
 }
 
-/// Looks up the users of one object at a time.
-pub struct ObjectUsage {
-    base: Arc<Base>,
-    query: String,
-    /// The groups that need an object as their weights or their shim.
-    direct: HashMap<Digest, BTreeMap<String, u64>>,
-    /// The releases that gc keeps.
-    kept: BTreeSet<(String, u64)>,
-    /// Leased things, logs of failures, and weights and shims of the releases that gc keeps. None where gc refuses to delete
-    /// anything.
-    held: Option<HashSet<Digest>>,
+impl Collector {
+    /// Returns the users of all objects. Weights and shims count for models and releases.
+    pub fn usage(&self, by: GroupBy) -> Result<ObjectUsage, StoreError> {
+        let graph = Graph::load(self.base())?;
+        let policy = Policy {
+            unreleased: true,
+            ..Policy::default()
+        };
+        let unreleased = match self.plan_of(&graph, &policy) {
+            Ok(plan) => plan.objects.iter().map(|victim| victim.id).collect(),
+            // Records of a newer precast may need any object.
+            Err(StoreError::Newer { .. }) => HashSet::new(),
+            Err(e) => return Err(e),
+        };
+        let mut usage = ObjectUsage {
+            groups: HashMap::new(),
+            unreleased,
+        };
+        for ((model, seq), release) in &graph.releases {
+            let group = match by {
+                GroupBy::Model => model.clone(),
+                GroupBy::Module => continue,
+                GroupBy::Release => format!("{model} {seq}"),
+            };
+            usage.add(&release.objects, &group);
+            if by == GroupBy::Release {
+                for program in &release.programs {
+                    usage.add_program(&graph, program, &group);
+                }
+            }
+        }
+        for (id, unit) in &graph.programs {
+            match by {
+                GroupBy::Model => usage.add_program(&graph, id, &unit.names[0]),
+                GroupBy::Module => usage.add_program(&graph, id, &unit.names[..2].join(" ")),
+                GroupBy::Release => {}
+            }
+        }
+        Ok(usage)
+    }
 }
 
 impl ObjectUsage {
-    /// Prepares lookups of an object's users. Weights and shims count for models and releases.
-    pub(crate) fn new(base: &Arc<Base>, leases: &Leases, by: GroupBy) -> Result<Self, StoreError> {
-        let (group, of) = match by {
-            GroupBy::Model => ("g.model", "programs g ON g.id=l.program"),
-            GroupBy::Module => ("g.model||' '||g.module", "programs g ON g.id=l.program"),
-            GroupBy::Release => (
-                "g.model||' '||g.seq",
-                "release_programs g ON g.program=l.program",
-            ),
-        };
-        let query = format!(
-            "SELECT {group},count(*) FROM artifact_objects o \
-             JOIN program_artifacts l ON l.artifact=o.artifact JOIN {of} WHERE o.object=? GROUP BY 1"
-        );
-        let newer = base
-            .index
-            .with(|index| reindex::newer(&base.layout, index))?;
-        let releases = base.index.with(graph::releases)?;
-        let kept = gc::kept(&releases, Policy::default().keep_releases);
-        let mut held = leases.all_held()?;
-        let mut direct: HashMap<Digest, BTreeMap<String, u64>> = HashMap::new();
-        for (place, release) in &releases {
-            if kept.contains(place) {
-                held.extend(&release.objects);
-            }
-            let group = match by {
-                GroupBy::Model => place.0.clone(),
-                GroupBy::Module => continue,
-                GroupBy::Release => format!("{} {}", place.0, place.1),
-            };
-            for object in &release.objects {
-                let groups = direct.entry(*object).or_default();
-                *groups.entry(group.clone()).or_default() += 1;
+    fn add_program(&mut self, graph: &Graph, program: &Digest, group: &str) {
+        let artifacts = graph.programs.get(program).into_iter();
+        for artifact in artifacts.flat_map(|program| &program.links) {
+            if let Some(artifact) = graph.artifacts.get(artifact) {
+                self.add(&artifact.links, group);
             }
         }
-        base.index.with(|index| {
-            let mut logs = index.prepare("SELECT log FROM failures WHERE log IS NOT NULL")?;
-            for log in logs.query_map([], |row| rows::digest(row, 0))? {
-                held.insert(log?);
-            }
-            Ok(())
-        })?;
-        Ok(Self {
-            base: base.clone(),
-            query,
-            direct,
-            kept,
-            // Records of a newer precast may need any object.
-            held: newer.is_none().then_some(held),
-        })
     }
 
-    fn keeps(&self, model: &str, seq: i64) -> bool {
-        self.kept.contains(&(model.to_owned(), seq as u64))
+    fn add(&mut self, objects: &[Digest], group: &str) {
+        for object in objects {
+            let groups = self.groups.entry(*object).or_default();
+            *groups.entry(group.to_owned()).or_default() += 1;
+        }
     }
 
-    /// Returns the groups that need an object, sorted by name.
-    pub fn needs(&self, object: &Digest) -> Result<Vec<Need>, StoreError> {
-        let mut groups = self.direct.get(object).cloned().unwrap_or_default();
-        self.base.index.with(|index| {
-            let mut query = index.prepare_cached(&self.query)?;
-            let mut rows = query.query([object.as_bytes()])?;
-            while let Some(row) = rows.next()? {
-                *groups.entry(row.get(0)?).or_default() += row.get::<_, i64>(1)? as u64;
-            }
-            Ok(())
-        })?;
-        let needs = groups.into_iter();
-        Ok(needs.map(|(group, times)| Need { group, times }).collect())
+    /// Returns the groups that need an object, sorted by name, and how many programs and releases of each need it.
+    pub fn needs(&self, object: &Digest) -> impl Iterator<Item = (&str, u64)> {
+        let groups = self.groups.get(object).into_iter().flatten();
+        groups.map(|(group, times)| (&**group, *times))
     }
 
     /// Returns whether `precast gc --unreleased`, with defaults otherwise, would keep an object.
-    pub fn is_kept(&self, object: &Digest) -> Result<bool, StoreError> {
-        let Some(held) = &self.held else {
-            return Ok(true);
-        };
-        if held.contains(object) {
-            return Ok(true);
-        }
-        self.base.index.with(|index| {
-            let mut query = index.prepare_cached(
-                "SELECT o.artifact,l.program,r.model,r.seq FROM artifact_objects o \
-                 LEFT JOIN program_artifacts l ON l.artifact=o.artifact \
-                 LEFT JOIN release_programs r ON r.program=l.program WHERE o.object=?",
-            )?;
-            let mut rows = query.query([object.as_bytes()])?;
-            while let Some(row) = rows.next()? {
-                let program = row.get::<_, Option<[u8; 32]>>(1)?.map(Digest::from_bytes);
-                let leased = held.contains(&rows::digest(row, 0)?)
-                    || program.is_some_and(|program| held.contains(&program));
-                let release = row.get::<_, Option<String>>(2)?.zip(row.get(3)?);
-                if leased || release.is_some_and(|(model, seq)| self.keeps(&model, seq)) {
-                    return Ok(true);
-                }
-            }
-            Ok(false)
-        })
+    pub fn is_kept(&self, object: &Digest) -> bool {
+        !self.unreleased.contains(object)
     }
 }
 
@@ -181,11 +127,9 @@ mod tests {
         release.weights = Some(store.objects().put_bytes(b"weights").unwrap());
         store.releases().put(&release).unwrap();
         let times = |by, group: &str, object: &Digest| {
-            let needs = store.object_usage(by).unwrap().needs(object).unwrap();
-            needs
-                .iter()
-                .find(|need| need.group == group)
-                .map(|need| need.times)
+            let usage = store.collector().usage(by).unwrap();
+            let found = usage.needs(object).find(|(name, _)| *name == group);
+            found.map(|(_, times)| times)
         };
         let weights = release.weights.unwrap();
         assert_eq!(times(GroupBy::Model, "m", &a.object), Some(2));
@@ -234,10 +178,10 @@ mod tests {
             let store = Store::open(path).unwrap();
             let policy = Policy { unreleased: true, ..Policy::default() };
             let goes: HashSet<_> = store.collector().plan(&policy).unwrap().objects.iter().map(|v| v.id).collect();
-            let usage = store.object_usage(GroupBy::Model).unwrap();
+            let usage = store.collector().usage(GroupBy::Model).unwrap();
             for row in store.objects().rows() {
                 let object = row.unwrap().digest;
-                prop_assert_eq!(usage.is_kept(&object).unwrap(), !goes.contains(&object));
+                prop_assert_eq!(usage.is_kept(&object), !goes.contains(&object));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! When things were used last: kept in memory, and written to the index once, at the end.
+//! The times of last use: kept in memory, and written to the index once, at the end.
 
 use std::{
     collections::BTreeMap,
@@ -7,10 +7,13 @@ use std::{
     time::Duration,
 };
 
-use super::{base::Base, error::StoreError, rows, time::now};
+use super::{base::Base, rows, time::now};
 use crate::Digest;
 
-/// The last-use stamps of this process, in seconds since 1970.
+/// The limit of the wait for other processes. A lost stamp costs a later rebuild at most: less than a long wait.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The last-use stamps of this process, in seconds since 1970. Dropping them writes them.
 pub(crate) struct Uses {
     base: Arc<Base>,
     stamps: Mutex<BTreeMap<Digest, i64>>,
@@ -31,25 +34,17 @@ impl Uses {
             stamps.insert(*id, now());
         }
     }
-
-    /// Writes the stamps; waits for other processes no longer than `patience`.
-    pub fn save(&self, patience: Option<Duration>) -> Result<(), StoreError> {
-        let stamps = mem::take(&mut *self.stamps.lock().unwrap_or_else(PoisonError::into_inner));
-        if stamps.is_empty() {
-            return Ok(());
-        }
-        self.base.index.write_within(patience, |tx| {
-            for (id, at) in &stamps {
-                rows::insert_use(tx, id, *at)?;
-            }
-            Ok(())
-        })
-    }
 }
 
 impl Drop for Uses {
     fn drop(&mut self) {
-        // A lost stamp costs a later rebuild at most: less than a long wait would.
-        let _ = self.save(Some(Duration::from_secs(1)));
+        let stamps = mem::take(&mut *self.stamps.lock().unwrap_or_else(PoisonError::into_inner));
+        if !stamps.is_empty() {
+            let _ = self.base.index.write_within(Some(PATIENCE), |tx| {
+                stamps
+                    .iter()
+                    .try_for_each(|(id, at)| rows::insert_use(tx, id, *at))
+            });
+        }
     }
 }

@@ -4,10 +4,7 @@
 //! under an exclusive lock, and reported only if it is still there. A read-only store gets no second check and is not
 //! written.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
@@ -22,14 +19,15 @@ use super::{
     graph::Graph,
     index::Index,
     layout::Layout,
-    leases::Leases,
     lock::Mode,
-    objects::Objects,
     reindex, rows, sync,
 };
-use crate::record::{Artifact, Failure, Program, Release};
+use crate::{
+    Digest,
+    record::{Artifact, Failure, Program, Release},
+};
 
-/// What `verify` found.
+/// The result of a check of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Verified {
@@ -43,58 +41,45 @@ pub struct Verified {
     pub records: u64,
     /// Files in `quarantine/`: found damaged earlier, never used. Not a defect.
     pub quarantined: u64,
-    /// What is wrong, sorted; empty in a sound store.
+    /// All defects, sorted; empty in a sound store.
     pub defects: Vec<Defect>,
 }
 
 impl Verified {
-    /// Returns the most serious thing that any defect needs; none for a sound store.
+    /// Returns the most serious remedy that a defect needs; none for a sound store.
     pub fn needs(&self) -> Option<Needs> {
         self.defects.iter().map(Defect::needs).max()
     }
 }
 
-/// Checks a store, and repairs it.
+/// The checks and repairs of a store.
 pub struct Audit {
-    pub(crate) base: Arc<Base>,
-    pub(crate) leases: Arc<Leases>,
-    pub(crate) objects: Arc<Objects>,
-    pub(crate) collector: Arc<Collector>,
+    pub(crate) collector: Collector,
 }
 
 impl Audit {
-    pub(crate) fn new(
-        base: &Arc<Base>,
-        leases: &Arc<Leases>,
-        objects: &Arc<Objects>,
-        collector: &Arc<Collector>,
-    ) -> Self {
-        Self {
-            base: base.clone(),
-            leases: leases.clone(),
-            objects: objects.clone(),
-            collector: collector.clone(),
-        }
+    pub(crate) fn base(&self) -> &Base {
+        self.collector.base()
     }
 
     /// Checks every file, byte, reference and row.
     pub fn verify(&self) -> Result<Verified, StoreError> {
         let first = self.look(true)?;
-        if first.defects.is_empty() || self.base.is_read_only() {
+        if first.defects.is_empty() || self.base().is_read_only() {
             return Ok(first);
         }
         sync::point("verify:looked");
-        let _alone = self.base.lock(Mode::Delete)?;
+        let _alone = self.base().lock(Mode::Delete)?;
         sync::point("verify:again");
         self.again(first)
     }
 
-    /// Looks once more, hashing only what had a wrong hash. The caller has `Mode::Delete`.
+    /// Looks once more, and hashes only the files that had a wrong hash. The caller has `Mode::Delete`.
     pub(super) fn again(&self, first: Verified) -> Result<Verified, StoreError> {
         let mut second = self.look(false)?;
         for defect in first.defects {
             if let Defect::Object { path, .. } | Defect::Ready { path, .. } = &defect
-                && let Some(still) = Files::new(&self.base.layout).recheck(path)
+                && let Some(still) = Files::new(&self.base().layout).recheck(path)
             {
                 second.defects.push(still);
             }
@@ -109,7 +94,7 @@ impl Audit {
     }
 
     pub(super) fn look(&self, hash: bool) -> Result<Verified, StoreError> {
-        let mut files = Files::new(&self.base.layout);
+        let mut files = Files::new(&self.base().layout);
         files.everything(hash)?;
         let mut defects = files.defects;
         self.compare_rows(&mut defects)?;
@@ -125,17 +110,17 @@ impl Audit {
         })
     }
 
-    /// Returns why the store's own index can't be used, if it can't: a read-only store then works with one in memory.
+    /// Returns the error of an unusable index of the store: a read-only store then works with one in memory.
     pub fn index_trouble(&self) -> Option<StoreError> {
-        if !Index::may_be_read(&self.base.layout) {
+        if !Index::may_be_read(&self.base().layout) {
             return None;
         }
-        Index::open_read_only(&self.base.layout).err()
+        Index::open_read_only(&self.base().locks).err()
     }
 
-    /// Reads every record and release, and returns the errors of those that can't be read.
+    /// Returns the errors of unreadable records and releases.
     pub fn damaged(&self) -> Vec<StoreError> {
-        let (layout, mut errors) = (&self.base.layout, Vec::new());
+        let (layout, mut errors) = (&self.base().layout, Vec::new());
         unreadable::<Artifact>(layout, &mut errors);
         unreadable::<Program>(layout, &mut errors);
         unreadable::<Failure>(layout, &mut errors);
@@ -143,68 +128,72 @@ impl Audit {
         errors
     }
 
-    /// Compares the index with one that is made from the files now.
+    /// Adds the defects of the index: compares it with a new one, made from the files now.
     fn compare_rows(&self, defects: &mut Vec<Defect>) -> Result<(), StoreError> {
+        let Base { layout, locks, .. } = self.base();
         let damaged = |why: String| Defect::Index { why };
-        if !self.base.layout.index().exists() {
+        if !layout.index().exists() {
             defects.push(damaged("it is missing".into()));
             return Ok(());
         }
-        if !Index::may_be_read(&self.base.layout) {
-            // Only those may who may write the store: it is theirs to look at.
+        if !Index::may_be_read(layout) {
+            // A user who may write the store can check it.
             return Ok(());
         }
-        let own = match Index::open_read_only(&self.base.layout) {
-            Ok(own) => own,
-            Err(e @ StoreError::Newer { .. }) => return Err(e),
-            Err(e) => {
-                defects.push(damaged(reason(&e)));
-                return Ok(());
-            }
-        };
-        let looked = own.with(|index| {
-            let checked: String =
-                index.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
-            if checked != "ok" {
-                return Ok(Err(checked));
-            }
-            let marked = index
-                .prepare("SELECT id FROM marked")?
-                .query_map([], |row| rows::digest(row, 0))?
-                .collect::<rusqlite::Result<Vec<_>>>()?;
-            let sums = Graph::check(index).err().map(|e| e.to_string());
-            Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?, sums)))
+        let looked = Index::open_read_only(locks).and_then(|own| {
+            own.with(|index| {
+                let checked: String =
+                    index.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
+                if checked != "ok" {
+                    return Ok(Err(checked));
+                }
+                let marked = index
+                    .prepare("SELECT id FROM marked")?
+                    .query_map([], |row| row.get(0))?
+                    .collect::<rusqlite::Result<Vec<Digest>>>()?;
+                let sums = Graph::read(index).err().map(|e| e.to_string());
+                Ok(Ok((dump(index)?, marked, rows::bad_uses(index)?, sums)))
+            })
         });
-        let (found, marked, uses, sums) = match looked {
-            Ok(Ok(found)) => found,
-            Ok(Err(why)) => {
-                defects.push(damaged(why));
+        let why = match looked {
+            Ok(Ok((found, marked, uses, sums))) => {
+                defects.extend(sums.map(damaged));
+                defects.extend(uses.iter().map(|id| Defect::Row {
+                    row: format!("uses {}", hex::encode(id)),
+                }));
+                let expected = Index::in_memory(locks).with(dump)?;
+                compare(&found, &expected, &marked, defects);
                 return Ok(());
             }
-            Err(e) => {
-                defects.push(damaged(reason(&e)));
-                return Ok(());
-            }
+            Err(e @ StoreError::Newer { .. }) => return Err(e),
+            Err(StoreError::Index { source, .. }) => source.to_string(),
+            Err(e) => e.to_string(),
+            Ok(Err(why)) => why,
         };
-        defects.extend(sums.map(damaged));
-        let half: BTreeSet<String> = marked.iter().map(|id| id.hex()).collect();
-        defects.extend(marked.into_iter().map(|id| Defect::HalfDeleted { id }));
-        defects.extend(uses.iter().map(|id| Defect::Row {
-            row: format!("uses {}", hex::encode(id)),
-        }));
-        let expected = Index::in_memory(&self.base.layout)?.with(dump)?;
-        let names: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
-        for row in names {
-            match (found.get(row), expected.get(row)) {
-                (Some(is), Some(should)) if is == should => {}
-                (Some(_), Some(_)) => defects.push(Defect::Row { row: row.clone() }),
-                // A marked row counts as deleted.
-                (Some(_), None) if row.split(' ').nth(1).is_some_and(|id| half.contains(id)) => {}
-                (Some(_), None) => defects.push(Defect::Dangling { row: row.clone() }),
-                (None, _) => defects.push(Defect::Unindexed { row: row.clone() }),
-            }
-        }
+        defects.push(damaged(why));
         Ok(())
+    }
+}
+
+/// Adds the differences between the rows of an index and the expected ones. A marked row counts as deleted.
+fn compare(
+    found: &BTreeMap<String, String>,
+    expected: &BTreeMap<String, String>,
+    marked: &[Digest],
+    defects: &mut Vec<Defect>,
+) {
+    let half: BTreeSet<String> = marked.iter().map(Digest::hex).collect();
+    defects.extend(marked.iter().map(|&id| Defect::HalfDeleted { id }));
+    let names: BTreeSet<&String> = found.keys().chain(expected.keys()).collect();
+    for name in names {
+        let row = name.clone();
+        match (found.get(name), expected.get(name)) {
+            (Some(is), Some(should)) if is == should => {}
+            (Some(_), Some(_)) => defects.push(Defect::Row { row }),
+            (Some(_), None) if row.split(' ').nth(1).is_some_and(|id| half.contains(id)) => {}
+            (Some(_), None) => defects.push(Defect::Dangling { row }),
+            (None, _) => defects.push(Defect::Unindexed { row }),
+        }
     }
 }
 
@@ -215,15 +204,8 @@ fn unreadable<R: Record>(layout: &Layout, errors: &mut Vec<StoreError>) {
     errors.extend(files.filter_map(|path| record_file::<R>(layout, &path).err()));
 }
 
-fn reason(error: &StoreError) -> String {
-    match error {
-        StoreError::Index { source, .. } => source.to_string(),
-        other => other.to_string(),
-    }
-}
-
-/// Returns every row that follows from files: its table and key -> all its fields but for when it was made, which copying
-/// a store changes, and the check sum over that.
+/// Returns every row that follows from files: its table and key -> its fields but the time, which differs in a copy of a store,
+/// and the check sum, which covers the time.
 pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
     let tables = [
         ("objects", 1),
@@ -267,10 +249,10 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
 
 #[cfg(test)]
 mod tests {
-    use crate::Store;
     use std::fs;
 
     use super::super::{layout::Layout, testing};
+    use crate::{Options, Store};
 
     #[test]
     fn a_copy_without_what_was_unpacked_and_without_empty_folders_is_sound_and_works() {
@@ -284,7 +266,7 @@ mod tests {
             drop(store.objects().map(&digest).unwrap());
             let path = store.path().to_owned();
             drop(store);
-            // What `git` and many copies do not keep.
+            // As in a checkout of `git`, and in many copies.
             fs::remove_dir_all(path.join("ready")).unwrap();
             for folder in Layout::FOLDERS {
                 let _ = fs::remove_dir(path.join(folder));
@@ -292,11 +274,11 @@ mod tests {
             fs::remove_dir_all(path.join("locks")).unwrap();
             assert!(!path.join("tmp").exists());
             let open = || {
-                if read_only {
-                    Store::open_read_only(&path).unwrap()
-                } else {
-                    Store::open(&path).unwrap()
-                }
+                let options = Options {
+                    read_only,
+                    ..Options::default()
+                };
+                Store::open_with(&path, options).unwrap()
             };
             let store = open();
             assert_eq!(store.audit().verify().unwrap().defects, []);

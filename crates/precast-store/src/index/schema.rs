@@ -12,13 +12,13 @@ const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
 const TABLES: &str = include_str!("../index.sql");
 
 /// The version of the tables, which the index has as `user_version`.
-pub(super) const KNOWN: i64 = 4;
+pub(super) const KNOWN: i64 = 5;
 
 fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Checks the tables of an index. Makes and fills them in one that was just created. Refuses another version.
+/// Checks the tables of an index, and makes and fills those of a new one. Refuses another version.
 pub(super) fn prepare_tables(
     connection: &mut Connection,
     layout: &Layout,
@@ -46,10 +46,8 @@ pub(super) fn prepare_tables(
     check_schema(connection, path)
 }
 
-/// Type, name, table and text of one thing in a schema.
-type Entry = [Option<String>; 4];
-
-fn schema(of: &Connection) -> rusqlite::Result<Vec<Entry>> {
+/// Returns the type, name, table and text of everything in a schema.
+fn schema(of: &Connection) -> rusqlite::Result<Vec<[Option<String>; 4]>> {
     of.prepare("SELECT type,name,tbl_name,sql FROM main.sqlite_schema ORDER BY 1,2")?
         .query_map([], |row| {
             Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?])
@@ -58,8 +56,8 @@ fn schema(of: &Connection) -> rusqlite::Result<Vec<Entry>> {
 }
 
 /// Returns the schema that this code makes.
-fn own_schema() -> &'static Vec<Entry> {
-    static OWN: OnceLock<Vec<Entry>> = OnceLock::new();
+fn own_schema() -> &'static [[Option<String>; 4]] {
+    static OWN: OnceLock<Vec<[Option<String>; 4]>> = OnceLock::new();
     let own = || {
         let fresh = Connection::open_in_memory()?;
         fresh.execute_batch(TABLES)?;
