@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::Serialize;
+
 use super::{
     base::Base,
     error::StoreError,
@@ -19,7 +21,9 @@ use super::{
 use crate::Digest;
 
 /// How disk usage is grouped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum GroupBy {
     /// By the model's name.
     Model,
