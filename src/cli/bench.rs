@@ -19,10 +19,10 @@ use serde::Serialize;
 use self::measure::{Caller, Figures, Load};
 use super::{
     Context,
-    exit::Usage,
+    exit::Refusal,
     internal,
     progress::seconds,
-    served::{Against, BenchArgs},
+    served::BenchArgs,
     table::{self, Column},
 };
 use crate::{
@@ -102,7 +102,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     let runtime = Runtime::new(&store, device)?
         .instances(args.threads.into())
         .sessions(args.threads.into())
-        .graphs(args.graphs.into())
+        .graphs(args.graphs())
         .trial(internal::trial(&store, context)?)
         .eager_fallback(!args.compiled);
     let model = runtime.load(&name)?;
@@ -116,8 +116,8 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         let bucket = bucket_name(&program.sizes);
         note!("no graph for {} {bucket}: {reason}", program.module);
     }
-    let eager = match args.against {
-        Some(Against::Eager) => eager(&store, &runtime, &name, &programs)?,
+    let eager = match &args.against {
+        Some(_) => eager(&store, &runtime, &name, &programs)?,
         None => None,
     };
     let requests = requests(&programs, &args.at)?;
@@ -148,12 +148,8 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
     if !args.compiled && programs.iter().any(|program| !program.steps.is_empty()) {
         note_eager(&rows);
     }
-    if !context.out.json() {
-        print(args.against.is_some(), context, &rows)?;
-        return Ok(0);
-    }
     let memory = crate::runtime::cuda::device_memory(device).ok();
-    context.out.document(&BenchDocument {
+    let document = BenchDocument {
         model: &name,
         module: &args.module,
         device: device.to_string(),
@@ -167,29 +163,25 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
             free: m.free,
             total: m.total,
         }),
-    })?;
+    };
+    context.show(&document, || print(args.against.is_some(), context, &rows))?;
     Ok(0)
 }
 
 /// Returns the time of `--seconds`.
-fn limit(seconds: f64) -> Result<Duration, Usage> {
+fn limit(seconds: f64) -> Result<Duration, Refusal> {
     if seconds > 0.0 && seconds <= 3600.0 {
         return Ok(Duration::from_secs_f64(seconds));
     }
     let hint = "say how many seconds each bucket is measured, as `--seconds 2`";
-    Err(Usage::new(
-        format!("`--seconds {seconds}` is not between 0 and 3600"),
-        hint,
-    ))
+    let message = format!("`--seconds {seconds}` is not between 0 and 3600");
+    Err(Refusal::usage(message, hint))
 }
 
 /// Prints a note where eager answers requests of a module that has artifacts.
 fn note_eager(rows: &[BenchRow]) {
-    let (eager, all) = (
-        rows.iter().filter(|row| row.rung == "eager").count(),
-        rows.len(),
-    );
-    if eager > 0 {
+    let (all, eager) = (rows.len(), rows.iter().filter(|row| row.rung == "eager"));
+    if let eager @ 1.. = eager.count() {
         let hint = "`--compiled` leaves it out where there is an artifact";
         note!("eager answers {eager} of {all} requests; {hint}");
     }
@@ -213,10 +205,10 @@ fn row(
                 eager_padding = padding(answer.served());
                 models.push(eager);
             }
-            Err(error) => note!(
-                "no eager figures for {}: {error}",
-                bucket_name(&served.request())
-            ),
+            Err(error) => {
+                let request = bucket_name(&served.request());
+                note!("no eager figures for {request}: {error}");
+            }
         }
     }
     let mut figures = load.measure(&models)?.into_iter();
@@ -239,9 +231,7 @@ fn row(
         padding: padding(&served),
         bucket: served.program().sizes.clone(),
         request: served.request(),
-        ratio: eager
-            .as_ref()
-            .map(|eager| eager.figures.median / own.median),
+        ratio: (eager.as_ref()).map(|eager| eager.figures.median / own.median),
         figures: own,
         eager,
     })
@@ -261,12 +251,11 @@ fn eager(
     model: &str,
     programs: &[&Program],
 ) -> Result<Option<Model>> {
-    let exported = programs.iter().filter(|program| program.eager.is_some());
-    let exported = exported.map(|&program| Program {
-        steps: Vec::new(),
-        ..program.clone()
-    });
-    let exported: Vec<Program> = exported.collect();
+    let mut exported: Vec<Program> = programs.iter().map(|&program| program.clone()).collect();
+    exported.retain(|program| program.eager.is_some());
+    exported
+        .iter_mut()
+        .for_each(|program| program.steps.clear());
     if exported.is_empty() {
         note!("no eager figures: no program of the module has an exported graph");
         return Ok(None);
@@ -274,30 +263,23 @@ fn eager(
     let (name, release) = split_model(model);
     let release = store.releases().get(name, release)?;
     let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
-    let (weights, aliases) = (release.weights, release.aliases);
-    Ok(Some(runtime.load_programs(
-        name,
-        exported,
-        &release.shims,
-        weights,
-        aliases,
-    )?))
+    let (shims, weights, aliases) = (&release.shims, release.weights, release.aliases);
+    Ok(Some(
+        runtime.load_programs(name, exported, shims, weights, aliases)?,
+    ))
 }
 
 /// Returns the sizes of `--at`, or each bucket's once, each with a program that takes such inputs.
 fn requests<'a>(programs: &[&'a Program], at: &[Sizes]) -> Result<Vec<(&'a Program, Sizes)>> {
     if at.is_empty() {
-        let names = |program: &Program| -> Vec<String> {
-            let inputs = program.inputs.iter();
-            inputs.map(|input| input.name.clone()).collect()
-        };
-        let mut seen = BTreeSet::new();
-        let buckets = programs
-            .iter()
-            .filter(|program| seen.insert((names(program), &program.sizes)));
-        return Ok(buckets
-            .map(|program| (*program, program.sizes.clone()))
-            .collect());
+        let (mut seen, mut buckets) = (BTreeSet::new(), Vec::new());
+        for &program in programs {
+            let names: Vec<_> = program.inputs.iter().map(|input| &input.name).collect();
+            if seen.insert((names, &program.sizes)) {
+                buckets.push((program, program.sizes.clone()));
+            }
+        }
+        return Ok(buckets);
     }
     let request = |sizes: &Sizes| {
         let mut named = (programs.iter()).filter(|program| program.sizes.keys().eq(sizes.keys()));
@@ -309,7 +291,7 @@ fn requests<'a>(programs: &[&'a Program], at: &[Sizes]) -> Result<Vec<(&'a Progr
             let at = bucket_name(sizes);
             let message = format!("`--at {at}` does not name the module's dimensions");
             let hint = format!("say a size for each, as one of {}", known.join("; "));
-            return Err(Usage::new(message, hint).into());
+            return Err(Refusal::usage(message, hint).into());
         };
         Ok((program, sizes.clone()))
     };
@@ -362,9 +344,7 @@ fn print(against: bool, context: &Context, rows: &[BenchRow]) -> Result<()> {
         }
         cells
     };
-    let rows = rows.iter().map(cells).map(Ok);
-    table::print(&context.out, &columns, rows)?;
-    Ok(())
+    table::print(&context.out, &columns, rows.iter().map(cells))
 }
 
 fn micros(seconds: f64) -> String {

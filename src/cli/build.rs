@@ -14,9 +14,9 @@ use anyhow::Result;
 #[cfg(test)]
 pub(super) use self::summary::Last;
 pub(super) use self::summary::{EAGER, PADDING};
-use super::{Context, exit::Usage, internal, progress, python::PythonArgs, text, trace};
+use super::{Context, exit::Refusal, internal, progress, python::PythonArgs, text, trace};
 use crate::{
-    build::{self, BuildError, Launcher, scratch},
+    build::{self, BuildError, GateCommand, Launcher, scratch},
     plan::PlanRequest,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -105,8 +105,8 @@ impl SpecArgs {
     }
 }
 
-/// Returns the arguments of the process that checks candidates, under the torch that compiles them.
-pub(super) fn gate_args(launcher: &Launcher) -> Vec<OsString> {
+/// Returns the command that checks candidates, under the torch that compiles them.
+pub(super) fn gate_command(python: &PythonArgs, launcher: &Launcher) -> Result<GateCommand> {
     let mut args = vec![OsString::from(internal::GATE)];
     if !launcher.replaces_worker {
         args.extend(["--python".into(), launcher.program.clone().into()]);
@@ -114,7 +114,11 @@ pub(super) fn gate_args(launcher: &Launcher) -> Vec<OsString> {
     if launcher.untried {
         args.push("--untried-libtorch".into());
     }
-    args
+    let program = match &python.gate {
+        Some(gate) => gate.clone(),
+        None => internal::own_program()?,
+    };
+    Ok(GateCommand { program, args })
 }
 
 pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
@@ -125,16 +129,9 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     known_modules(&args.without, &spec)?;
     let store = context.create()?;
     let launcher = args.python.launcher(&spec.root);
-    let gate_args = gate_args(&launcher);
     let options = build::Options {
+        gate: gate_command(&args.python, &launcher)?,
         launcher,
-        gate: build::GateCommand {
-            program: match &args.python.gate {
-                Some(gate) => gate.clone(),
-                None => internal::own_program()?,
-            },
-            args: gate_args,
-        },
         scratch: std::env::temp_dir(),
         request: args.spec.request(&spec)?,
         jobs: args.jobs.map_or_else(default_jobs, usize::from),
@@ -174,7 +171,7 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
 }
 
 /// Refuses names of modules that the spec does not have.
-fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
+fn known_modules(names: &[String], spec: &Spec) -> Result<(), Refusal> {
     let titles: Vec<String> = (0..spec.modules.len())
         .map(|index| spec.title(index))
         .collect();
@@ -184,7 +181,10 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Usage> {
     match names.iter().find(|name| !known(name)) {
         Some(name) => {
             let message = format!("the spec has no module `{name}`");
-            Err(Usage::new(message, format!("it has {}", titles.join(", "))))
+            Err(Refusal::usage(
+                message,
+                format!("it has {}", titles.join(", ")),
+            ))
         }
         None => Ok(()),
     }

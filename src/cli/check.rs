@@ -16,14 +16,14 @@ use owo_colors::OwoColorize;
 use super::{
     Context,
     build::{SpecFile, default_jobs},
-    exit::{self, Usage},
+    exit::{self, Refusal},
     python::PythonArgs,
     text::plain,
 };
 use crate::{
     build::{self, CheckOptions, protocol::Severity},
     inspect::{
-        checks::{self, Checks, FindingRow, ModuleChecks, is_about, rows},
+        checks::{self, Checks, FindingRow, rows},
         sizes,
     },
     spec::{Spec, check::Allow},
@@ -49,25 +49,8 @@ pub(super) struct CheckArgs {
     #[arg(long, value_name = "FILE")]
     sizes: Option<PathBuf>,
     /// Exit with 1 if there is a finding of at least this severity
-    #[arg(long, value_enum, default_value_t = FailOn::High, value_name = "SEVERITY")]
-    fail_on: FailOn,
-}
-
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum FailOn {
-    Low,
-    Medium,
-    High,
-}
-
-impl From<FailOn> for Severity {
-    fn from(fail_on: FailOn) -> Self {
-        match fail_on {
-            FailOn::Low => Self::Low,
-            FailOn::Medium => Self::Medium,
-            FailOn::High => Self::High,
-        }
-    }
+    #[arg(long, default_value = "high", value_name = "SEVERITY", value_parser = ["low", "medium", "high"])]
+    fail_on: String,
 }
 
 pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
@@ -91,20 +74,22 @@ pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
             note!("{} {module}", "checking".cyan());
         }
     };
-    let modules = build::check(&options, &say, &begin)?;
+    let mut modules = build::check(&options, &say, &begin)?;
     let torch = options.launcher.torch.as_deref();
     let store = store(context);
     let forecast = build::forecast(&spec, store.as_ref(), &modules, default_jobs(), torch)?;
-    let modules = modules.into_iter();
-    let modules: Vec<_> = modules
-        .map(|module| ModuleChecks::new(module, &spec))
-        .collect();
+    checks::allow(&mut modules, &spec);
     let found = rows(&modules);
-    let least = Severity::from(args.fail_on);
-    let counts =
-        |row: &FindingRow<'_>| row.needed && row.allowed.is_none() && row.finding.severity >= least;
+    let least = match args.fail_on.as_str() {
+        "low" => Severity::Low,
+        "medium" => Severity::Medium,
+        _ => Severity::High,
+    };
+    let counts = |row: &FindingRow<'_>| {
+        row.needed && row.finding.allowed.is_none() && row.finding.severity >= least
+    };
     let failed = found.iter().any(counts);
-    let used = |allow: &&Allow| found.iter().any(|row| is_about(allow, row.finding));
+    let used = |allow: &&Allow| found.iter().any(|row| row.finding.is_of(allow));
     let unused = spec.allowed.iter().filter(|allow| !used(allow)).cloned();
     let checks = Checks {
         model: spec.model.name.clone(),
@@ -114,11 +99,7 @@ pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
         build: forecast,
         padding,
     };
-    if context.out.json() {
-        context.out.document(&checks)?;
-    } else {
-        print::print(&checks, context)?;
-    }
+    context.show(&checks, || print::print(&checks, context))?;
     for Allow {
         finding, function, ..
     } in &checks.unused
@@ -138,25 +119,17 @@ pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Checks>> {
     let read = |path: &PathBuf| {
         let shown = path.display();
         let text = std::fs::read(path).with_context(|| format!("can't use `{shown}`"))?;
+        let message = || format!("`{shown}` is not what this `precast check` prints");
         let hint = "make it with `precast check --format json`";
-        let other = || {
-            Usage::new(
-                format!("`{shown}` is not what this `precast check` prints"),
-                hint,
-            )
-        };
-        Ok(checks::parse(&text).ok_or_else(other)?)
+        Ok(checks::parse(&text).ok_or_else(|| Refusal::usage(message(), hint))?)
     };
     files.iter().map(read).collect()
 }
 
 /// Returns the store, if it can be read. The findings do not depend on it.
 fn store(context: &Context) -> Option<Store> {
-    let store = context
-        .store
-        .exists()
-        .then(|| crate::inspect::open(&context.store, context.options()));
-    Some(store?.ok()?.0)
+    let opened = crate::inspect::open(&context.store, context.options());
+    Some(opened.ok()?.0)
 }
 
 /// Returns the sizes of all buckets by dimension, in ascending order.

@@ -1,22 +1,21 @@
 //! `precast deps`: the libraries that a host needs to run releases. Files are read, and nothing is opened.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use super::{
-    Context, exit,
-    exit::Usage,
+    Context,
+    exit::{self, Refusal},
     libtorch::LibtorchFolder,
     name,
-    printer::note,
     table::{self, Column},
     text::{bytes, count},
 };
 use crate::{
-    inspect::libraries::{self, Deps, Environment, Needs},
+    inspect::libraries::{self, Deps, Environment, MissingLibrary, Needs},
     record::Release,
     store::{Hold, Store},
 };
@@ -103,16 +102,8 @@ pub(super) fn run(args: &DepsArgs, context: &Context) -> Result<u8> {
         needs,
         environment: deps.environment(),
     };
-    if context.out.json() {
-        context.out.document(&document)?;
-    } else {
-        print(&document, deps, context)?;
-    }
-    Ok(if needs.missing.is_empty() {
-        0
-    } else {
-        exit::FAILED
-    })
+    context.show(&document, || print(&document, deps, context))?;
+    Ok(exit::code(needs.missing.is_empty()))
 }
 
 impl Selected {
@@ -123,21 +114,16 @@ impl Selected {
         libtorch: &LibtorchFolder,
     ) -> Result<Self> {
         let (releases, held) = held_releases(store, models)?;
-        let usage = |message: &str| Usage {
-            message: message.to_owned(),
-            hint: "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH"
-                .to_owned(),
+        let usage = |message: String| {
+            let hint = "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH";
+            Refusal::usage(message, hint)
         };
-        let named = libtorch.find();
-        let named = named
-            .ok_or_else(|| usage("no libtorch is named, and the Python in use has no torch"))?;
+        let none = "no libtorch is named, and the Python in use has no torch";
+        let named = libtorch.find().ok_or_else(|| usage(none.to_owned()))?;
         let folder = libraries::torch_folder(&named).ok_or_else(|| {
-            let (lib, named) = (named.join("lib"), named.display());
-            usage(&format!(
-                "there is no `{}` in `{}` or `{named}`",
-                libraries::CPU,
-                lib.display()
-            ))
+            let (file, lib, named) = (libraries::CPU, named.join("lib"), named.display());
+            let lib = lib.display();
+            usage(format!("there is no `{file}` in `{lib}` or `{named}`"))
         })?;
         let library_path = std::env::var_os("LD_LIBRARY_PATH").unwrap_or_default();
         let library_path = std::env::split_paths(&library_path).filter(|path| path.is_absolute());
@@ -151,15 +137,12 @@ impl Selected {
 }
 
 /// Returns the mistake if the releases are for another torch.
-pub(super) fn wrong_torch(deps: &Deps) -> Option<Usage> {
-    deps.wrong_torch().map(|version| Usage {
-        message: format!(
-            "torch {version} in `{}` is not the one of the release: {}",
-            deps.folder.display(),
-            deps.asked.torches.join(", ")
-        ),
-        hint: "name the folder of that torch with `--libtorch DIR`".to_owned(),
-    })
+pub(super) fn wrong_torch(deps: &Deps) -> Option<Refusal> {
+    let version = deps.wrong_torch()?;
+    let (folder, torches) = (deps.folder.display(), deps.asked.torches.join(", "));
+    let message = format!("torch {version} in `{folder}` is not the one of the release: {torches}");
+    let hint = "name the folder of that torch with `--libtorch DIR`";
+    Some(Refusal::usage(message, hint))
 }
 
 /// Returns the same releases as [`releases`], held. It starts again if gc removed one before it was held.
@@ -182,10 +165,8 @@ fn releases(store: &Store, models: &[String]) -> Result<Vec<Release>> {
     let mut found: Vec<Release> = Vec::new();
     for model in models {
         let release = name::release(store, model)?;
-        if !found
-            .iter()
-            .any(|other| (&other.model, other.seq) == (&release.model, release.seq))
-        {
+        let same = |other: &Release| (&other.model, other.seq) == (&release.model, release.seq);
+        if !found.iter().any(same) {
             found.push(release);
         }
     }
@@ -200,11 +181,8 @@ fn releases(store: &Store, models: &[String]) -> Result<Vec<Release>> {
         }
     }
     if found.is_empty() {
-        return Err(exit::Missing {
-            message: "there is no release in the store".to_owned(),
-            hint: "`precast build` makes one; `--store DIR` names another store".to_owned(),
-        }
-        .into());
+        let hint = "`precast build` makes one; `--store DIR` names another store";
+        return Err(Refusal::missing("there is no release in the store", hint).into());
     }
     Ok(found)
 }
@@ -218,28 +196,16 @@ fn print(document: &DepsDocument<'_>, deps: &Deps, context: &Context) -> Result<
             None => format!("{} (not on this machine)", library.name),
         });
         let host = host.collect::<Vec<_>>().join(", ");
-        context
-            .out
-            .line(format_args!("\n{} {host}", "of the host:".bold()))?;
+        writeln!(context.out, "\n{} {host}", "of the host:".bold())?;
     }
     for library in &needs.missing {
-        let (name, by) = (&library.name, users(&library.needed_by));
-        let line = format!(
-            "{} {name}, needed by {by}; it is not in {}",
-            "missing:".red().bold(),
-            searched(&library.searched)
-        );
-        context.out.line(line)?;
-    }
-    if context.quiet {
-        return Ok(());
+        let (head, place) = ("missing:".red().bold(), sought(library));
+        writeln!(context.out, "{head} {}, {place}", library.name)?;
     }
     if let Some(environment) = &document.environment {
-        let (whole, folder) = (bytes(environment.bytes), environment.folder.display());
-        note(format_args!(
-            "{}; the Python environment of this torch, `{folder}`, has {whole}",
-            bytes(document.bytes)
-        ));
+        let (own, whole) = (bytes(document.bytes), bytes(environment.bytes));
+        let folder = environment.folder.display();
+        note!("{own}; the Python environment of this torch, `{folder}`, has {whole}");
     }
     Ok(())
 }
@@ -256,27 +222,18 @@ pub(super) fn print_files(deps: &Deps, context: &Context) -> Result<()> {
     let rows = files.iter().map(|file| {
         let place = deps.place(file);
         let folder = place.parent().unwrap_or(Path::new(""));
-        let by = if file.opened {
-            format!("{}, while it runs", users(&file.needed_by))
-        } else {
-            users(&file.needed_by)
-        };
+        let when = if file.opened { ", while it runs" } else { "" };
+        let by = users(&file.needed_by) + when;
         let folder = folder.display().to_string();
-        Ok(vec![file.name.clone(), bytes(file.bytes), by, folder])
+        vec![file.name.clone(), bytes(file.bytes), by, folder]
     });
-    let total = vec![
-        "total".to_owned(),
-        bytes(deps.needs.bytes()),
-        match files.iter().filter(|file| file.opened).count() {
-            0 => count(files.len() as u64, "file"),
-            opened => format!(
-                "{}, {opened} of them while it runs",
-                count(files.len() as u64, "file")
-            ),
-        },
-    ];
-    table::print(&context.out, &COLUMNS, rows.chain([Ok(total)]))?;
-    Ok(())
+    let all = count(files.len(), "file");
+    let all = match files.iter().filter(|file| file.opened).count() {
+        0 => all,
+        opened => format!("{all}, {opened} of them while it runs"),
+    };
+    let total = vec!["total".to_owned(), bytes(deps.needs.bytes()), all];
+    table::print(&context.out, &COLUMNS, rows.chain([total]))
 }
 
 /// Returns the first user, and how many more there are.
@@ -288,13 +245,9 @@ pub(super) fn users(needed_by: &[String]) -> String {
     }
 }
 
-/// Returns the folders that a library was looked for in.
-pub(super) fn searched(folders: &[PathBuf]) -> String {
-    let folders = folders
-        .iter()
-        .map(|folder| format!("`{}`", folder.display()));
-    let folders: Vec<_> = folders
-        .chain(["the folders of the system".to_owned()])
-        .collect();
-    folders.join(", ")
+/// Returns the users of a missing library, and the folders that it was looked for in.
+pub(super) fn sought(library: &MissingLibrary) -> String {
+    let (by, folders) = (users(&library.needed_by), library.searched.iter());
+    let folders: String = folders.map(|it| format!("`{}`, ", it.display())).collect();
+    format!("needed by {by}; it is not in {folders}the folders of the system")
 }

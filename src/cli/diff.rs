@@ -9,18 +9,17 @@ use serde_json::Value;
 
 use super::{
     Context,
-    exit::{Missing, Usage},
-    name,
+    exit::Refusal,
+    name::{self, Record},
     text::count,
 };
 use crate::{
     inspect::{
-        self,
-        diff::{self, Keys, Programs, Sets},
+        diff::{self, Keys, Named, Programs, Sets},
         graph::{self, Graph},
     },
     record::{Program, Release, split_model},
-    store::{Found, Store},
+    store::Store,
 };
 
 #[derive(clap::Args)]
@@ -86,12 +85,18 @@ pub(super) fn run(args: &DiffArgs, context: &Context) -> Result<u8> {
             show_sets("releases", &sets, Some(old.weights == new.weights), context)?;
         }
         (Side::Store(old), Side::Store(new)) => {
-            show_sets("stores", &diff::stores(old, new)?, None, context)?;
+            let (olds, news) = (diff::of_store(old)?, diff::of_store(new)?);
+            show_sets(
+                "stores",
+                &diff::sets((old, &olds), (new, &news))?,
+                None,
+                context,
+            )?;
         }
         _ => {
             let message = format!("can't compare {} with {}", what(&a), what(&b));
             let hint = "compare two of a kind: programs, artifacts, releases or stores";
-            return Err(Usage::new(message, hint).into());
+            return Err(Refusal::usage(message, hint).into());
         }
     }
     Ok(0)
@@ -108,39 +113,22 @@ fn what(side: &Side) -> &'static str {
 
 fn side(text: &str, context: &Context) -> Result<Side> {
     if Path::new(text).is_dir() {
-        let (store, damage) = inspect::open(Path::new(text), context.options_for(Path::new(text)))?;
-        if let Some(error) = damage {
-            super::exit::warn(&error);
-        }
-        return Ok(Side::Store(store));
+        return Ok(Side::Store(context.look_at(Path::new(text))?));
     }
     let store = context.look()?;
     let (model, which) = split_model(text);
-    if which.is_some()
-        || store
-            .releases()
-            .models()?
-            .iter()
-            .any(|known| known == model)
-    {
+    if which.is_some() || store.releases().models()?.iter().any(|it| it == model) {
         let release = name::release(&store, text)?;
         let programs = diff::of_release(&store, &release)?;
         return Ok(Side::Release(Box::new(release), programs));
     }
-    let gone = || Missing::removed(text);
-    Ok(match name::find(&store, text)? {
-        Found::Program(id) => {
-            let program = store.records().program(&id)?.ok_or_else(gone)?;
-            Side::Key("program", program.request.clone(), Some(Box::new(program)))
-        }
-        Found::Artifact(id) => {
-            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
-            Side::Key("artifact", artifact.key, None)
-        }
-        Found::Failure(_) | Found::Object(_) => {
+    Ok(match name::record(&store, text)? {
+        Record::Program(program) => Side::Key("program", program.request.clone(), Some(program)),
+        Record::Artifact(artifact) => Side::Key("artifact", artifact.key, None),
+        Record::Failure(_) | Record::Object(_) => {
             let message = format!("`{text}` is neither a program nor an artifact: it has no key");
             let hint = "`precast ls` lists programs, `precast ls --artifacts` artifacts";
-            return Err(Usage::new(message, hint).into());
+            return Err(Refusal::usage(message, hint).into());
         }
     })
 }
@@ -180,23 +168,11 @@ fn show_sets(kind: &str, sets: &Sets, same_weights: Option<bool>, context: &Cont
             same_weights,
         });
     }
-    for gone in &sets.removed {
-        writeln!(
-            out,
-            "{} {} {}",
-            "-".red(),
-            gone.name,
-            gone.id.short().dimmed()
-        )?;
+    for Named { name, id } in &sets.removed {
+        writeln!(out, "{} {name} {}", "-".red(), id.short().dimmed())?;
     }
-    for new in &sets.added {
-        writeln!(
-            out,
-            "{} {} {}",
-            "+".green(),
-            new.name,
-            new.id.short().dimmed()
-        )?;
+    for Named { name, id } in &sets.added {
+        writeln!(out, "{} {name} {}", "+".green(), id.short().dimmed())?;
     }
     for changed in &sets.changed {
         let ids = format!("{} -> {}", changed.old.short(), changed.new.short());

@@ -1,7 +1,6 @@
 //! `precast du`: disk usage of a store, by group.
 
 use anyhow::Result;
-use clap::ValueEnum;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
@@ -18,55 +17,36 @@ use crate::{
 #[derive(clap::Args)]
 pub(super) struct DuArgs {
     /// The rows of the sum
-    #[arg(long, value_enum, default_value_t = By::Model)]
-    by: By,
-}
-
-#[derive(Clone, Copy, ValueEnum, Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-#[serde(rename_all = "lowercase")]
-enum By {
-    Model,
-    Module,
-    Release,
+    #[arg(long, default_value = "model", value_parser = ["model", "module", "release"])]
+    by: String,
 }
 
 /// `precast du --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct DuDocument {
-    by: By,
+    by: GroupBy,
     #[serde(flatten)]
     usage: DiskUsage,
 }
 
 pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
-    // Opened as gc does: objects that a live process holds are not reclaimable.
-    let store = match context.open() {
-        Ok(store) => store,
-        Err(_) => context.look()?,
+    let (by, heading) = match args.by.as_str() {
+        "module" => (GroupBy::Module, "MODULE"),
+        "release" => (GroupBy::Release, "RELEASE"),
+        _ => (GroupBy::Model, "MODEL"),
     };
-    let by = match args.by {
-        By::Model => GroupBy::Model,
-        By::Module => GroupBy::Module,
-        By::Release => GroupBy::Release,
-    };
-    let usage = usage::usage(&store, by)?;
+    let usage = usage::usage(&context.open_or_look()?, by)?;
     if context.out.json() {
-        context.out.document(&DuDocument { by: args.by, usage })?;
+        context.out.document(&DuDocument { by, usage })?;
         return Ok(0);
     }
     if usage.total.objects == 0 {
         note!("the store is empty");
         return Ok(0);
     }
-    let by = match args.by {
-        By::Model => "MODEL",
-        By::Module => "MODULE",
-        By::Release => "RELEASE",
-    };
     let columns = [
-        Column::left(by, 0),
+        Column::left(heading, 0),
         Column::right("OBJECTS", 4),
         Column::right("LOGICAL", 3),
         Column::right("CONTENT", 2),
@@ -77,10 +57,8 @@ pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
             some => some.yellow().to_string(),
         }),
     ];
-    let groups = usage
-        .groups
-        .iter()
-        .map(|group| cells(&group.name, &group.bytes));
+    let groups = usage.groups.iter();
+    let groups = groups.map(|group| cells(&group.name, &group.bytes));
     let rest = (usage.rest.objects > 0).then(|| cells("(no program)", &usage.rest));
     let unpacked = usage.unpacked;
     let copies = (unpacked > 0).then(|| {
@@ -91,7 +69,7 @@ pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
     });
     let mut total = cells("total", &usage.total);
     total[4] = bytes(usage.total.stored + unpacked);
-    let rows = groups.chain(rest).chain(copies).chain([total]).map(Ok);
+    let rows = groups.chain(rest).chain(copies).chain([total]);
     table::print(&context.out, &columns, rows)?;
     match usage.total.reclaimable {
         0 => note!(

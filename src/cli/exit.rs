@@ -13,7 +13,6 @@
 use std::{
     any::Any,
     io::{self, ErrorKind},
-    path::PathBuf,
 };
 
 use anyhow::Error;
@@ -42,9 +41,6 @@ pub(super) const INTERRUPTED: u8 = 130;
 
 const PLEASE_REPORT: &str = "this is a bug of precast: please report it";
 
-/// The hint for an object that was removed after it was found.
-pub(super) const AGAIN: &str = "`precast gc` may be running: run the command again";
-
 /// Prints a formatted line to stderr, under `--quiet` too.
 macro_rules! message {
     ($($text:tt)*) => {
@@ -52,38 +48,33 @@ macro_rules! message {
     };
 }
 
-/// A mistake in how a command was called that clap can't see.
+/// An error of the command itself, with its exit code.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
-pub(super) struct Usage {
+pub(super) struct Refusal {
+    code: u8,
     pub(super) message: String,
     pub(super) hint: String,
 }
 
-impl Usage {
-    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+impl Refusal {
+    fn new(code: u8, message: impl Into<String>, hint: impl Into<String>) -> Self {
         let (message, hint) = (message.into(), hint.into());
-        Self { message, hint }
-    }
-}
-
-/// An object named on the command line that the store does not have.
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub(super) struct Missing {
-    pub(super) message: String,
-    pub(super) hint: String,
-}
-
-impl Missing {
-    pub(super) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
-        let (message, hint) = (message.into(), hint.into());
-        Self { message, hint }
+        Self {
+            code,
+            message,
+            hint,
+        }
     }
 
-    /// Returns the error for an object that was removed after it was found.
-    pub(super) fn removed(text: &str) -> Self {
-        Self::new(format!("`{text}` was removed while it was read"), AGAIN)
+    /// Returns the error for a mistake on the command line that clap can't see.
+    pub(super) fn usage(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(USAGE, message, hint)
+    }
+
+    /// Returns the error for an object named on the command line that the store does not have.
+    pub(super) fn missing(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(MISSING, message, hint)
     }
 }
 
@@ -105,20 +96,7 @@ pub(super) struct Report {
     /// The ID that `precast log` prints the Python stack of.
     stack: Option<Digest>,
     /// Every mistake in a spec.
-    mistakes: Vec<Mistake>,
-}
-
-#[derive(Serialize)]
-#[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Mistake {
-    message: String,
-    /// Instructions for the user.
-    help: String,
-    file: PathBuf,
-    /// Counts from 1.
-    line: usize,
-    /// In characters, counts from 1.
-    column: usize,
+    mistakes: Vec<Problem>,
 }
 
 /// A warning: a line of stderr with `--format json`.
@@ -227,9 +205,9 @@ impl Report {
                 causes.push(text);
             }
         }
-        let problems = match spec {
-            Some(SpecError::Invalid(problems)) => &problems[..],
-            _ => &[],
+        let mistakes = match spec {
+            Some(SpecError::Invalid(problems)) => problems.clone(),
+            _ => vec![],
         };
         let log = error.chain().find_map(last_words).unwrap_or_default();
         Self {
@@ -240,7 +218,7 @@ impl Report {
             causes,
             log: log.into_iter().map(str::to_owned).collect(),
             stack: error.chain().find_map(kept_log),
-            mistakes: problems.iter().map(Mistake::of).collect(),
+            mistakes,
         }
     }
 
@@ -259,18 +237,6 @@ impl Report {
         if let Some(log) = &self.stack {
             let log = log.short();
             message!("      `precast log {log}` prints the Python stack");
-        }
-    }
-}
-
-impl Mistake {
-    fn of(problem: &Problem) -> Self {
-        Self {
-            message: problem.message.clone(),
-            help: problem.help.clone(),
-            file: problem.file.clone(),
-            line: problem.line,
-            column: problem.column,
         }
     }
 }
@@ -350,10 +316,8 @@ fn classify(error: &Error) -> (u8, String) {
 }
 
 fn code_and_hint(cause: &AnyError) -> Option<(u8, String)> {
-    let answer = if let Some(it) = cause.downcast_ref::<Usage>() {
-        (USAGE, it.hint.clone())
-    } else if let Some(it) = cause.downcast_ref::<Missing>() {
-        (MISSING, it.hint.clone())
+    let answer = if let Some(it) = cause.downcast_ref::<Refusal>() {
+        (it.code, it.hint.clone())
     } else if let Some(it) = cause.downcast_ref::<BuildError>() {
         (build(it), it.hint())
     } else if let Some(it) = cause.downcast_ref::<PlanError>() {

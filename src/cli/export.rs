@@ -10,10 +10,9 @@ use serde::Serialize;
 
 use super::{
     Context,
-    deps::{Named, Selected, print_files, searched, users, wrong_torch},
-    exit::Usage,
+    deps::{Named, Selected, print_files, sought, users, wrong_torch},
+    exit::Refusal,
     libtorch::LibtorchFolder,
-    printer::note,
     table::{self, Column},
     text::{bytes, count},
 };
@@ -61,11 +60,8 @@ pub(super) struct ExportDocument {
 }
 
 pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<u8> {
-    // Opened as `run` does: gc does not collect what is copied.
-    let store = match context.open() {
-        Ok(store) => store,
-        Err(_) => context.look()?,
-    };
+    // gc does not collect what is copied.
+    let store = context.open_or_look()?;
     let selected = Selected::find(&store, &args.models, &args.libtorch)?;
     let deps = &selected.deps;
     refuse(deps)?;
@@ -92,28 +88,17 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<u8> {
         bytes: total,
         environment: deps.environment(),
     };
-    if context.out.json() {
-        context.out.document(&document)?;
-    } else {
-        print(&document, deps, context)?;
+    context.show(&document, || print(&document, deps, context))?;
+    if let Some(environment) = &document.environment {
+        let (own, whole) = (bytes(document.bytes), bytes(environment.bytes));
+        note!("{own}; the Python environment of this torch has {whole}");
     }
-    if !context.quiet {
-        let shown = folder.display();
-        if let Some(environment) = &document.environment {
-            let (own, whole) = (bytes(document.bytes), bytes(environment.bytes));
-            note(format_args!(
-                "{own}; the Python environment of this torch has {whole}"
-            ));
-        }
-        if args.dry_run {
-            note(format_args!(
-                "nothing was written: this is what `{shown}` would get"
-            ));
-        } else {
-            note(format_args!(
-                "to run it: `{shown}/bin/precast run MODULE --inputs FILE --store {shown}/store --libtorch {shown}/torch`"
-            ));
-        }
+    let to = folder.display();
+    if args.dry_run {
+        note!("nothing was written: this is what `{to}` would get");
+    } else {
+        let run = format!("{to}/bin/precast run MODULE --inputs FILE");
+        note!("to run it: `{run} --store {to}/store --libtorch {to}/torch`");
     }
     Ok(0)
 }
@@ -122,11 +107,9 @@ pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<u8> {
 fn write(export: &Export<'_>, folder: &Path, context: &Context) -> Result<()> {
     let folder = std::path::absolute(folder)?;
     let swept = Export::sweep(&folder);
-    if !swept.is_empty() && !context.quiet {
-        let folders = count(swept.len() as u64, "folder");
-        note(format_args!(
-            "removed {folders} of exports that were killed"
-        ));
+    if !swept.is_empty() {
+        let folders = count(swept.len(), "folder");
+        note!("removed {folders} of exports that were killed");
     }
     export.write(&folder, &context.cancel).map_err(error)
 }
@@ -134,15 +117,14 @@ fn write(export: &Export<'_>, folder: &Path, context: &Context) -> Result<()> {
 /// Returns the error with the exit code and the hint of its cause.
 fn error(error: ExportError) -> anyhow::Error {
     match error {
-        ExportError::NotRelative(lost) => Usage {
-            message: format!(
-                "`{}` would not find `{}` in the folder: its search path is not relative",
-                users(&lost.needed_by),
-                lost.path.display()
-            ),
-            hint: "name a torch as pip installs it, or a libtorch as pytorch.org packs it, with `--libtorch DIR`".to_owned(),
+        ExportError::NotRelative(lost) => {
+            let (by, file) = (users(&lost.needed_by), lost.path.display());
+            let message = format!(
+                "`{by}` would not find `{file}` in the folder: its search path is not relative"
+            );
+            let hint = "name a torch as pip installs it, or a libtorch as pytorch.org packs it, with `--libtorch DIR`";
+            Refusal::usage(message, hint).into()
         }
-        .into(),
         ExportError::Build(BuildError::Scratch { path, source }) => {
             let context = format!("can't write in `{}`", path.display());
             anyhow::Error::from(BuildError::Scratch { path, source }).context(context)
@@ -162,24 +144,17 @@ fn refuse(deps: &Deps) -> Result<()> {
     let Some(first) = deps.needs.missing.first() else {
         return Ok(());
     };
-    Err(Usage {
-        message: format!(
-            "`{}` is missing, needed by {}; it is not in {}",
-            first.name,
-            users(&first.needed_by),
-            searched(&first.searched)
-        ),
-        hint: "install it beside torch; `precast deps` lists all that is missing".to_owned(),
-    }
-    .into())
+    let message = format!("`{}` is missing, {}", first.name, sought(first));
+    let hint = "install it beside torch; `precast deps` lists all that is missing";
+    Err(Refusal::usage(message, hint).into())
 }
 
 /// Fails for a folder with files in it.
 fn empty(folder: &Path) -> Result<()> {
     let shown = folder.display();
     let usage = |message| {
-        let hint = "name a new folder, or an empty one".to_owned();
-        Err(Usage { message, hint }.into())
+        let hint = "name a new folder, or an empty one";
+        Err(Refusal::usage(message, hint).into())
     };
     match fs::read_dir(folder) {
         Ok(mut entries) => match entries.next() {
@@ -211,11 +186,9 @@ fn room(folder: &Path, needed: u64) -> Result<()> {
         return Ok(());
     }
     let (shown, needed, free) = (folder.display(), bytes(needed), bytes(free));
-    Err(Usage {
-        message: format!("`{shown}` needs {needed}, and the disk has {free}"),
-        hint: "free some space, or name a folder on another disk".to_owned(),
-    }
-    .into())
+    let message = format!("`{shown}` needs {needed}, and the disk has {free}");
+    let hint = "free some space, or name a folder on another disk";
+    Err(Refusal::usage(message, hint).into())
 }
 
 fn print(document: &ExportDocument, deps: &Deps, context: &Context) -> Result<()> {
@@ -234,22 +207,15 @@ fn print(document: &ExportDocument, deps: &Deps, context: &Context) -> Result<()
         .collect();
     let needs = &deps.needs;
     let program = document.files.first().map_or(0, |file| file.bytes);
-    let objects = count(document.objects as u64, "object");
+    let objects = count(document.objects, "object");
+    let objects = format!("{}: {objects}", releases.join(", "));
+    let files = count(needs.files.len(), "file");
     let rows = [
         ("bin/precast", program, "this program".to_owned()),
-        (
-            "store",
-            document.object_bytes,
-            format!("{}: {objects}", releases.join(", ")),
-        ),
-        (
-            "libraries",
-            needs.bytes(),
-            count(needs.files.len() as u64, "file"),
-        ),
+        ("store", document.object_bytes, objects),
+        ("libraries", needs.bytes(), files),
         ("total", document.bytes, String::new()),
     ];
-    let rows = rows.map(|(part, size, more)| Ok(vec![part.to_owned(), bytes(size), more]));
-    table::print(&context.out, &COLUMNS, rows.into_iter())?;
-    Ok(())
+    let rows = rows.map(|(part, size, more)| vec![part.to_owned(), bytes(size), more]);
+    table::print(&context.out, &COLUMNS, rows.into_iter())
 }

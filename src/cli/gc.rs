@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{self, Usage},
+    exit::{self, Refusal},
     text::{bytes as human, count},
 };
 use crate::store::{Collected, GcPlan, Policy};
@@ -121,9 +121,9 @@ fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<(
 }
 
 /// Reads a size such as `20GiB`, `1.5 GB`, `500M` or a plain number of bytes.
-pub(super) fn bytes(text: &str) -> Result<u64, Usage> {
+pub(super) fn bytes(text: &str) -> Result<u64, Refusal> {
     let hint = "write it as 20GiB, 500MB or a number of bytes";
-    let wrong = || Usage::new(format!("`{text}` is not a size"), hint);
+    let wrong = || Refusal::usage(format!("`{text}` is not a size"), hint);
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.')
         .unwrap_or(text.len());

@@ -14,14 +14,13 @@ use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::text::Draft;
-use super::{Context, exit::Usage, python::PythonArgs, text::plain};
+use super::{Context, exit::Refusal, python::PythonArgs, text::plain};
 use crate::{
     build::{
         self, DescribeOptions,
         protocol::{AskedInput, Axis},
     },
     inspect::{self, sizes::RequestSizes},
-    record::Dtype,
     spec::{self, Spec, is_identifier},
     target::DeviceKind,
 };
@@ -42,8 +41,8 @@ pub(super) struct InitArgs {
     #[arg(long, value_name = "FILE")]
     sizes: Option<PathBuf>,
     /// The device to build for
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    device: DeviceArg,
+    #[arg(long, default_value = "cpu", value_parser = ["cpu", "cuda"])]
+    device: String,
     /// The file to write
     #[arg(short, long, default_value = "precast.toml", value_name = "SPEC")]
     file: PathBuf,
@@ -54,35 +53,24 @@ pub(super) struct InitArgs {
     python: PythonArgs,
 }
 
-#[derive(Clone, Copy, clap::ValueEnum)]
-enum DeviceArg {
-    Cpu,
-    Cuda,
-}
-
 pub(super) fn run(args: &InitArgs, context: &Context) -> Result<u8> {
     callable(&args.entry, "the entry")?;
     if let Some(sample) = &args.sample {
         callable(sample, "`--sample`")?;
     }
     if !args.force && args.file.exists() {
-        return Err(Usage::new(
-            format!("`{}` is there already", args.file.display()),
-            "`--force` writes over it, `-f FILE` writes another one",
-        )
-        .into());
+        let message = format!("`{}` is there already", args.file.display());
+        let hint = "`--force` writes over it, `-f FILE` writes another one";
+        return Err(Refusal::usage(message, hint).into());
     }
-    let wanted = match &args.sizes {
-        Some(file) => Some(RequestSizes::read(file)?),
-        None => None,
-    };
+    let wanted = args.sizes.as_deref().map(RequestSizes::read).transpose()?;
     let root = match args.file.parent() {
         Some(folder) if folder != Path::new("") => folder.to_owned(),
         _ => PathBuf::from("."),
     };
-    let device = match args.device {
-        DeviceArg::Cpu => DeviceKind::Cpu,
-        DeviceArg::Cuda => DeviceKind::Cuda,
+    let device = match args.device.as_str() {
+        "cuda" => DeviceKind::Cuda,
+        _ => DeviceKind::Cpu,
     };
     let (opened, described) = build::describe(&DescribeOptions {
         launcher: args.python.launcher(&root),
@@ -108,20 +96,19 @@ pub(super) fn run(args: &InitArgs, context: &Context) -> Result<u8> {
         .context("what `precast init` would write is no spec: this is a bug of precast")?;
     write(&args.file, &text, args.force)
         .with_context(|| format!("can't write `{}`", args.file.display()))?;
-    if context.out.json() {
-        context.out.document(&InitDocument {
-            file: &args.file.display().to_string(),
-            text: &text,
-            notes: opened.notes.iter().chain(&described.notes).collect(),
-        })?;
-    } else {
-        for text in opened.notes.iter().chain(&described.notes) {
+    let document = InitDocument {
+        file: &args.file.display().to_string(),
+        text: &text,
+        notes: opened.notes.iter().chain(&described.notes).collect(),
+    };
+    context.show(&document, || {
+        for text in &document.notes {
             note!("{} {}", "note:".cyan().bold(), plain(text));
         }
-        let file = args.file.display();
         let next = "`precast check` says what will break, `precast build` builds it";
-        note!("{} `{file}`: {next}", "wrote".green().bold());
-    }
+        note!("{} `{}`: {next}", "wrote".green().bold(), document.file);
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -145,31 +132,28 @@ fn write(path: &Path, text: &str, force: bool) -> std::io::Result<()> {
     File::create_new(path)?.write_all(text.as_bytes())
 }
 
-fn callable(text: &str, what: &str) -> Result<(), Usage> {
+fn callable(text: &str, what: &str) -> Result<(), Refusal> {
     // The file's name passes for a module `py` in a package.
     if spec::is_callable(text) && !text.contains(".py:") {
-        Ok(())
-    } else {
-        Err(Usage::new(
-            format!("{what} must be `module:callable`, not `{text}`"),
-            spec::callable_help(text),
-        ))
+        return Ok(());
     }
+    let message = format!("{what} must be `module:callable`, not `{text}`");
+    Err(Refusal::usage(message, spec::callable_help(text)))
 }
 
 /// Parses `ids=int64[batch,seq]`.
 fn input(text: &str) -> Result<AskedInput, String> {
     let wrong = || "expected a name, a dtype and sizes, as `ids=int64[batch,seq]`".to_owned();
-    let (name, rest) = text.split_once('=').ok_or_else(wrong)?;
-    let (dtype, sizes) = rest
-        .strip_suffix(']')
-        .and_then(|rest| rest.split_once('['))
-        .ok_or_else(wrong)?;
-    if !is_identifier(name.trim()) {
-        return Err(format!("`{}` is not the name of an input", name.trim()));
+    let parts = || {
+        let (name, rest) = text.strip_suffix(']')?.split_once('=')?;
+        let (dtype, sizes) = rest.split_once('[')?;
+        Some((name.trim(), dtype.trim(), sizes.trim()))
+    };
+    let (name, dtype, sizes) = parts().ok_or_else(wrong)?;
+    if !is_identifier(name) {
+        return Err(format!("`{name}` is not the name of an input"));
     }
-    let dtype: Dtype = serde_json::from_value(dtype.trim().into())
-        .map_err(|_| format!("unknown dtype `{}`", dtype.trim()))?;
+    let known = serde_json::from_value(dtype.into());
     let axis = |size: &str| match size.trim().parse::<u64>() {
         Ok(size) if size > 0 => Ok(Axis::Fixed(size)),
         _ if is_identifier(size.trim()) => Ok(Axis::Named(size.trim().to_owned())),
@@ -178,20 +162,18 @@ fn input(text: &str) -> Result<AskedInput, String> {
             size.trim()
         )),
     };
-    let shape = match sizes.trim() {
-        "" => Ok(vec![]),
-        sizes => sizes.split(',').map(axis).collect(),
-    };
+    let axes = sizes.split(',').filter(|_| !sizes.is_empty());
     Ok(AskedInput {
-        name: name.trim().to_owned(),
-        dtype,
-        shape: shape?,
+        name: name.to_owned(),
+        dtype: known.map_err(|_| format!("unknown dtype `{dtype}`"))?,
+        shape: axes.map(axis).collect::<Result<_, _>>()?,
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::Dtype;
 
     #[test]
     fn inputs_as_they_are_written() {

@@ -1,6 +1,6 @@
 //! `precast inspect`: the content of an external file.
 
-use std::path::PathBuf;
+use std::{fmt::Display, path::PathBuf};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -9,7 +9,7 @@ use super::{
     Context, exit,
     text::{bytes, count, plain},
 };
-use crate::inspect::external::{self, Content, Package, Report, SharedObject, Tensors};
+use crate::inspect::external::{self, Build, Content, Package, SharedObject, Tensor, Tensors};
 
 #[derive(clap::Args)]
 pub(super) struct InspectArgs {
@@ -24,24 +24,18 @@ pub(super) fn run(args: &InspectArgs, context: &Context) -> Result<u8> {
         context.out.document(&report)?;
         return Ok(0);
     }
-    let whole = context.verbose > 0;
-    let mut lines = Lines::default();
+    let lines = Lines(context);
+    let kind = match &report.content {
+        Content::SharedObject(_) => "shared object",
+        Content::Package(_) => "package",
+        Content::Tensors(_) => "safetensors",
+    };
+    lines.add("file", report.path.display())?;
+    lines.add("kind", format!("{kind}, {}", bytes(report.size)))?;
     match &report.content {
-        Content::SharedObject(object) => {
-            lines.head(&report, "shared object");
-            lines.object(object, whole);
-        }
-        Content::Package(package) => {
-            lines.head(&report, "package");
-            lines.package(package, whole);
-        }
-        Content::Tensors(tensors) => {
-            lines.head(&report, "safetensors");
-            lines.tensors(tensors, whole);
-        }
-    }
-    for line in lines.0 {
-        context.out.line(plain(&line).replace(MARK, "\x1b"))?;
+        Content::SharedObject(object) => lines.object(object)?,
+        Content::Package(package) => lines.package(package)?,
+        Content::Tensors(tensors) => lines.tensors(tensors)?,
     }
     for warning in &report.warnings {
         exit::warning(&plain(warning));
@@ -49,156 +43,120 @@ pub(super) fn run(args: &InspectArgs, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
-/// Stands for the command's own escape sequences while those of the file are removed.
-const MARK: char = '\u{f8ff}';
+/// Prints lines of a name and a value, which is untrusted text.
+struct Lines<'a>(&'a Context);
 
-#[derive(Default)]
-struct Lines(Vec<String>);
-
-impl Lines {
-    fn add(&mut self, name: &str, value: impl std::fmt::Display) {
-        let name = format!("{name:<12}")
-            .dimmed()
-            .to_string()
-            .replace('\x1b', &MARK.to_string());
-        self.0
-            .push(format!("{name} {}", value.to_string().replace(MARK, "?")));
+impl Lines<'_> {
+    fn add(&self, name: &str, value: impl Display) -> Result<()> {
+        let (name, value) = (format!("{name:<12}"), plain(&value.to_string()));
+        writeln!(self.0.out, "{} {value}", name.dimmed())
     }
 
-    fn list(&mut self, name: &str, values: &[String], whole: bool) {
-        const SOME: usize = 8;
-        let shown = if whole {
-            values.len()
-        } else {
-            SOME.min(values.len())
-        };
-        for (place, value) in values[..shown].iter().enumerate() {
-            self.add(if place == 0 { name } else { "" }, value);
+    /// Prints the first `some` values, or all with `-v`.
+    fn list<T: Display>(
+        &self,
+        name: &str,
+        some: usize,
+        values: impl ExactSizeIterator<Item = T>,
+    ) -> Result<()> {
+        let all = values.len();
+        let shown = if self.0.verbose > 0 { all } else { some };
+        for (place, value) in values.take(shown).enumerate() {
+            self.add(if place == 0 { name } else { "" }, value)?;
         }
-        if shown < values.len() {
-            self.add(
-                "",
-                format_args!("… and {} more (-v lists them)", values.len() - shown),
-            );
+        if shown < all {
+            let more = all - shown;
+            self.add("", format_args!("… and {more} more (-v lists them)"))?;
         }
+        Ok(())
     }
 
-    fn head(&mut self, report: &Report, what: &str) {
-        self.add("file", report.path.display());
-        self.add("kind", format_args!("{what}, {}", bytes(report.size)));
-    }
-
-    fn object(&mut self, object: &SharedObject, whole: bool) {
-        self.add("machine", &object.machine);
-        self.list("needs", &object.needed, whole);
-        if !object.runpath.is_empty() {
-            self.add("looks in", object.runpath.join(":"));
-        }
+    fn object(&self, object: &SharedObject) -> Result<()> {
+        self.add("machine", &object.machine)?;
+        self.list("needs", 8, object.needed.iter())?;
         match &object.aotinductor {
+            None => self.add("AOTInductor", "no entry points")?,
             Some(points) => {
-                let exported = count(points.exported as u64, "entry point");
                 let all = if points.missing.is_empty() {
                     ", all that precast needs"
                 } else {
                     ""
                 };
-                self.add("AOTInductor", format_args!("{exported}{all}"));
-                self.list("missing", &points.missing, true);
+                let exported = count(points.exported as u64, "entry point");
+                self.add("AOTInductor", exported + all)?;
+                self.list("missing", usize::MAX, points.missing.iter())?;
             }
-            None => self.add("AOTInductor", "no entry points"),
         }
         if object.weights > 0 {
-            self.add("weights", bytes(object.weights));
+            self.add("weights", bytes(object.weights))?;
         }
         for kernels in &object.kernels {
             let format = format!("{:?}", kernels.format).to_lowercase();
             let (sm, pieces) = (&kernels.sm, count(kernels.count, &format));
-            self.add(
-                "kernels",
-                format_args!("sm {sm}: {pieces} ({})", bytes(kernels.bytes)),
-            );
+            let size = bytes(kernels.bytes);
+            self.add("kernels", format_args!("sm {sm}: {pieces} ({size})"))?;
         }
         if object.kernels.is_empty() {
-            self.add("kernels", "no device code inside");
+            self.add("kernels", "no device code inside")?;
         }
-        self.list("reads", &object.kernel_files, whole);
+        Ok(())
     }
 
-    fn package(&mut self, package: &Package, whole: bool) {
+    fn package(&self, package: &Package) -> Result<()> {
         let members = count(package.members.len(), "member");
-        self.add(
-            "holds",
-            format_args!("{members}, {} unpacked", bytes(package.unpacked)),
-        );
+        let size = bytes(package.unpacked);
+        self.add("holds", format_args!("{members}, {size} unpacked"))?;
         if let Some(torch) = &package.torch {
-            self.add("torch", torch);
+            self.add("torch", torch)?;
         }
-        let mut seen = Vec::new();
-        for build in &package.builds {
-            let word =
-                |name: &str, value: &Option<String>| value.as_ref().map(|v| format!("{name} {v}"));
-            let parts = [
-                word("device", &build.device),
-                word("machine", &build.machine),
-                word("isa", &build.isa),
-                word("sm", &build.sm),
-            ];
-            let line = parts.into_iter().flatten().collect::<Vec<_>>().join(", ");
-            if !seen.contains(&line) {
-                self.add("built for", &line);
-                seen.push(line);
-            }
-        }
+        let mut targets: Vec<String> = package.builds.iter().map(target).collect();
+        targets.dedup();
+        targets
+            .iter()
+            .try_for_each(|target| self.add("built for", target))?;
         for model in &package.models {
-            self.add("model", &model.member);
-            self.list("inputs", &model.inputs, whole);
-            self.list("constants", &model.constants, whole);
+            self.add("model", &model.member)?;
+            self.list("inputs", 8, model.inputs.iter())?;
+            self.list("constants", 8, model.constants.iter())?;
         }
-        if whole {
-            for member in &package.members {
-                self.add(
-                    "member",
-                    format_args!("{:>10}  {}", bytes(member.size), member.name),
-                );
-            }
+        for member in package.members.iter().filter(|_| self.0.verbose > 0) {
+            let (size, name) = (bytes(member.size), &member.name);
+            self.add("member", format_args!("{size:>10}  {name}"))?;
         }
         for library in &package.libraries {
-            self.0.push(String::new());
-            self.add("library", &library.member);
-            self.object(&library.object, whole);
+            self.0.out.line("")?;
+            self.add("library", &library.member)?;
+            self.object(&library.object)?;
         }
+        Ok(())
     }
 
-    fn tensors(&mut self, tensors: &Tensors, whole: bool) {
-        const SOME: usize = 20;
-        self.add("holds", count(tensors.tensors.len(), "tensor"));
+    fn tensors(&self, tensors: &Tensors) -> Result<()> {
+        self.add("holds", count(tensors.tensors.len(), "tensor"))?;
         for (dtype, elements) in &tensors.elements {
-            self.add("elements", format_args!("{elements} of {dtype}"));
+            self.add("elements", format_args!("{elements} of {dtype}"))?;
         }
         for (name, value) in &tensors.metadata {
-            self.add("metadata", format_args!("{name} = {value}"));
+            self.add("metadata", format_args!("{name} = {value}"))?;
         }
-        let shown = if whole {
-            tensors.tensors.len()
-        } else {
-            SOME.min(tensors.tensors.len())
+        let line = |tensor: &Tensor| {
+            let (shape, size) = (&tensor.shape, bytes(tensor.bytes));
+            let shape = format!("{}{shape:?}", tensor.dtype);
+            format!("{shape:<20} {size:>10}  {}", tensor.name)
         };
-        for tensor in &tensors.tensors[..shown] {
-            let shape: Vec<String> = tensor.shape.iter().map(usize::to_string).collect();
-            let shape = format!("{}[{}]", tensor.dtype, shape.join(", "));
-            self.add(
-                "tensor",
-                format_args!("{shape:<20} {:>10}  {}", bytes(tensor.bytes), tensor.name),
-            );
-        }
-        if shown < tensors.tensors.len() {
-            self.add(
-                "",
-                format_args!(
-                    "… and {} more (-v lists them)",
-                    tensors.tensors.len() - shown
-                ),
-            );
-        }
+        self.list("tensor", 20, tensors.tensors.iter().map(line))
     }
+}
+
+/// Returns a target as `device cuda, machine x86_64, sm 90`.
+fn target(build: &Build) -> String {
+    let words = [
+        ("device", &build.device),
+        ("machine", &build.machine),
+        ("isa", &build.isa),
+        ("sm", &build.sm),
+    ];
+    let words = words.into_iter();
+    let known = words.filter_map(|(name, value)| Some(format!("{name} {}", value.as_ref()?)));
+    known.collect::<Vec<_>>().join(", ")
 }

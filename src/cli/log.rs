@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::Missing,
-    name::{self, NameArgs},
+    exit::Refusal,
+    name::{self, NameArgs, Record},
     text::plain,
 };
 use crate::{
     Digest,
-    store::{Found, Store, StoreError},
+    store::{ObjectRow, Store},
 };
 
 #[derive(clap::Args)]
@@ -48,7 +48,7 @@ pub(super) fn run(args: &LogArgs, context: &Context) -> Result<u8> {
     }
     if logs.is_empty() {
         let hint = "a compiler that says nothing leaves no log; `precast show` has the rest";
-        return Err(Missing::new(format!("nothing was logged for `{what}`"), hint).into());
+        return Err(Refusal::missing(format!("nothing was logged for `{what}`"), hint).into());
     }
     if context.out.json() {
         context.out.document(&LogDocument { logs })?;
@@ -65,40 +65,27 @@ pub(super) fn run(args: &LogArgs, context: &Context) -> Result<u8> {
 
 /// Returns the logs of the named object, each with its title.
 fn logs(store: &Store, what: &str) -> Result<Vec<(String, Digest)>> {
-    let found = name::find(store, what)?;
+    let titled = |kind: &str, id: &Digest, step: &str, log: Option<Digest>| {
+        let title = format!("{kind} {} {step}", id.short());
+        log.map(|log| (title.trim_end().to_owned(), log))
+    };
     let mut logs = Vec::new();
-    match found {
-        Found::Object(digest) => logs.push((format!("object {}", digest.short()), digest)),
-        Found::Failure(id) => {
-            let log = store
-                .records()
-                .failure(&id)?
-                .and_then(|failure| failure.log);
-            logs.extend(log.map(|log| (format!("failure {}", id.short()), log)));
+    match name::record(store, what)? {
+        Record::Object(ObjectRow { digest, .. }) => {
+            logs.extend(titled("object", &digest, "", Some(digest)));
         }
-        Found::Artifact(id) => logs.extend(artifact(store, &id, "")?),
-        Found::Program(id) => {
+        Record::Failure(failure) => logs.extend(titled("failure", &failure.id, "", failure.log)),
+        Record::Artifact(it) => logs.extend(titled("artifact", &it.id, "", it.log)),
+        Record::Program(program) => {
             let mut seen = BTreeSet::new();
-            let steps = store.records().program(&id)?.map(|program| program.steps);
-            for step in steps.unwrap_or_default() {
+            for step in program.steps {
                 if seen.insert(step.artifact) {
-                    logs.extend(artifact(store, &step.artifact, &step.name)?);
+                    let artifact = store.records().artifact(&step.artifact)?;
+                    let log = artifact.and_then(|artifact| artifact.log);
+                    logs.extend(titled("artifact", &step.artifact, &step.name, log));
                 }
             }
         }
     }
     Ok(logs)
-}
-
-fn artifact(
-    store: &Store,
-    id: &Digest,
-    step: &str,
-) -> Result<Option<(String, Digest)>, StoreError> {
-    let log = store
-        .records()
-        .artifact(id)?
-        .and_then(|artifact| artifact.log);
-    let title = format!("artifact {} {step}", id.short());
-    Ok(log.map(|log| (title.trim_end().to_owned(), log)))
 }

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{self, Usage},
+    exit::{self, Refusal},
     name,
     table::{self, Column},
     text::{age, bytes, duration, now},
@@ -45,7 +45,7 @@ pub(super) struct LsArgs {
     newer: Option<i64>,
     /// Sort by a column, largest first with `-` at the end, as `size-` [default: model, module, bucket]
     #[arg(long, value_name = "COLUMN[-]", value_parser = sort)]
-    sort: Option<(list::Column, bool)>,
+    sort: Option<(list::Order, bool)>,
     /// Print IDs only, one a line
     #[arg(long, conflicts_with_all = ["artifacts", "objects"])]
     ids: bool,
@@ -58,27 +58,28 @@ pub(super) struct LsArgs {
 }
 
 fn state(text: &str) -> Result<State, String> {
-    let found = State::ALL.into_iter().find(|state| state.name() == text);
-    found.ok_or_else(|| "expected live, old, partial, loose or failed".to_owned())
+    named(&State::ALL, text)
 }
 
-fn sort(text: &str) -> Result<(list::Column, bool), String> {
+fn sort(text: &str) -> Result<(list::Order, bool), String> {
     let name = text.strip_suffix('-').unwrap_or(text);
-    let mut columns = list::Column::ALL.into_iter();
-    let found = columns.find(|(column, _)| *column == name);
-    let names = || list::Column::ALL.map(|(name, _)| name).join(", ");
-    found
-        .map(|(_, column)| (column, name != text))
-        .ok_or_else(|| format!("expected one of {}", names()))
+    Ok((named(&list::ORDERS, name)?, name != text))
 }
 
-fn pattern(glob: &Option<String>) -> Result<Option<Pattern>, Usage> {
+/// Returns the entry of a table with this name.
+fn named<T: Copy>(table: &[(&str, T)], name: &str) -> Result<T, String> {
+    let found = table.iter().find(|(own, _)| *own == name);
+    let names: Vec<&str> = table.iter().map(|(own, _)| *own).collect();
+    let expected = || format!("expected one of {}", names.join(", "));
+    found.map(|(_, entry)| *entry).ok_or_else(expected)
+}
+
+fn pattern(glob: &Option<String>) -> Result<Option<Pattern>, Refusal> {
     let parse = |glob: &String| {
-        Pattern::new(glob).map_err(|e| {
-            Usage::new(
-                format!("`{glob}` is not a pattern: {}", e.kind()),
-                "`*` matches anything; put quotes around it for the shell",
-            )
+        Pattern::new(glob).map_err(|error| {
+            let message = format!("`{glob}` is not a pattern: {}", error.kind());
+            let hint = "`*` matches anything; put quotes around it for the shell";
+            Refusal::usage(message, hint)
         })
     };
     glob.as_ref().map(parse).transpose()
@@ -92,7 +93,7 @@ pub(super) fn run(args: &LsArgs, context: &Context) -> Result<u8> {
     } else if args.objects {
         objects(damage.sound(store.objects().rows()), context)?;
     } else {
-        let rows = list::list(&store, &query(args, &store)?)?;
+        let rows = list::list(&store, &query(args, &store)?);
         programs(args, damage.sound(rows), &store, context)?;
     }
     Ok(damage.code(&store))
@@ -150,7 +151,7 @@ fn programs(
         Column::right("AGE", 3),
         Column::right("USED", 5),
     ];
-    let cells = named(rows, store).map(|row| {
+    let cells = with_inputs(rows, store).map(|row| {
         let failed = row.state == State::Failed;
         let some = |text: String| if failed { String::new() } else { text };
         vec![
@@ -170,7 +171,7 @@ fn programs(
 }
 
 /// Adds the names of their inputs to variants of one module that stand side by side.
-fn named(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item = Row> {
+fn with_inputs(rows: impl Iterator<Item = Row>, store: &Store) -> impl Iterator<Item = Row> {
     let place = |row: &Row| {
         let text = [&row.model, &row.module, &row.bucket, &row.device];
         (row.state == State::Live).then(|| text.map(Clone::clone))

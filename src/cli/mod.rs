@@ -64,7 +64,8 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, FromArgMatches, Parser, Subcommand, ValueEnum};
+use clap::{Args, ColorChoice, FromArgMatches, Parser, Subcommand, ValueEnum};
+use serde::Serialize;
 
 use self::printer::Printer;
 use crate::store::Unpacked;
@@ -103,8 +104,8 @@ struct Global {
     #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
     format: Format,
     /// When to use colours
-    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
-    color: Color,
+    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
+    color: ColorChoice,
     /// Print only data and errors
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
@@ -119,35 +120,16 @@ enum Format {
     Json,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
-enum Color {
-    Auto,
-    Always,
-    Never,
-}
-
-impl From<Color> for clap::ColorChoice {
-    fn from(color: Color) -> Self {
-        match color {
-            Color::Auto => Self::Auto,
-            Color::Always => Self::Always,
-            Color::Never => Self::Never,
-        }
-    }
-}
-
 /// Returns the value of an option before the command line is parsed: help and usage errors depend on it.
 fn asked<T: ValueEnum>(args: &[OsString], option: &str) -> Option<T> {
     let args: Vec<&str> = (args.iter().take_while(|arg| *arg != "--"))
         .map(|arg| arg.to_str().unwrap_or_default())
         .collect();
-    let values =
-        args.iter()
-            .enumerate()
-            .filter_map(|(place, arg)| match arg.strip_prefix(option)? {
-                "" => args.get(place + 1).copied(),
-                value => value.strip_prefix('='),
-            });
+    let value = |(place, arg): (usize, &&str)| match arg.strip_prefix(option)? {
+        "" => args.get(place + 1).copied(),
+        value => value.strip_prefix('='),
+    };
+    let values = args.iter().enumerate().filter_map(value);
     values
         .filter_map(|value| T::from_str(value, true).ok())
         .next()
@@ -224,6 +206,14 @@ struct Context {
 }
 
 impl Context {
+    /// Prints a document with `--format json`, else calls `print`.
+    fn show(&self, document: &impl Serialize, print: impl FnOnce() -> Result<()>) -> Result<()> {
+        if self.out.json() {
+            return self.out.document(document);
+        }
+        print()
+    }
+
     /// Opens the store; prints a note when it has to wait for another process.
     fn open(&self) -> Result<Store, StoreError> {
         self.ready(Store::open_with(&self.store, self.options())?)
@@ -273,7 +263,18 @@ impl Context {
 
     /// Opens the store for reading; prints a warning when its index is damaged.
     fn look(&self) -> Result<Store> {
-        let (store, damage) = crate::inspect::open(&self.store, self.options())?;
+        self.look_at(&self.store)
+    }
+
+    /// Opens the store as gc does, so that objects held by a live process count as used; where that can't be, as
+    /// [`Self::look`] does.
+    fn open_or_look(&self) -> Result<Store> {
+        self.open().or_else(|_| self.look())
+    }
+
+    /// Opens another store as [`Self::look`] does.
+    fn look_at(&self, path: &Path) -> Result<Store> {
+        let (store, damage) = crate::inspect::open(path, self.options_for(path))?;
         if let Some(error) = damage {
             exit::warn(&error);
             // Readable records are listed; unreadable ones are warnings.
@@ -297,10 +298,10 @@ pub fn main() -> ExitCode {
 type Run = dyn FnOnce(&Context) -> Result<u8>;
 
 fn run(args: Vec<OsString>) -> u8 {
-    let color = asked(&args, "--color").unwrap_or(Color::Auto);
+    let color = asked(&args, "--color").unwrap_or(ColorChoice::Auto);
     printer::set_format(asked(&args, "--format").unwrap_or(Format::Human));
     let cli = help::command()
-        .color(color.into())
+        .color(color)
         .try_get_matches_from(&args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let (global, run): (Global, Box<Run>) = match cli {
@@ -319,9 +320,9 @@ fn run(args: Vec<OsString>) -> u8 {
     printer::set_format(global.format);
     printer::set_quiet(global.quiet);
     match global.color {
-        Color::Auto => {}
-        Color::Always => anstream::ColorChoice::Always.write_global(),
-        Color::Never => anstream::ColorChoice::Never.write_global(),
+        ColorChoice::Auto => {}
+        ColorChoice::Always => anstream::ColorChoice::Always.write_global(),
+        ColorChoice::Never => anstream::ColorChoice::Never.write_global(),
     }
     progress::colour(anstream::AutoStream::choice(&std::io::stderr()));
     let cancel = Arc::new(AtomicBool::new(false));

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 
 use anyhow::Result;
 
-use super::exit::{Missing, Usage};
+use super::exit::Refusal;
 use crate::{
     Digest,
-    record::{Release, split_model},
-    store::{Filter, Found, ProgramRow, Store, StoreError},
+    record::{Artifact, Failure, Program, Release, split_model},
+    store::{Filter, Found, ObjectRow, ProgramRow, Store, StoreError},
 };
 
 /// How many programs a hint lists.
@@ -28,9 +28,32 @@ impl NameArgs {
     }
 }
 
+/// The record of a named object.
+pub(super) enum Record {
+    Program(Box<Program>),
+    Artifact(Box<Artifact>),
+    Failure(Failure),
+    Object(ObjectRow),
+}
+
+/// Returns the record of the object that `text` names, as [`find`] does.
+pub(super) fn record(store: &Store, text: &str) -> Result<Record> {
+    let record = match find(store, text)? {
+        Found::Program(id) => (store.records().program(&id)?).map(|it| Record::Program(it.into())),
+        Found::Artifact(id) => {
+            (store.records().artifact(&id)?).map(|it| Record::Artifact(it.into()))
+        }
+        Found::Failure(id) => store.records().failure(&id)?.map(Record::Failure),
+        Found::Object(digest) => store.objects().row(&digest)?.map(Record::Object),
+    };
+    let message = || format!("`{text}` was removed while it was read");
+    let hint = "`precast gc` may be running: run the command again";
+    Ok(record.ok_or_else(|| Refusal::missing(message(), hint))?)
+}
+
 /// Returns the object with this ID, or the program with this name. Of several programs with one name, the one in the
 /// newest release is returned, else the newest.
-pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
+fn find(store: &Store, text: &str) -> Result<Found> {
     match store.records().resolve(text) {
         Err(StoreError::BadPrefix(_) | StoreError::Unknown(_)) => {}
         other => return Ok(other?),
@@ -57,7 +80,7 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
                 .map(|row| format!("`{} {}` is {}", row.module, row.bucket, row.id.short()))
                 .collect::<Vec<_>>();
             let message = format!("`{text}` names {} programs", several.len());
-            return Err(Usage::new(message, first.join(", ")).into());
+            return Err(Refusal::usage(message, first.join(", ")).into());
         }
     }
     for failure in store.records().failures() {
@@ -73,7 +96,7 @@ pub(super) fn find(store: &Store, text: &str) -> Result<Found> {
         }
     }
     let message = format!("no program and no ID `{text}` is in the store");
-    Err(Missing::new(message, "`precast ls` lists programs and their IDs").into())
+    Err(Refusal::missing(message, "`precast ls` lists programs and their IDs").into())
 }
 
 /// Splits `MODEL@7 MODULE BUCKET` into `MODEL MODULE BUCKET` and the programs of that release. Fails for the name of a
@@ -90,15 +113,15 @@ fn split_release(store: &Store, text: &str) -> Result<(String, Option<BTreeSet<D
         let message = format!("`{text}` is a release of many programs");
         let list = format!("`precast ls --model {text}` lists them");
         let hint = format!("name one of them, as `{text} MODULE BUCKET`; {list}");
-        return Err(Usage::new(message, hint).into());
+        return Err(Refusal::usage(message, hint).into());
     }
     Ok((text.to_owned(), None))
 }
 
 /// Returns the error for a store without a model.
-pub(super) fn no_model(store: &Store) -> Missing {
+pub(super) fn no_model(store: &Store) -> Refusal {
     let message = format!("the store `{}` has no model", store.path().display());
-    Missing::new(message, "`precast build` makes one")
+    Refusal::missing(message, "`precast build` makes one")
 }
 
 /// Returns the release that `MODEL`, `MODEL@7` or `MODEL@NAME` names.
@@ -109,16 +132,16 @@ pub(super) fn release(store: &Store, text: &str) -> Result<Release> {
     }
     let list = "`precast release ls` lists models and releases";
     if which.is_some() {
-        return Err(Missing::new(format!("there is no release `{text}`"), list).into());
+        return Err(Refusal::missing(format!("there is no release `{text}`"), list).into());
     }
     let Some(last) = store.releases().last(model)? else {
-        return Err(Missing::new(format!("there is no model `{model}`"), list).into());
+        return Err(Refusal::missing(format!("there is no model `{model}`"), list).into());
     };
     let hint = format!(
         "`precast build` makes the rest; `{model}@{}` names the last one",
         last.seq
     );
-    Err(Missing::new(format!("`{model}` has only partial releases"), hint).into())
+    Err(Refusal::missing(format!("`{model}` has only partial releases"), hint).into())
 }
 
 /// Splits `MODEL@7` or `MODEL@NAME` into the model and the number of the release, which `option` can give instead.
@@ -134,7 +157,7 @@ pub(super) fn release_number(
         (Some(_), None) => Some(release(store, text)?.seq),
         (Some(_), Some(_)) => {
             let message = format!("`{text}` and `{option}` both name a release");
-            return Err(Usage::new(message, "leave one of them out").into());
+            return Err(Refusal::usage(message, "leave one of them out").into());
         }
     };
     Ok((model.to_owned(), seq))

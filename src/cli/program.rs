@@ -15,7 +15,7 @@ use super::{
 use crate::{
     Digest,
     inspect::{
-        receipt::{self, Latency, ReceiptSummary},
+        receipt::{self, ReceiptSummary},
         torches::Torches,
         words::time,
     },
@@ -208,30 +208,35 @@ fn input(input: &Input) -> String {
 
 /// Returns a tensor as `ids: int64[batch=4, 8]`.
 fn sized(name: &str, layout: &Layout, dims: &[Option<String>]) -> String {
-    let axes = layout.shape.iter().zip(dims);
-    let axes = axes.map(|(size, dim)| match dim {
-        Some(dim) => format!("{dim}={size}"),
-        None => size.to_string(),
-    });
+    let named = dims
+        .iter()
+        .map(|dim| dim.as_ref().map(|dim| format!("{dim}=")));
+    with_axes(name, layout, named)
+}
+
+/// Returns a tensor with a prefix of each size.
+fn with_axes(
+    name: &str,
+    layout: &Layout,
+    prefixes: impl Iterator<Item = Option<String>>,
+) -> String {
+    let axes = layout.shape.iter().zip(prefixes);
+    let axes = axes.map(|(size, prefix)| format!("{}{size}", prefix.unwrap_or_default()));
     let axes: Vec<String> = axes.collect();
     format!("{name}: {}[{}]", layout.dtype, axes.join(", "))
 }
 
 /// Returns an output as `logits: float32[batch=4, 2*seq+1=17]`.
 fn output(output: &Output) -> String {
-    let axes = output.layout.shape.iter().zip(&output.dims);
-    let axes = axes.map(|(size, follow)| match follow {
-        Some(follow) if follow.scale == 1 && follow.offset == 0 => format!("{}={size}", follow.dim),
-        Some(follow) => format!("{}*{}{:+}={size}", follow.scale, follow.dim, follow.offset),
-        None => size.to_string(),
+    let named = output.dims.iter().map(|follow| {
+        let follow = follow.as_ref()?;
+        let (dim, scale, offset) = (&follow.dim, follow.scale, follow.offset);
+        Some(match (scale, offset) {
+            (1, 0) => format!("{dim}="),
+            _ => format!("{scale}*{dim}{offset:+}="),
+        })
     });
-    let axes: Vec<String> = axes.collect();
-    format!(
-        "{}: {}[{}]",
-        output.name,
-        output.layout.dtype,
-        axes.join(", ")
-    )
+    with_axes(&output.name, &output.layout, named)
 }
 
 /// Prints the artifacts, each once, with its objects.
@@ -245,44 +250,33 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
         Column::right("COMPILE", 2),
         Column::left("OBJECT", 4),
     ];
-    let row =
-        |id: &Digest, name: &str, steps: String, artifact: Option<&Artifact>, compile: f64| {
-            let mut cells = vec![id.short(), name.to_owned(), steps];
-            let Some(artifact) = artifact else {
-                cells.push("not in the store".to_owned());
-                return Ok(cells);
-            };
-            let stored = store.objects().row(&artifact.object)?;
-            cells.extend([
-                bytes(artifact.size),
-                stored.map_or_else(|| "missing".to_owned(), |row| bytes(row.stored)),
-                if compile > 0.0 {
-                    time(compile)
-                } else {
-                    String::new()
-                },
-                artifact.object.short(),
-            ]);
-            anyhow::Ok(cells)
+    let row = |id: &Digest, name: &str, steps: String, artifact: Option<&Artifact>| {
+        let mut cells = vec![id.short(), name.to_owned(), steps];
+        let Some(artifact) = artifact else {
+            cells.push("not in the store".to_owned());
+            return anyhow::Ok(cells);
         };
+        let stored = store.objects().row(&artifact.object)?;
+        let compile = artifact.compile_seconds();
+        cells.extend([
+            bytes(artifact.size),
+            stored.map_or_else(|| "missing".to_owned(), |row| bytes(row.stored)),
+            Some(compile)
+                .filter(|it| *it > 0.0)
+                .map(time)
+                .unwrap_or_default(),
+            artifact.object.short(),
+        ]);
+        Ok(cells)
+    };
     let mut rows = Vec::new();
     let mut seen = BTreeSet::new();
     for step in &program.steps {
-        if seen.insert(step.artifact) {
-            let own = program
-                .steps
-                .iter()
-                .filter(|other| other.artifact == step.artifact);
-            let artifact = artifacts.get(&step.artifact);
-            let compile = artifact.map_or(0.0, Artifact::compile_seconds);
+        let id = &step.artifact;
+        if seen.insert(id) {
+            let own = program.steps.iter().filter(|other| other.artifact == *id);
             let steps = own.count().to_string();
-            rows.push(row(
-                &step.artifact,
-                step_name(step),
-                steps,
-                artifact,
-                compile,
-            ));
+            rows.push(row(id, step_name(step), steps, artifacts.get(id))?);
         }
     }
     let eager = program.eager.as_ref().map(|eager| eager.artifact);
@@ -290,11 +284,10 @@ fn list(program: &Program, artifacts: &Artifacts, store: &Store, context: &Conte
         if let Some(id) = id
             && let Some(artifact) = store.records().artifact(&id)?
         {
-            rows.push(row(&id, name, String::new(), Some(&artifact), 0.0));
+            rows.push(row(&id, name, String::new(), Some(&artifact))?);
         }
     }
-    table::print(&context.out, &COLUMNS, rows.into_iter())?;
-    Ok(())
+    table::print(&context.out, &COLUMNS, rows.into_iter())
 }
 
 fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
@@ -314,7 +307,7 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         writeln!(out, "  gated       as {}: {same}", by.short())?;
     }
     if let Some(eager) = &receipt.eager {
-        writeln!(out, "  eager       {} a call", spread(eager))?;
+        writeln!(out, "  eager       {} a call", time(eager.median))?;
     }
     if let Some(artifact) = &receipt.artifact {
         let ratio = match receipt.speedup() {
@@ -322,7 +315,8 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
             Some(ratio) => format!(", {ratio:.2}× faster than eager"),
             None => String::new(),
         };
-        writeln!(out, "  artifact    {} a call{ratio}", spread(artifact))?;
+        let took = time(artifact.median);
+        writeln!(out, "  artifact    {took} a call{ratio}")?;
     }
     if let Some(test) = &receipt.sign_test {
         let verdict = receipt::decided(test);
@@ -368,7 +362,7 @@ fn outputs(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         let mut row = vec![format!("  {}", output.name)];
         if output.exact {
             row.push("equal".to_owned());
-            return Ok(row);
+            return row;
         }
         row.extend([
             format!("{:.2} %", output.used() * 100.0),
@@ -378,10 +372,9 @@ fn outputs(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
             format!("{:.2e}", output.rtol),
             format!("{:.9}", output.cosine),
         ]);
-        Ok(row)
+        row
     });
-    table::print(out, &COLUMNS, rows)?;
-    Ok(())
+    table::print(out, &COLUMNS, rows)
 }
 
 /// Prints the option sets that the program was compiled with.
@@ -402,11 +395,8 @@ fn tuned(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
     };
     writeln!(out, "\n{}\n  {choice}", "tuned".bold())?;
     if let Some(by) = &receipt.tuned_by {
-        writeln!(
-            out,
-            "  measured for {}, which has the same artifacts",
-            by.short()
-        )?;
+        let by = by.short();
+        writeln!(out, "  measured for {by}, which has the same artifacts")?;
     }
     out.line("")?;
     let first = receipt.tuned.first().and_then(|first| first.latency);
@@ -417,19 +407,18 @@ fn tuned(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
             (false, Some(_)) => "refused",
             (false, None) => "",
         };
-        Ok(vec![
+        let (speed, error) = (
+            speed.map(|speed| format!("{speed:.2}×")),
+            tried.max_abs.map(|error| format!("{error:.2e}")),
+        );
+        vec![
             format!("  {}", tried.options),
             tried.seconds.map(time).unwrap_or_default(),
             tried.latency.map(time).unwrap_or_default(),
-            speed
-                .map(|speed| format!("{speed:.2}×"))
-                .unwrap_or_default(),
-            tried
-                .max_abs
-                .map(|error| format!("{error:.2e}"))
-                .unwrap_or_default(),
+            speed.unwrap_or_default(),
+            error.unwrap_or_default(),
             verdict.to_owned(),
-        ])
+        ]
     });
     table::print(out, &COLUMNS, rows)?;
     out.line("")?;
@@ -439,12 +428,4 @@ fn tuned(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         }
     }
     Ok(())
-}
-
-fn spread(latency: &Latency) -> String {
-    let median = time(latency.median);
-    match (latency.low, latency.high) {
-        (Some(low), Some(high)) => format!("{median} ({} to {})", time(low), time(high)),
-        _ => median,
-    }
 }

@@ -67,10 +67,8 @@ pub(super) fn run(args: &ReleaseArgs, context: &Context) -> Result<u8> {
             let (release, published) = store.releases().rollback(&model, seq)?;
             if context.out.json() {
                 let release = Box::new(release);
-                context
-                    .out
-                    .document(&ReleaseDocument::RolledBack { release, published })?;
-                return Ok(0);
+                let document = ReleaseDocument::RolledBack { release, published };
+                return context.out.document(&document).map(|()| 0);
             }
             let (seq, programs) = (release.seq, count(release.programs.len(), "program"));
             let since = if published { "now" } else { "already" };
@@ -87,14 +85,16 @@ pub(super) fn run(args: &ReleaseArgs, context: &Context) -> Result<u8> {
 
 fn list(store: &Store, model: Option<&str>, context: &Context) -> Result<()> {
     let mut all: Vec<Release> = Vec::new();
-    match model {
-        Some(one) if one.contains('@') => all.push(name::release(store, one)?),
-        Some(model) => all.extend(store.releases().all(model)?.into_iter().rev()),
-        None => {
-            for model in store.releases().models()? {
-                all.extend(store.releases().all(&model)?.into_iter().rev());
-            }
+    let models = match model {
+        Some(one) if one.contains('@') => {
+            all.push(name::release(store, one)?);
+            vec![]
         }
+        Some(model) => vec![model.to_owned()],
+        None => store.releases().models()?,
+    };
+    for model in models {
+        all.extend(store.releases().all(&model)?.into_iter().rev());
     }
     let listed = all.into_iter().map(|release| Listed {
         torch: torches::of_release(store, &release),

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 
 use super::{
     Context, check,
-    exit::{self, Missing, Usage},
+    exit::{self, Refusal},
     name, stats,
     text::{bytes, now},
 };
@@ -63,7 +63,7 @@ pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
     let path = args.output.display();
     if args.output.is_dir() {
         let hint = "give a file, as `-o report.html`";
-        return Err(Usage::new(format!("`{path}` is a folder"), hint).into());
+        return Err(Refusal::usage(format!("`{path}` is a folder"), hint).into());
     }
     std::fs::write(&args.output, &html).with_context(|| format!("can't write `{path}`"))?;
     note!("wrote `{path}` ({})", bytes(html.len() as u64));
@@ -90,5 +90,5 @@ fn known(store: &Store, model: &str, seq: Option<u64>) -> Result<()> {
         return Ok(());
     }
     let message = format!("{release}model `{model}` is not in the store");
-    Err(Missing::new(message, "`precast release ls` lists models and releases").into())
+    Err(Refusal::missing(message, "`precast release ls` lists models and releases").into())
 }

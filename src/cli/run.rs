@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{Usage, warning},
+    exit::{Refusal, warning},
     internal,
     phases::Phases,
     progress::seconds,
@@ -30,7 +30,7 @@ fn count(path: &Path, mut counts: Counts) -> Result<()> {
         if known.model != counts.model {
             let message = format!("`{}` counts calls of `{}`", path.display(), known.model);
             let hint = "a file has the counts of one model: name another one";
-            return Err(Usage::new(message, hint).into());
+            return Err(Refusal::usage(message, hint).into());
         }
         counts.add(known.clone());
     }

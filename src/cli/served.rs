@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::{Context, exit::Usage, libtorch::LibtorchArgs, name};
+use super::{Context, exit::Refusal, libtorch::LibtorchArgs, name};
 use crate::{
     Device, Store, record::Sizes, runtime::cuda::Graphs, store::Unpacked, target::DeviceKind,
 };
@@ -42,9 +42,9 @@ pub(super) struct BenchArgs {
     /// Seconds of each measurement of a bucket: single calls, then calls by all threads
     #[arg(long, default_value_t = 2.0)]
     pub(super) seconds: f64,
-    /// Measure this too, in turns on the same inputs
-    #[arg(long, value_enum)]
-    pub(super) against: Option<Against>,
+    /// Measure this too, in turns on the same inputs: the exported graph, without Python
+    #[arg(long, value_parser = ["eager"])]
+    pub(super) against: Option<String>,
     /// Measure requests of these sizes, as `batch=3,seq=20` (may be repeated) [default: each bucket's own]
     #[arg(long, value_name = "DIM=SIZE,…", value_parser = sizes)]
     pub(super) at: Vec<Sizes>,
@@ -52,8 +52,8 @@ pub(super) struct BenchArgs {
     #[arg(long)]
     pub(super) compiled: bool,
     /// When programs run as CUDA graphs
-    #[arg(long, value_enum, default_value_t = GraphChoice::AsBuilt)]
-    pub(super) graphs: GraphChoice,
+    #[arg(long, default_value = "as-built", value_parser = ["as-built", "always", "never"])]
+    graphs: String,
     #[command(flatten)]
     pub(super) place: PlaceArgs,
 }
@@ -107,25 +107,12 @@ impl WeightArgs {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum Against {
-    /// The exported graph, without Python
-    Eager,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum GraphChoice {
-    AsBuilt,
-    Always,
-    Never,
-}
-
-impl From<GraphChoice> for Graphs {
-    fn from(choice: GraphChoice) -> Self {
-        match choice {
-            GraphChoice::AsBuilt => Self::AsBuilt,
-            GraphChoice::Always => Self::Always,
-            GraphChoice::Never => Self::Never,
+impl BenchArgs {
+    pub(super) fn graphs(&self) -> Graphs {
+        match self.graphs.as_str() {
+            "always" => Graphs::Always,
+            "never" => Graphs::Never,
+            _ => Graphs::AsBuilt,
         }
     }
 }
@@ -140,7 +127,7 @@ fn model(store: &Store, named: Option<&str>) -> Result<String> {
         (None, several) => {
             let number = several.len();
             let message = format!("the store has {number} models: name one with `--model`");
-            return Err(Usage::new(message, format!("it has {}", several.join(", "))).into());
+            return Err(Refusal::usage(message, format!("it has {}", several.join(", "))).into());
         }
     };
     name::release(store, name)?;
@@ -151,14 +138,13 @@ fn model(store: &Store, named: Option<&str>) -> Result<String> {
 fn built_for(store: &Store, model: &str) -> Result<Device> {
     let release = name::release(store, model)?;
     let first = release.programs.first();
-    let program = first
-        .map(|id| store.records().program(id))
-        .transpose()?
-        .flatten();
-    Ok(match program.map(|program| program.target.device) {
-        Some(DeviceKind::Cuda) => Device::Cuda(0),
-        _ => Device::Cpu,
-    })
+    let program = first.map(|id| store.records().program(id)).transpose()?;
+    Ok(
+        match program.flatten().map(|program| program.target.device) {
+            Some(DeviceKind::Cuda) => Device::Cuda(0),
+            _ => Device::Cpu,
+        },
+    )
 }
 
 /// Parses `batch=3,seq=20`.

@@ -7,8 +7,7 @@ use serde_json::Value;
 
 use super::{
     Context,
-    exit::Missing,
-    name::{self, NameArgs},
+    name::{self, NameArgs, Record},
     program,
     text::{bytes, count},
 };
@@ -16,7 +15,7 @@ use crate::{
     Digest, Target,
     inspect::{self, torches::Torches, words::date},
     record::{Artifact, ArtifactKind, Failure, Layout, Program},
-    store::{Found, ObjectRow, Store},
+    store::{ObjectRow, Store},
 };
 
 #[derive(clap::Args)]
@@ -27,25 +26,11 @@ pub(super) struct ShowArgs {
 
 pub(super) fn run(args: &ShowArgs, context: &Context) -> Result<u8> {
     let store = context.look()?;
-    let what = args.what.text();
-    let gone = || Missing::removed(&what);
-    match name::find(&store, &what)? {
-        Found::Program(id) => show_program(
-            &store.records().program(&id)?.ok_or_else(gone)?,
-            &store,
-            context,
-        )?,
-        Found::Artifact(id) => show_artifact(
-            &store.records().artifact(&id)?.ok_or_else(gone)?,
-            &store,
-            context,
-        )?,
-        Found::Failure(id) => {
-            show_failure(&store.records().failure(&id)?.ok_or_else(gone)?, context)?
-        }
-        Found::Object(digest) => {
-            show_object(&store.objects().row(&digest)?.ok_or_else(gone)?, context)?
-        }
+    match name::record(&store, &args.what.text())? {
+        Record::Program(program) => show_program(&program, &store, context)?,
+        Record::Artifact(artifact) => show_artifact(&artifact, &store, context)?,
+        Record::Failure(failure) => show_failure(&failure, context)?,
+        Record::Object(object) => show_object(&object, context)?,
     }
     Ok(0)
 }
@@ -149,14 +134,14 @@ pub(super) fn host(target: &Target, torches: &Torches, context: &Context) -> Res
         format!("its gates passed under {} too", torches.also.join(", "))
     };
     writeln!(out, "  torch {} is the least; {newer}", torches.least)?;
-    let verdict = inspect::host::verdict(target);
-    for mismatch in &verdict.mismatches {
+    let mismatches = inspect::host::mismatches(target);
+    for mismatch in &mismatches {
         writeln!(out, "  {} {mismatch}", "not on this host:".red())?;
     }
-    if verdict.mismatches.is_empty() {
-        let unknown = verdict.unknown.join(", ");
+    if mismatches.is_empty() {
+        let gpu = target.sm.as_ref().map_or("", |_| ", sm, cuda");
         let system = "  this host has the system and the CPU for it";
-        writeln!(out, "{system} ({unknown}: looked at when it is loaded)")?;
+        writeln!(out, "{system} (torch{gpu}: looked at when it is loaded)")?;
     }
     Ok(())
 }

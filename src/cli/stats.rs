@@ -48,19 +48,19 @@ pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Counts>> {
 
 pub(super) fn run(args: &StatsArgs, context: &Context) -> Result<u8> {
     let modules = stats::stats(&read(&args.files)?);
-    if context.out.json() {
-        context.out.document(&StatsDocument { modules })?;
-        return Ok(0);
-    }
-    if modules.is_empty() {
-        note!("nothing was counted");
-    }
-    for (place, module) in modules.iter().enumerate() {
-        if place > 0 {
-            context.out.line("")?;
+    let document = StatsDocument { modules };
+    context.show(&document, || {
+        if document.modules.is_empty() {
+            note!("nothing was counted");
         }
-        show(module, args.top, context)?;
-    }
+        for (place, module) in document.modules.iter().enumerate() {
+            if place > 0 {
+                context.out.line("")?;
+            }
+            show(module, args.top, context)?;
+        }
+        Ok(())
+    })?;
     Ok(0)
 }
 
@@ -90,14 +90,13 @@ fn show(module: &ModuleStats, top: usize, context: &Context) -> Result<()> {
         Column::right("PADDING", 2),
     ];
     let rows = module.misses.iter().take(top).map(|miss| {
-        Ok(vec![
+        vec![
             format!("  {}", asked(&miss.sizes)),
             miss.rung.clone(),
             miss.bucket.as_ref().map(bucket_name).unwrap_or_default(),
             miss.count.to_string(),
             miss.waste.map(percent).unwrap_or_default(),
-        ])
+        ]
     });
-    table::print(out, &COLUMNS, rows)?;
-    Ok(())
+    table::print(out, &COLUMNS, rows)
 }

@@ -14,11 +14,11 @@ type Paint = fn(&str) -> String;
 
 /// One column.
 pub(super) struct Column {
-    pub(super) name: &'static str,
+    name: &'static str,
     /// The highest rank is left out first; columns of rank 0 stay.
-    pub(super) rank: u8,
-    pub(super) right: bool,
-    pub(super) paint: Option<Paint>,
+    rank: u8,
+    right: bool,
+    paint: Option<Paint>,
 }
 
 impl Column {
@@ -33,10 +33,8 @@ impl Column {
 
     pub(super) const fn right(name: &'static str, rank: u8) -> Self {
         Self {
-            name,
-            rank,
             right: true,
-            paint: None,
+            ..Self::left(name, rank)
         }
     }
 
@@ -48,66 +46,47 @@ impl Column {
     }
 }
 
-/// Prints rows under a header, and returns how many. Widths come from the first rows; a longer cell later pushes its
-/// row, nothing is cut.
+/// Prints rows under a header. Widths come from the first rows; a longer cell later pushes its row, nothing is cut.
 pub(super) fn print(
     out: &Printer,
     columns: &[Column],
-    mut rows: impl Iterator<Item = Result<Vec<String>>>,
-) -> Result<usize> {
-    let first: Vec<Vec<String>> = rows.by_ref().take(SAMPLE).collect::<Result<_>>()?;
+    mut rows: impl Iterator<Item = Vec<String>>,
+) -> Result<()> {
+    let first: Vec<Vec<String>> = rows.by_ref().take(SAMPLE).collect();
     if first.is_empty() {
-        return Ok(0);
+        return Ok(());
     }
-    let mut widths: Vec<usize> = columns.iter().map(|column| column.name.len()).collect();
-    for row in &first {
+    let header: Vec<String> = columns
+        .iter()
+        .map(|column| column.name.to_owned())
+        .collect();
+    let mut widths = vec![0; columns.len()];
+    for row in first.iter().chain([&header]) {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
     let kept = fit(columns, &widths, out.width());
-    let line = |cell: &dyn Fn(usize) -> (String, Option<Paint>)| {
-        let mut text = String::new();
-        for (place, &index) in kept.iter().enumerate() {
-            let (cell, paint) = cell(index);
+    let line = |row: &[String], paint: &dyn Fn(&Column) -> Option<Paint>| {
+        let cells = kept.iter().map(|&index| {
+            let cell = row.get(index).map_or("", String::as_str);
             let padding = " ".repeat(widths[index].saturating_sub(cell.chars().count()));
-            let painted = match paint {
-                Some(paint) if !cell.is_empty() => paint(&cell),
-                _ => cell.clone(),
+            let painted = match paint(&columns[index]) {
+                Some(paint) if !cell.is_empty() => paint(cell),
+                _ => cell.to_owned(),
             };
             if columns[index].right {
-                text.extend([padding.as_str(), painted.as_str()]);
+                padding + &painted
             } else {
-                text.extend([painted.as_str(), padding.as_str()]);
+                painted + &padding
             }
-            if place + 1 < kept.len() {
-                text.push_str(&" ".repeat(GAP));
-            }
-        }
-        text
-    };
-    out.line(
-        line(&|index| {
-            (
-                columns[index].name.to_owned(),
-                Some(|text| text.dimmed().to_string()),
-            )
-        })
-        .trim_end(),
-    )?;
-    let mut count = 0;
-    for row in first.into_iter().map(Ok).chain(rows) {
-        let row = row?;
-        let text = line(&|index| {
-            (
-                row.get(index).cloned().unwrap_or_default(),
-                columns[index].paint,
-            )
         });
-        out.line(text.trim_end())?;
-        count += 1;
-    }
-    Ok(count)
+        let line = cells.collect::<Vec<_>>().join(&" ".repeat(GAP));
+        out.line(line.trim_end())
+    };
+    line(&header, &|_| Some(|text| text.dimmed().to_string()))?;
+    let mut rows = first.into_iter().chain(rows);
+    rows.try_for_each(|row| line(&row, &|column| column.paint))
 }
 
 /// Prints rows as [`print`] does; without any, a note that there are no `name`.
@@ -117,10 +96,11 @@ pub(super) fn print_some(
     rows: impl Iterator<Item = Vec<String>>,
     name: &str,
 ) -> Result<()> {
-    if print(out, columns, rows.map(Ok))? == 0 {
+    let mut rows = rows.peekable();
+    if rows.peek().is_none() {
         note!("no {name}");
     }
-    Ok(())
+    print(out, columns, rows)
 }
 
 /// Returns the indices of the columns that fit.

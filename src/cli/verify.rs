@@ -96,14 +96,8 @@ pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<u8> {
     let store = context.ready(Store::open_for_repair(&context.store, context.options())?)?;
     if args.reindex {
         store.audit().reindex()?;
-        if context.out.json() {
-            let reindexed = true;
-            context
-                .out
-                .document(&VerifyDocument::Reindexed { reindexed })?;
-        } else {
-            context.out.line("made the index again")?;
-        }
+        let document = VerifyDocument::Reindexed { reindexed: true };
+        context.show(&document, || context.out.line("made the index again"))?;
         return Ok(0);
     }
     if args.repair {
@@ -131,17 +125,15 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
         return Ok(code);
     }
     list(&found.defects, context)?;
-    out.line(format_args!(
-        "{} objects ({}) and {} records checked: {}",
-        found.objects,
-        bytes(found.bytes),
-        found.records,
-        match found.defects.len() {
-            0 => "sound".green().to_string(),
-            1 => "1 defect".red().to_string(),
-            count => format!("{count} defects").red().to_string(),
-        }
-    ))?;
+    let (objects, size, records) = (found.objects, bytes(found.bytes), found.records);
+    let result = match found.defects.len() {
+        0 => "sound".green().to_string(),
+        defects => count(defects, "defect").red().to_string(),
+    };
+    writeln!(
+        out,
+        "{objects} objects ({size}) and {records} records checked: {result}"
+    )?;
     if found.needs().is_some_and(|needs| needs != Needs::Person) {
         tell_hint("`precast verify --repair` repairs what can be repaired");
     }
@@ -170,15 +162,15 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
     }
     list(&done.found, context)?;
     if !done.restored.is_empty() {
-        let objects = count(done.restored.len() as u64, "object");
-        out.line(format_args!("{objects} made again from `ready/`"))?;
+        let objects = count(done.restored.len(), "object");
+        writeln!(out, "{objects} made again from `ready/`")?;
     }
-    out.line(format_args!(
-        "{} defects found, {} files set aside in `quarantine/`, {} left",
-        done.found.len(),
-        done.set_aside.len(),
-        done.left.len()
-    ))?;
+    let (found, left) = (done.found.len(), done.left.len());
+    let aside = done.set_aside.len();
+    writeln!(
+        out,
+        "{found} defects found, {aside} files set aside in `quarantine/`, {left} left"
+    )?;
     if code == MISSING {
         tell_hint("`precast build` makes what was lost again");
     }
@@ -193,7 +185,7 @@ fn list(defects: &[Defect], context: &Context) -> Result<()> {
             Needs::Rebuild => "rebuild".red().to_string(),
             Needs::Person => "look".red().bold().to_string(),
         };
-        context.out.line(format_args!("{word}  {defect}"))?;
+        writeln!(context.out, "{word}  {defect}")?;
     }
     Ok(())
 }

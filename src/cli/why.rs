@@ -8,8 +8,8 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{AGAIN, Missing, tell_hint},
-    name::{self, NameArgs},
+    exit::{Refusal, tell_hint},
+    name::{self, NameArgs, Record},
     printer::Printer,
 };
 use crate::{
@@ -21,7 +21,7 @@ use crate::{
     plan::Reason,
     record::split_model,
     spec::Spec,
-    store::{Filter, Found, Store},
+    store::{Filter, Store},
 };
 
 /// The number of files without effect that are named.
@@ -123,23 +123,18 @@ fn find(args: &WhyArgs, store: &Store) -> Result<Vec<Why>> {
     if !modules.is_empty() {
         return Ok(modules);
     }
-    let missing = |hint| Missing::new(format!("`{what}` can't be explained"), hint);
-    let gone = || missing(AGAIN);
-    Ok(match name::find(store, &what)? {
-        Found::Program(id) => vec![why::program(
-            store,
-            &store.records().program(&id)?.ok_or_else(gone)?,
-        )?],
-        Found::Artifact(id) => {
-            let artifact = store.records().artifact(&id)?.ok_or_else(gone)?;
+    let missing = |hint| Refusal::missing(format!("`{what}` can't be explained"), hint);
+    Ok(match name::record(store, &what)? {
+        Record::Program(program) => vec![why::program(store, &program)?],
+        Record::Artifact(artifact) => {
             let uncalled =
                 "no program calls this artifact, so nothing asked for it; `precast gc` removes it";
             vec![why::artifact(store, &artifact)?.ok_or_else(|| missing(uncalled))?]
         }
-        Found::Failure(_) => {
+        Record::Failure(_) => {
             return Err(missing("it failed and is not there; `precast log` shows why").into());
         }
-        Found::Object(_) => {
+        Record::Object(_) => {
             let hint = "it is an object, which has no key; give the ID of its artifact";
             return Err(missing(hint).into());
         }

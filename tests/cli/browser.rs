@@ -120,7 +120,7 @@ fn the_report_works_in_a_browser() {
             .unwrap_or(&dom);
         assert_eq!(
             facts,
-            "FACTS charts=4; rows=3; filtered=1 \"1 of 3\"; up=7.81 KiB,17.2 KiB,23.4 KiB; \
+            "FACTS charts=3; rows=3; filtered=1 \"1 of 3\"; up=7.81 KiB,17.2 KiB,23.4 KiB; \
              down=23.4 KiB,17.2 KiB,7.81 KiB descending; overflow=false; fetched=0",
             "{theme} {size}"
         );

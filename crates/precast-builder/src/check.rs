@@ -8,6 +8,7 @@ use std::{
 };
 
 use precast_store::record::{Sizes, form_name};
+use serde::{Deserialize, Serialize};
 
 use super::{
     BuildError, Launcher,
@@ -43,11 +44,13 @@ pub struct CheckOptions<'a> {
 }
 
 /// The findings in one module.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CheckedModule {
     /// The module's title in the spec, or the submodule's name.
     pub module: String,
     /// Its place in the spec; none for a submodule that the spec does not name.
+    #[serde(skip)]
     pub index: Option<usize>,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
@@ -58,6 +61,7 @@ pub struct CheckedModule {
     /// How many buckets it has.
     pub buckets: usize,
     /// The worker's findings.
+    #[serde(flatten)]
     pub checked: Checked,
 }
 
@@ -144,17 +148,8 @@ fn not_called(module: &Module, why: String) -> CheckedModule {
         bucket: String::new(),
         buckets: module.buckets.len(),
         checked: Checked {
-            findings: vec![],
             unknown: vec![why],
-            captured: None,
-            steps: None,
-            artifacts: None,
-            dynamic: None,
-            lists: vec![],
-            graph: vec![],
-            recompiles: None,
-            cost: None,
-            seconds: 0.0,
+            ..Checked::default()
         },
     }
 }

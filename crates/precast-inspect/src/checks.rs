@@ -1,10 +1,8 @@
 //! The findings of a check: the document of `precast check --format json`, which `precast report --check` reads.
 
-use std::collections::BTreeMap;
-
 use precast_builder::{
     CheckedModule, Forecast,
-    protocol::{Cost, Finding, Free, KeptOut, Recompiles, Repeated, Severity},
+    protocol::{Finding, Severity},
     spec::{Spec, check::Allow},
 };
 use precast_store::record::SCHEMA;
@@ -19,62 +17,13 @@ pub struct Checks {
     /// Whether the exit code is 1.
     pub failed: bool,
     /// One entry for each module that was looked at.
-    pub modules: Vec<ModuleChecks>,
+    pub modules: Vec<CheckedModule>,
     /// Entries of `[[check.allow]]` that no finding matches.
     pub unused: Vec<Allow>,
     /// The compiles of a build.
     pub build: Forecast,
     /// The cost of padding the sizes of a file, by dimension; empty without a file.
     pub padding: Vec<Padding>,
-}
-
-/// The findings of one module.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct ModuleChecks {
-    /// The module's title in the spec, or the submodule's name.
-    pub module: String,
-    /// The submodule; empty for the model itself.
-    pub path: String,
-    /// Whether a build needs it: its findings can fail the check.
-    pub needed: bool,
-    /// The bucket that was looked at.
-    pub bucket: String,
-    /// How many buckets it has.
-    pub buckets: usize,
-    /// Whether a build can capture it; null where it was not looked at.
-    pub captured: Option<bool>,
-    /// Calls of artifacts at one bucket.
-    pub steps: Option<u64>,
-    /// Distinct artifacts at one bucket.
-    pub artifacts: Option<u64>,
-    /// Bucketed dimension -> the sizes that a dynamic artifact holds for; null where the code fixes it.
-    pub dynamic: Option<BTreeMap<String, Option<Free>>>,
-    /// Lists of submodules, and how many artifacts each needs.
-    pub lists: Vec<Repeated>,
-    /// The operations that a CUDA graph can't contain.
-    pub graph: Vec<KeptOut>,
-    /// The recompiles under torch.compile; null without `--recompiles`.
-    pub recompiles: Option<Recompiles>,
-    /// The minimum cost of its buckets; null without `--cost`.
-    pub cost: Option<Cost>,
-    /// Findings by severity, then by place.
-    pub findings: Vec<FindingLine>,
-    /// Open questions, one line each.
-    pub unknown: Vec<String>,
-    /// Seconds that the check took.
-    pub seconds: f64,
-}
-
-/// A finding, and why it is intended.
-#[derive(Clone, Debug, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct FindingLine {
-    /// The finding.
-    #[serde(flatten)]
-    pub finding: Finding,
-    /// The reason in `[[check.allow]]`, where the spec has one for it.
-    pub allowed: Option<String>,
 }
 
 /// The cost of padding the sizes of a file to the buckets of a dimension.
@@ -97,44 +46,13 @@ pub struct Padding {
     pub best_waste: f64,
 }
 
-impl ModuleChecks {
-    /// Returns a module with the reasons that a spec has for its findings.
-    pub fn new(module: CheckedModule, spec: &Spec) -> Self {
-        let checked = module.checked;
-        let line = |finding: Finding| FindingLine {
-            allowed: allowed(spec, &finding).map(|allow| allow.reason.clone()),
-            finding,
-        };
-        Self {
-            module: module.module,
-            path: module.path,
-            needed: module.needed,
-            bucket: module.bucket,
-            buckets: module.buckets,
-            captured: checked.captured,
-            steps: checked.steps,
-            artifacts: checked.artifacts,
-            dynamic: checked.dynamic,
-            lists: checked.lists,
-            graph: checked.graph,
-            recompiles: checked.recompiles,
-            cost: checked.cost,
-            findings: checked.findings.into_iter().map(line).collect(),
-            unknown: checked.unknown,
-            seconds: checked.seconds,
-        }
+/// Adds the reasons of a spec to intended findings. A finding that stops a build can't be allowed.
+pub fn allow(modules: &mut [CheckedModule], spec: &Spec) {
+    for finding in modules.iter_mut().flat_map(|it| &mut it.checked.findings) {
+        let mut own = spec.allowed.iter().filter(|allow| finding.is_of(allow));
+        let allow = own.next().filter(|_| finding.severity < Severity::High);
+        finding.allowed = allow.map(|allow| allow.reason.clone());
     }
-}
-
-/// Returns the spec's entry for an intended finding. A finding that stops a build can't be allowed.
-fn allowed<'a>(spec: &'a Spec, finding: &Finding) -> Option<&'a Allow> {
-    let mut own = spec.allowed.iter();
-    own.find(|allow| finding.severity < Severity::High && is_about(allow, finding))
-}
-
-/// Returns whether an entry of `[[check.allow]]` matches a finding of any severity.
-pub fn is_about(allow: &Allow, finding: &Finding) -> bool {
-    allow.matches(&finding.category, finding.function.as_deref())
 }
 
 /// One finding with all its modules.
@@ -146,23 +64,13 @@ pub struct FindingRow<'a> {
     pub modules: Vec<&'a str>,
     /// Whether a build needs one of them.
     pub needed: bool,
-    /// The reason why it is intended.
-    pub allowed: Option<&'a str>,
-}
-
-impl Checks {
-    /// Returns the findings of all modules, each once, by severity.
-    pub fn rows(&self) -> Vec<FindingRow<'_>> {
-        rows(&self.modules)
-    }
 }
 
 /// Returns the findings of modules, each once, by severity.
-pub fn rows(modules: &[ModuleChecks]) -> Vec<FindingRow<'_>> {
+pub fn rows(modules: &[CheckedModule]) -> Vec<FindingRow<'_>> {
     let mut rows: Vec<FindingRow<'_>> = Vec::new();
     for module in modules {
-        for line in &module.findings {
-            let finding = &line.finding;
+        for finding in &module.checked.findings {
             let same = |row: &&mut FindingRow<'_>| {
                 row.modules.last() != Some(&module.module.as_str())
                     && row.finding.category == finding.category
@@ -179,7 +87,6 @@ pub fn rows(modules: &[ModuleChecks]) -> Vec<FindingRow<'_>> {
                     finding,
                     modules: vec![&module.module],
                     needed: module.needed,
-                    allowed: line.allowed.as_deref(),
                 }),
             }
         }

@@ -1,6 +1,6 @@
 //! Differences between the keys of two programs or artifacts, or between the programs of two releases or stores.
 
-use std::{cmp::Ordering, collections::BTreeMap};
+use std::collections::BTreeMap;
 
 use precast_builder::plan::{self, Field, Reason};
 use precast_store::{Digest, Filter, Store, StoreError, record::Release};
@@ -108,82 +108,19 @@ pub fn sets(
     Ok(found)
 }
 
-/// Compares two stores by the newest program of each name. Only differences are held in memory.
-pub fn stores(old: &Store, new: &Store) -> Result<Sets, StoreError> {
-    let mut found = Sets::default();
-    let (mut olds, mut news) = (places(old).peekable(), places(new).peekable());
-    loop {
-        let side = match (olds.peek(), news.peek()) {
-            (None, None) => return Ok(found),
-            (Some(Ok(a)), Some(Ok(b))) => a.at.cmp(&b.at),
-            (_, None) | (Some(Err(_)), _) => Ordering::Less,
-            (None, _) | (_, Some(Err(_))) => Ordering::Greater,
-        };
-        let a = olds
-            .next_if(|_| side.is_le())
-            .transpose()?
-            .unwrap_or_default();
-        let b = news
-            .next_if(|_| side.is_ge())
-            .transpose()?
-            .unwrap_or_default();
-        for (device, (_, id)) in &a.newest {
-            if !b.newest.contains_key(device) {
-                found.removed.push(Named::new(&a.name(device), *id));
-            }
-        }
-        for (device, (_, id)) in &b.newest {
-            match a.newest.get(device) {
-                None => found.added.push(Named::new(&b.name(device), *id)),
-                Some((_, before)) => found.both(&b.name(device), (old, *before), (new, *id))?,
-            }
-        }
+/// Returns the newest program of each name in a store.
+pub fn of_store(store: &Store) -> Result<Programs, StoreError> {
+    let mut newest = BTreeMap::new();
+    for row in store.records().programs(Filter::default()) {
+        let row = row?;
+        let name = name(&row.model, &row.module, &row.bucket, &row.device);
+        let best = newest.entry(name).or_insert((row.created, row.id));
+        *best = (*best).max((row.created, row.id));
     }
-}
-
-/// A store's programs of one module and bucket.
-#[derive(Default)]
-struct Place {
-    /// Model, module and bucket.
-    at: (String, String, String),
-    /// Device -> when it was built, and the program.
-    newest: BTreeMap<String, (i64, Digest)>,
-}
-
-impl Place {
-    fn name(&self, device: &str) -> String {
-        let (model, module, bucket) = &self.at;
-        name(model, module, bucket, device)
-    }
-}
-
-/// Returns the places of a store in the order of its index.
-fn places(store: &Store) -> impl Iterator<Item = Result<Place, StoreError>> + use<> {
-    let mut rows = store.records().programs(Filter::default()).peekable();
-    std::iter::from_fn(move || {
-        let mut place = Place::default();
-        loop {
-            let row = match rows.next()? {
-                Ok(row) => row,
-                Err(error) => return Some(Err(error)),
-            };
-            let at = (row.model, row.module, row.bucket);
-            let best = place
-                .newest
-                .entry(row.device)
-                .or_insert((row.created, row.id));
-            *best = (*best).max((row.created, row.id));
-            let goes_on = rows.peek().is_some_and(|next| {
-                next.as_ref().is_ok_and(|next| {
-                    (&next.model, &next.module, &next.bucket) == (&at.0, &at.1, &at.2)
-                })
-            });
-            if !goes_on {
-                place.at = at;
-                return Some(Ok(place));
-            }
-        }
-    })
+    Ok(newest
+        .into_iter()
+        .map(|(name, (_, id))| (name, id))
+        .collect())
 }
 
 impl Named {
@@ -282,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn stores_are_walked_side_by_side() {
+    fn stores_differ_by_the_newest_program_of_each_name() {
         let filled = |batches: &[(i64, &str)]| {
             let (dir, store) = testing::store();
             let artifact = store
@@ -301,7 +238,8 @@ mod tests {
         let (_b, b) = filled(&[(2, "x"), (4, "y"), (8, "x")]);
         let (_empty, empty) = filled(&[]);
         let names = |old: &Store, new: &Store| {
-            let found = stores(old, new).unwrap();
+            let (olds, news) = (of_store(old).unwrap(), of_store(new).unwrap());
+            let found = sets((old, &olds), (new, &news)).unwrap();
             let names = |all: &[Named]| all.iter().map(|n| n.name.clone()).collect::<Vec<_>>();
             let changed = found.changed.iter().map(|c| c.name.clone()).collect();
             (

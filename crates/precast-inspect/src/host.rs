@@ -1,24 +1,13 @@
 //! Whether this host can run programs of a target.
 
-use serde::Serialize;
-
 use precast_store::{
     Target,
     target::{Mismatch, host_features},
 };
 
-/// The result of comparing a target with this host.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Verdict {
-    /// Every field that does not fit; empty if all compared fields do.
-    pub mismatches: Vec<Mismatch>,
-    /// Fields that were not compared, such as the version of torch.
-    pub unknown: Vec<&'static str>,
-}
-
-/// Compares a target with this host. Nothing is loaded.
-pub fn verdict(target: &Target) -> Verdict {
+/// Returns every field of a target that does not fit this host. Nothing is loaded: torch, and the GPU and its CUDA, are
+/// not compared.
+pub fn mismatches(target: &Target) -> Vec<Mismatch> {
     let host = Target {
         os: std::env::consts::OS.to_owned(),
         arch: std::env::consts::ARCH.to_owned(),
@@ -27,14 +16,7 @@ pub fn verdict(target: &Target) -> Verdict {
         // Unknown fields are taken from the target, so that they match.
         ..target.clone()
     };
-    let mut unknown = vec!["torch"];
-    if target.sm.is_some() {
-        unknown.extend(["sm", "cuda"]);
-    }
-    Verdict {
-        mismatches: target.mismatches(&host),
-        unknown,
-    }
+    target.mismatches(&host)
 }
 
 #[cfg(test)]
@@ -47,14 +29,10 @@ mod tests {
         let mut target = testing::target();
         target.arch = std::env::consts::ARCH.into();
         target.os = std::env::consts::OS.into();
-        assert_eq!(verdict(&target).mismatches, []);
+        assert_eq!(mismatches(&target), []);
         target.features.push("a-feature-nobody-has".into());
         target.os = "plan9".into();
-        let fields: Vec<_> = verdict(&target)
-            .mismatches
-            .iter()
-            .map(|m| m.field)
-            .collect();
+        let fields: Vec<_> = mismatches(&target).iter().map(|m| m.field).collect();
         assert_eq!(fields, ["os", "isa"]);
     }
 }

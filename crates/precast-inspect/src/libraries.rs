@@ -192,10 +192,8 @@ fn asked(store: &Store, releases: &[Release], torch: Option<&str>) -> Result<Ask
     for release in releases {
         for id in &release.programs {
             let what = format!("release {} of `{}`", release.seq, release.model);
-            let program = store
-                .records()
-                .program(id)?
-                .ok_or_else(|| dangling(what, "program", id))?;
+            let program = store.records().program(id)?;
+            let program = program.ok_or_else(|| dangling(what, "program", id))?;
             asked.cuda |= program.target.device == DeviceKind::Cuda;
             torches.insert(program.target.torch.clone());
             let steps = program.steps.iter().map(|step| step.artifact);
@@ -211,11 +209,8 @@ fn asked(store: &Store, releases: &[Release], torch: Option<&str>) -> Result<Ask
     for id in artifacts {
         let artifact = store.records().artifact(&id)?;
         let artifact = artifact.ok_or_else(|| dangling("a program".to_owned(), "artifact", &id))?;
-        let operators = artifact
-            .libraries
-            .iter()
-            .map(|id| ("operator library", *id));
-        objects.extend(operators);
+        let operators = artifact.libraries.iter();
+        objects.extend(operators.map(|id| ("operator library", *id)));
         if artifact.kind == ArtifactKind::Library {
             objects.push(("artifact", artifact.object));
         }
@@ -308,11 +303,8 @@ impl Deps {
         };
         let copies = needs(&root.join("torch/lib"), &self.asked, &search)?;
         let found: BTreeSet<_> = copies.files.iter().map(|file| &file.name).collect();
-        Ok(self
-            .needs
-            .files
-            .iter()
-            .find(|file| !found.contains(&file.name)))
+        let mut files = self.needs.files.iter();
+        Ok(files.find(|file| !found.contains(&file.name)))
     }
 
     /// Returns the version of torch if the releases are for others.
@@ -337,31 +329,24 @@ impl Deps {
         let packages = self.folder.ancestors().nth(2);
         let packages = packages.filter(|folder| folder.join("torch/lib") == self.folder);
         let inside = packages.and_then(|folder| library.path.strip_prefix(folder).ok());
-        inside.map_or_else(
-            || Path::new("torch/lib").join(&library.name),
-            Path::to_owned,
-        )
+        let other = || Path::new("torch/lib").join(&library.name);
+        inside.map_or_else(other, Path::to_owned)
     }
 }
 
 /// Returns the folders of this machine in which the loader looks last.
 fn system_folders() -> Vec<PathBuf> {
     let mut files = vec![PathBuf::from("/etc/ld.so.conf")];
-    let more = fs::read_dir("/etc/ld.so.conf.d")
-        .into_iter()
-        .flatten()
-        .flatten();
-    files.extend(more.map(|entry| entry.path()));
+    let more = fs::read_dir("/etc/ld.so.conf.d").into_iter().flatten();
+    files.extend(more.flatten().map(|entry| entry.path()));
     files.sort();
     let texts = files
         .iter()
         .filter_map(|file| fs::read_to_string(file).ok());
-    let lines: Vec<String> = texts
-        .flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>())
-        .collect();
-    let named = lines
-        .iter()
-        .map(|line| line.trim())
+    let text = texts.collect::<Vec<_>>().join("\n");
+    let named = text
+        .lines()
+        .map(str::trim)
         .filter(|line| line.starts_with('/'));
     let triple = format!("{}-linux-gnu", std::env::consts::ARCH);
     let usual = ["/lib64", "/usr/lib64", "/lib", "/usr/lib"].map(PathBuf::from);

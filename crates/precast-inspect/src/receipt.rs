@@ -1,7 +1,6 @@
 //! Summaries of receipts: the figures that `show` and `report` print.
 //!
-//! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Receipts of older versions have
-//! fewer, so any figure may be absent.
+//! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Any figure may be absent.
 
 use std::collections::BTreeMap;
 
@@ -74,12 +73,6 @@ impl OutputError {
 pub struct Latency {
     /// Median of the calls.
     pub median: f64,
-    /// The fast end of the spread, in old records.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub low: Option<f64>,
-    /// The slow end of the spread, in old records.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub high: Option<f64>,
 }
 
 /// The receipt of a program in short.
@@ -124,8 +117,11 @@ impl ReceiptSummary {
         let gate = receipt.gate.as_ref().unwrap_or(&no_gate);
         let eager_bytes = gate.eager_peak_bytes.or(receipt.eager_peak_bytes);
         let outputs = gate.outputs.iter().flatten();
-        let eager = gate.eager_us.or(receipt.eager_us).map(micros);
-        let measured = gate.artifact_us.map(micros);
+        let latency = |micros: f64| Latency {
+            median: micros / 1e6,
+        };
+        let eager = gate.eager_us.or(receipt.eager_us).map(latency);
+        let measured = gate.artifact_us.map(latency);
         let bytes = gate.artifact_peak_bytes;
         // The gate of a program that eager runs measures eager itself.
         let (eager, artifact, memory) = if program.steps.is_empty() {
@@ -163,60 +159,40 @@ impl ReceiptSummary {
 }
 
 /// Returns one line with the comparison of artifact and eager, and its outcome.
-pub fn decided(test: &SignTest) -> String {
-    let rounds = match test.rounds {
-        1 => "1 round".to_owned(),
-        rounds => format!("{rounds} rounds"),
-    };
-    let beside = if test.exclusive {
+pub fn decided(turns: &Turns) -> String {
+    let (wins, rounds) = (turns.eager_faster, turns.rounds);
+    let s = if rounds == 1 { "" } else { "s" };
+    let alone = if turns.alone {
         ", with nothing else to do"
     } else {
         ""
     };
-    let least = format!(
-        "eager was faster in {} of {rounds}{beside}",
-        test.eager_faster
-    );
-    match test.faster {
-        Faster::Eager => format!("{least}: eager answers in place of the artifact"),
-        Faster::Artifact => format!("{least}: the artifact answers"),
-        Faster::Neither => format!("{least}, which decides nothing: the artifact answers"),
-    }
+    let answer = match turns.faster {
+        Faster::Eager => ": eager answers in place of the artifact",
+        Faster::Artifact => ": the artifact answers",
+        Faster::Neither => ", which decides nothing: the artifact answers",
+    };
+    format!("eager was faster in {wins} of {rounds} round{s}{alone}{answer}")
 }
 
 /// Returns one line with the chosen option set and the reason; none without a choice.
 pub fn choice(tuned: &[Tried]) -> Option<String> {
     let first = tuned.first()?;
     let chosen = tuned.iter().find(|tried| tried.chosen)?;
-    let why = match (
-        chosen == first,
-        chosen.latency.zip(first.latency),
-        &first.refused,
-    ) {
-        (true, _, _) => "no other is clearly faster".to_owned(),
-        (false, _, Some(_)) => format!("the fastest that can be without `{}`", first.options),
-        (false, Some((latency, before)), None) => {
-            format!("{:.2}× as fast as `{}`", before / latency, first.options)
-        }
-        (false, None, None) => "the fastest".to_owned(),
+    let (kept, sets, other) = (&chosen.options, tuned.len(), &first.options);
+    let why = match (&first.refused, chosen.latency.zip(first.latency)) {
+        _ if chosen == first => "no other is clearly faster".to_owned(),
+        (Some(_), _) => format!("the fastest that can be without `{other}`"),
+        (None, Some((own, first))) => format!("{:.2}× as fast as `{other}`", first / own),
+        (None, None) => "the fastest".to_owned(),
     };
-    let refused = tuned.iter().filter(|tried| tried.refused.is_some()).count();
-    let refused = match refused {
+    let refused = match tuned.iter().filter(|tried| tried.refused.is_some()).count() {
         0 => String::new(),
         some => format!(", {some} refused"),
     };
-    let (kept, sets) = (&chosen.options, tuned.len());
     Some(format!(
         "kept `{kept}`, {why} ({sets} option sets{refused})"
     ))
-}
-
-fn micros(micros: f64) -> Latency {
-    Latency {
-        median: micros / 1e6,
-        low: None,
-        high: None,
-    }
 }
 
 #[cfg(test)]

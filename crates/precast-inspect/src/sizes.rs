@@ -66,13 +66,15 @@ impl SizesError {
         };
         match self {
             Self::Read { .. } => None,
-            Self::NoSizes { .. } => Some(
-                "write a JSON list of numbers, or an object with a list for each dimension".into(),
-            ),
-            Self::WhichDimension { dims } => Some(format!(
-                "write an object with a list for each; {}",
-                known(dims)
-            )),
+            Self::NoSizes { .. } => {
+                let hint =
+                    "write a JSON list of numbers, or an object with a list for each dimension";
+                Some(hint.to_owned())
+            }
+            Self::WhichDimension { dims } => {
+                let dims = known(dims);
+                Some(format!("write an object with a list for each; {dims}"))
+            }
             Self::UnknownDimension { dims, .. } => Some(known(dims)),
         }
     }
@@ -96,11 +98,11 @@ impl RequestSizes {
         match serde_json::from_str(text).ok()? {
             Value::Object(map) => match map.get("lengths") {
                 Some(lengths) => Some(Self::Any(list(lengths)?)),
+                None if map.is_empty() => None,
                 None => {
                     let read = map.iter();
                     let read = read.map(|(dim, sizes)| Some((dim.clone(), list(sizes)?)));
-                    Some(Self::ByDimension(read.collect::<Option<_>>()?))
-                        .filter(|_| !map.is_empty())
+                    read.collect::<Option<_>>().map(Self::ByDimension)
                 }
             },
             value => Some(Self::Any(list(&value)?)),
@@ -113,57 +115,40 @@ pub fn buckets(
     seen: &BTreeMap<String, Vec<u64>>,
     wanted: Option<&RequestSizes>,
 ) -> Result<BTreeMap<String, Vec<u64>>, SizesError> {
-    let own = seen
-        .iter()
-        .map(|(dim, sizes)| (dim.clone(), choose(sizes, 1)));
+    let own = seen.iter();
+    let own = own.map(|(dim, sizes)| (dim.clone(), choose(BUCKETS, sizes, 1)));
     let mut buckets: BTreeMap<String, Vec<u64>> = own.collect();
     if let Some(wanted) = wanted {
-        let dims: Vec<&str> = seen.keys().map(String::as_str).collect();
-        for (dim, sizes) in by_dimension(&dims, wanted)? {
-            buckets.insert(dim.to_owned(), choose(sizes, step(dim, wanted)));
+        for (dim, sizes) in by_dimension(seen, wanted)? {
+            // Sizes without a name are lengths, whatever they are called.
+            let exact = dim == "batch" && matches!(wanted, RequestSizes::ByDimension(_));
+            let step = if exact { 1 } else { STEP };
+            buckets.insert(dim.to_owned(), choose(BUCKETS, sizes, step));
         }
     }
     Ok(buckets)
 }
 
-/// Returns the number that all buckets of a dimension are multiples of. Sizes without a name are lengths, whatever they
-/// are called.
-fn step(dim: &str, wanted: &RequestSizes) -> u64 {
-    match wanted {
-        RequestSizes::ByDimension(_) if dim == "batch" => 1,
-        _ => STEP,
-    }
-}
-
-/// Returns the sizes of a file by dimension; `dims` are those of the inputs, in alphabetic order.
+/// Returns the sizes of a file by dimension; `known` are the dimensions of the inputs.
 fn by_dimension<'a>(
-    dims: &[&'a str],
+    known: &'a BTreeMap<String, Vec<u64>>,
     wanted: &'a RequestSizes,
-) -> Result<BTreeMap<&'a str, &'a [u64]>, SizesError> {
-    let known = || dims.iter().map(|dim| (*dim).to_owned()).collect();
+) -> Result<Vec<(&'a String, &'a [u64])>, SizesError> {
+    let dims = || known.keys().cloned().collect();
     match wanted {
         RequestSizes::Any(sizes) => {
-            let others: Vec<&&str> = dims.iter().filter(|dim| **dim != "batch").collect();
-            let dim = match (&others[..], dims) {
-                ([dim], _) => **dim,
-                ([], [dim]) => *dim,
-                _ => {
-                    return Err(SizesError::WhichDimension { dims: known() });
-                }
-            };
-            Ok([(dim, &sizes[..])].into())
+            let others: Vec<_> = known.keys().filter(|dim| *dim != "batch").collect();
+            match (&others[..], known.keys().next()) {
+                ([dim], _) | ([], Some(dim)) => Ok(vec![(dim, sizes)]),
+                _ => Err(SizesError::WhichDimension { dims: dims() }),
+            }
         }
         RequestSizes::ByDimension(all) => {
-            if let Some(dim) = all.keys().find(|dim| !dims.contains(&dim.as_str())) {
-                return Err(SizesError::UnknownDimension {
-                    dim: dim.clone(),
-                    dims: known(),
-                });
+            if let Some(dim) = all.keys().find(|dim| !known.contains_key(*dim)) {
+                let (dim, dims) = (dim.clone(), dims());
+                return Err(SizesError::UnknownDimension { dim, dims });
             }
-            Ok(all
-                .iter()
-                .map(|(dim, sizes)| (dim.as_str(), &sizes[..]))
-                .collect())
+            Ok(all.iter().map(|(dim, sizes)| (dim, &sizes[..])).collect())
         }
     }
 }
@@ -173,14 +158,13 @@ pub fn padding(
     buckets: &BTreeMap<String, Vec<u64>>,
     wanted: &RequestSizes,
 ) -> Result<Vec<Padding>, SizesError> {
-    let dims: Vec<&str> = buckets.keys().map(String::as_str).collect();
-    let one = |(dim, sizes): (&str, &[u64])| {
+    let one = |(dim, sizes): (&String, &[u64])| {
         let own = &buckets[dim];
         let in_own = covered(sizes, own);
         let step = if dim == "batch" { 1 } else { STEP };
-        let best = choose_up_to(own.len().max(1), sizes, step);
+        let best = choose(own.len().max(1), sizes, step);
         Padding {
-            dim: dim.to_owned(),
+            dim: dim.clone(),
             buckets: own.clone(),
             sizes: sizes.len(),
             uncovered: sizes.len() - in_own.len(),
@@ -189,7 +173,10 @@ pub fn padding(
             best,
         }
     };
-    Ok(by_dimension(&dims, wanted)?.into_iter().map(one).collect())
+    Ok(by_dimension(buckets, wanted)?
+        .into_iter()
+        .map(one)
+        .collect())
 }
 
 /// Returns the sizes that have a covering bucket, each with the smallest of them; `buckets` are in order.
@@ -208,12 +195,8 @@ fn waste(pairs: &[(u64, u64)]) -> Option<f64> {
     (computed > 0.0).then(|| 1.0 - asked / computed)
 }
 
-fn choose(sizes: &[u64], step: u64) -> Vec<u64> {
-    choose_up_to(BUCKETS, sizes, step)
-}
-
 /// Returns the buckets, at most `max`, that pad these sizes least. The largest size is always covered.
-fn choose_up_to(max: usize, sizes: &[u64], step: u64) -> Vec<u64> {
+fn choose(max: usize, sizes: &[u64], step: u64) -> Vec<u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for size in sizes {
         *counts
@@ -261,12 +244,15 @@ mod tests {
 
     #[test]
     fn buckets_pad_least() {
-        assert_eq!(choose(&[5], 1), [5]);
-        assert_eq!(choose(&[1, 8, 1, 1], 1), [1, 8]);
-        assert_eq!(choose(&[3, 3, 3, 9, 9, 27, 81, 82], 1), [3, 9, 27, 82]);
-        assert_eq!(choose(&[17, 33, 120], 8), [24, 40, 120]);
+        assert_eq!(choose(BUCKETS, &[5], 1), [5]);
+        assert_eq!(choose(BUCKETS, &[1, 8, 1, 1], 1), [1, 8]);
+        assert_eq!(
+            choose(BUCKETS, &[3, 3, 3, 9, 9, 27, 81, 82], 1),
+            [3, 9, 27, 82]
+        );
+        assert_eq!(choose(BUCKETS, &[17, 33, 120], 8), [24, 40, 120]);
         let sizes: Vec<u64> = (0..200).map(|i| 1 + (i * i) % 97).collect();
-        let chosen = choose(&sizes, 1);
+        let chosen = choose(BUCKETS, &sizes, 1);
         assert_eq!((chosen.len(), chosen.last()), (4, sizes.iter().max()));
         let best = took(&sizes, &chosen);
         let top = *sizes.iter().max().unwrap();

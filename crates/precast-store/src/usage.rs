@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use serde::Serialize;
+
 use super::{
     error::StoreError,
     gc::{Collector, Policy},
@@ -11,7 +13,9 @@ use super::{
 use crate::Digest;
 
 /// How disk usage is grouped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
 pub enum GroupBy {
     /// By the model's name.
     Model,

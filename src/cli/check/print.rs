@@ -5,8 +5,8 @@ use owo_colors::OwoColorize;
 
 use crate::{
     build::{
-        Forecast,
-        protocol::{Cost, Finding, Free, KeptOut, Recompiles, Repeated, Severity},
+        CheckedModule, Forecast,
+        protocol::{Checked, Cost, Finding, Free, KeptOut, Recompiles, Repeated, Severity},
     },
     cli::{
         Context,
@@ -15,7 +15,7 @@ use crate::{
         text::{bytes, count, plain},
     },
     inspect::{
-        checks::{Checks, FindingRow, ModuleChecks, Padding},
+        checks::{Checks, FindingRow, Padding, rows},
         words::time,
     },
     record::bucket_name,
@@ -26,9 +26,9 @@ const REASONS: usize = 3;
 
 pub(super) fn print(checks: &Checks, context: &Context) -> Result<()> {
     let out = &context.out;
-    let rows = checks.rows();
+    let rows = rows(&checks.modules);
     let (allowed, open): (Vec<&FindingRow<'_>>, Vec<&FindingRow<'_>>) =
-        rows.iter().partition(|row| row.allowed.is_some());
+        rows.iter().partition(|row| row.finding.allowed.is_some());
     table(&open, context)?;
     for row in &open {
         writeln!(out, "\n{}", finding(row.finding).join("\n"))?;
@@ -37,9 +37,9 @@ pub(super) fn print(checks: &Checks, context: &Context) -> Result<()> {
         out.line("")?;
     }
     for row in allowed {
-        let (category, location) = (&row.finding.category, row.finding.location.as_deref());
-        let (location, why) = (location.unwrap_or("-"), row.allowed.unwrap_or_default());
-        let (allowed, location, why) = ("allowed".dimmed(), plain(location), plain(why));
+        let text = |text: &Option<String>| plain(text.as_deref().unwrap_or("-"));
+        let (category, location) = (&row.finding.category, text(&row.finding.location));
+        let (allowed, why) = ("allowed".dimmed(), text(&row.finding.allowed));
         writeln!(out, "{allowed} {category} at {location}: {why}")?;
     }
     for module in &checks.modules {
@@ -69,24 +69,15 @@ fn table(rows: &[&FindingRow<'_>], context: &Context) -> Result<()> {
     let cells = rows.iter().map(|row| {
         let finding = row.finding;
         let text = |text: &Option<String>| plain(text.as_deref().unwrap_or("-"));
-        Ok(vec![
-            word(finding.severity).to_owned(),
+        vec![
+            finding.severity.word().to_owned(),
             finding.category.clone(),
             text(&finding.location),
             row.modules.join(", "),
             text(&finding.function),
-        ])
+        ]
     });
-    table::print(&context.out, &columns, cells)?;
-    Ok(())
-}
-
-fn word(severity: Severity) -> &'static str {
-    match severity {
-        Severity::High => "high",
-        Severity::Medium => "medium",
-        Severity::Low => "low",
-    }
+    table::print(&context.out, &columns, cells)
 }
 
 /// Returns the lines of a finding.
@@ -104,33 +95,33 @@ pub(in crate::cli) fn finding(finding: &Finding) -> Vec<String> {
 }
 
 /// Prints the state of a module, and its known and unknown facts.
-fn summary(module: &ModuleChecks, context: &Context) -> Result<()> {
+fn summary(module: &CheckedModule, context: &Context) -> Result<()> {
     let out = &context.out;
     let title = format!("{} {}", module.module.bold(), module.bucket);
-    let state = match module.captured {
+    let state = match module.checked.captured {
         Some(true) => "can be captured".to_owned(),
         Some(false) => "can't be captured".red().to_string(),
         None => "was not looked at".to_owned(),
     };
     writeln!(out, "{}: {state}", title.trim_end())?;
     let mut before = "";
-    for (name, fact) in facts(module) {
+    for (name, fact) in facts(&module.checked, module.buckets) {
         let shown = if name == before { "" } else { name };
         before = name;
         let shown = format!("{shown:<13}");
         writeln!(out, "  {} {}", shown.dimmed(), plain(&fact))?;
     }
-    for unknown in &module.unknown {
+    for unknown in &module.checked.unknown {
         writeln!(out, "  {} {}", "not known:   ".yellow(), plain(unknown))?;
     }
     Ok(())
 }
 
-fn facts(module: &ModuleChecks) -> Vec<(&'static str, String)> {
+fn facts(module: &Checked, buckets: usize) -> Vec<(&'static str, String)> {
     let mut facts = Vec::new();
     if let (Some(artifacts), Some(steps)) = (module.artifacts, module.steps) {
         let (artifacts, steps) = (count(artifacts, "artifact"), count(steps, "step"));
-        let each = match module.buckets {
+        let each = match buckets {
             0 | 1 => String::new(),
             buckets => format!(" for each of {buckets} buckets"),
         };

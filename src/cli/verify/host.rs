@@ -10,17 +10,9 @@ use owo_colors::OwoColorize;
 use super::{super::python::PythonArgs, Context};
 use crate::{
     Device, RuntimeError, Target,
-    build::{
-        GateCommand,
-        gate::host::{GatedProgram, GatedRelease, HostGates, HostOptions},
-    },
-    cli::{
-        build::gate_args,
-        exit::{FAILED, Missing},
-        internal,
-        libtorch::LibtorchArgs,
-    },
-    record::{Program, split_model},
+    build::gate::host::{GatedProgram, GatedRelease, HostGates, HostOptions},
+    cli::{build, exit, libtorch::LibtorchArgs, name},
+    record::Program,
     runtime,
     target::{DeviceKind, Torch},
 };
@@ -47,26 +39,14 @@ pub(super) fn run(args: &HostArgs, context: &Context) -> Result<u8> {
         args.models.clone()
     };
     if models.is_empty() {
-        return Err(Missing {
-            message: format!("the store `{}` has no model", store.path().display()),
-            hint: "`precast build` makes one".to_owned(),
-        }
-        .into());
+        return Err(name::no_model(&store).into());
     }
     let open = args.libtorch.open_for(args.python.named())?;
     let launcher = args.python.launcher_beside(&open.folder);
-    let gate = GateCommand {
-        program: match &args.python.gate {
-            Some(gate) => gate.clone(),
-            None => internal::own_program()?,
-        },
-        args: [
-            gate_args(&launcher),
-            // With the libtorch that is open here.
-            vec!["--libtorch".into(), open.folder.clone().into()],
-        ]
-        .concat(),
-    };
+    let mut gate = build::gate_command(&args.python, &launcher)?;
+    // With the libtorch that is open here.
+    gate.args.push("--libtorch".into());
+    gate.args.push(open.folder.clone().into());
     let options = HostOptions {
         store: &store,
         launcher,
@@ -79,21 +59,15 @@ pub(super) fn run(args: &HostArgs, context: &Context) -> Result<u8> {
         all.push(gate_release(model, &options, context)?);
     }
     let passed = all.iter().all(|gated| gated.passed);
-    if context.out.json() {
-        context
-            .out
-            .document(&super::VerifyDocument::Host { releases: all })?;
-    }
-    Ok(if passed { 0 } else { FAILED })
+    let document = super::VerifyDocument::Host { releases: all };
+    context.show(&document, || Ok(()))?;
+    Ok(exit::code(passed))
 }
 
 fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Result<GatedRelease> {
     let store = options.store;
-    super::super::name::release(store, model)?;
-    let (name, which) = split_model(model);
-    let release = store.releases().get(name, which)?;
-    let release = release.with_context(|| format!("the release of `{model}` is gone"))?;
-    let seq = release.seq;
+    let release = name::release(store, model)?;
+    let (name, seq) = (release.model.clone(), release.seq);
     let gates = HostGates::of(store, release)?;
     let first = gates.programs.first();
     let first = first.with_context(|| format!("release {seq} of `{name}` has no program"))?;
@@ -110,12 +84,9 @@ fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Re
         }
     })?;
     printed?;
-    if let (Some(seq), true, false) = (gated.runs_as, new, context.quiet) {
-        super::super::printer::note(format_args!(
-            "{} {name} release {seq}: it runs under torch {} too",
-            "published".green().bold(),
-            host.torch
-        ));
+    if let (Some(seq), true) = (gated.runs_as, new) {
+        let (head, torch) = ("published".green().bold().to_string(), &host.torch);
+        note!("{head} {name} release {seq}: it runs under torch {torch} too");
     }
     Ok(gated)
 }

@@ -5,20 +5,23 @@ use std::collections::BTreeMap;
 use precast_store::record::Sizes;
 use serde::{Deserialize, Serialize};
 
+use crate::spec::check::Allow;
+
 /// The problems of a module, and the open questions.
-#[derive(Clone, Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Checked {
     /// By severity, then by place.
     pub findings: Vec<Finding>,
     /// Open questions, each a sentence without its final period.
     pub unknown: Vec<String>,
-    /// Whether a build can capture it; none where that is not known.
+    /// Whether a build can capture it; null where it was not looked at.
     pub captured: Option<bool>,
     /// Calls of artifacts at one bucket, and how many artifacts these are.
     pub steps: Option<u64>,
     /// How many distinct artifacts these calls have.
     pub artifacts: Option<u64>,
-    /// Bucketed dimension -> the sizes that a dynamic artifact of it would hold for; none where it can't have one.
+    /// Bucketed dimension -> the sizes that a dynamic artifact holds for; null where the code fixes it.
     pub dynamic: Option<BTreeMap<String, Option<Free>>>,
     /// Lists of submodules, and how many artifacts each needs.
     #[serde(default)]
@@ -139,6 +142,13 @@ pub enum Severity {
     High,
 }
 
+impl Severity {
+    /// Returns the word that is printed.
+    pub fn word(self) -> &'static str {
+        ["low", "medium", "high"][self as usize]
+    }
+}
+
 /// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -158,6 +168,16 @@ pub struct Finding {
     pub function: Option<String>,
     /// The line itself.
     pub source: Option<String>,
+    /// The reason in `[[check.allow]]` why it is intended, where the spec has one.
+    #[serde(default)]
+    pub allowed: Option<String>,
+}
+
+impl Finding {
+    /// Returns whether an entry of `[[check.allow]]` is about this finding, of any severity.
+    pub fn is_of(&self, allow: &Allow) -> bool {
+        allow.matches(&self.category, self.function.as_deref())
+    }
 }
 
 /// The replacement.

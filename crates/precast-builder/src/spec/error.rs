@@ -5,6 +5,8 @@
 
 use std::{fmt, io, ops::Range, path::PathBuf};
 
+use serde::Serialize;
+
 /// Why a spec could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
@@ -78,11 +80,12 @@ impl SpecError {
 }
 
 /// One thing that is wrong, and its place.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
     /// A lower-case fragment that names the thing.
     pub message: String,
-    /// A hint for the user.
+    /// Instructions for the user.
     pub help: String,
     /// Path of the spec, as it was given.
     pub file: PathBuf,
@@ -91,8 +94,10 @@ pub struct Problem {
     /// In characters, counts from 1.
     pub column: usize,
     /// The whole source line, tabs widened and control characters replaced.
+    #[serde(skip)]
     pub source_line: String,
     /// Characters of `source_line` that the carets cover.
+    #[serde(skip)]
     pub marked: Range<usize>,
 }
 

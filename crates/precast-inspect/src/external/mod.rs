@@ -3,7 +3,7 @@
 //! | file | known by | reported |
 //! |---|---|---|
 //! | shared object (`.so`) | `\x7fELF` | machine, libraries it needs, AOTInductor's entry points, weights, device code and its SM |
-//! | package (`.pt2`) | `PK` | members, torch's version, device, ISA and SM, inputs, constants, and each shared object as above |
+//! | package (`.pt2`) | `PK` | members, torch's version, device, ISA and SM, inputs, constants, and each shared object that is not compressed, as above |
 //! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
 //!
 //! The file is treated as hostile. Nothing is extracted, and names in it are only printed. Each table, list or member
@@ -132,36 +132,36 @@ pub fn inspect(path: &Path) -> Result<Report, ExternalError> {
     let file = File::open(&path).map_err(io)?;
     let size = file.metadata().map_err(io)?.len();
     let limit = Limit::of(size);
-    let whole = Window::of_file(&file, 0, size, &limit);
-    let magic = whole
-        .bytes(0, 9)
-        .map_err(|error| io(io::Error::other(error)))?;
+    let whole = Window::new(&file, size, &limit);
+    let magic = whole.bytes(0, 9);
+    let magic = magic.map_err(|error| io(io::Error::other(error)))?;
     let content = if magic.starts_with(b"\x7fELF") {
         object::shared_object(whole).map(Content::SharedObject)
     } else if magic.starts_with(b"PK") {
-        package::package(&file, size, &limit).map(Content::Package)
+        package::package(whole).map(Content::Package)
     } else if tensors::looks_like(&magic) {
-        tensors::tensors(whole, size).map(Content::Tensors)
+        tensors::tensors(whole).map(Content::Tensors)
     } else {
         return Err(ExternalError::Unknown { path });
     };
     if let Some(why) = limit.refused() {
-        let why = why.clone();
         return Err(ExternalError::TooLarge { path, why });
     }
-    match content {
-        Err(why) => Err(ExternalError::Malformed { path, why }),
-        Ok(content) => Ok(Report {
-            path,
-            size,
-            warnings: match &content {
-                Content::SharedObject(object) => object.warnings(),
-                Content::Package(package) => package.warnings(),
-                Content::Tensors(tensors) => tensors.warnings(),
-            },
-            content,
-        }),
-    }
+    let content = match content {
+        Ok(content) => content,
+        Err(why) => return Err(ExternalError::Malformed { path, why }),
+    };
+    let warnings = match &content {
+        Content::SharedObject(object) => object.warnings(),
+        Content::Package(package) => package.warnings(),
+        Content::Tensors(_) => vec![],
+    };
+    Ok(Report {
+        path,
+        size,
+        content,
+        warnings,
+    })
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! A `.pt2` package: a zip of shared objects, JSON and weights. Nothing is extracted to disk.
 
-use std::{fs::File, io::Read};
+use std::io::Read;
 
 use serde::Serialize;
 use serde_json::Value;
@@ -9,18 +9,15 @@ use zip::{CompressionMethod, ZipArchive, result::ZipError};
 use super::{
     Parsed,
     object::{self, SharedObject},
-    window::{Limit, Window},
+    window::Window,
 };
 
 const MEMBERS: usize = 100_000;
-/// Bytes that are read of the list of members, the metadata of a build, a graph or source, and a compressed shared
-/// object. A JSON value in memory takes up to 32 times its text.
+/// Bytes that are read of the list of members, the metadata of a build, and a graph or source. A JSON value in memory
+/// takes up to 32 times its text.
 const LIST: u64 = 64 << 20;
 const METADATA: u64 = 1 << 20;
 const GRAPH: u64 = 16 << 20;
-const LIBRARY: u64 = 256 << 20;
-/// Names of unsafe members that the warnings list.
-const NAMED: usize = 10;
 
 /// A `.pt2` package.
 #[derive(Clone, Debug, Default, Serialize)]
@@ -37,12 +34,8 @@ pub struct Package {
     pub builds: Vec<Build>,
     /// Inputs and constants of each exported graph, and of each compiled model with its source.
     pub models: Vec<Model>,
-    /// The shared objects in it, in the order of the package.
+    /// The shared objects in it that are not compressed, in the order of the package.
     pub libraries: Vec<PackagedObject>,
-    /// Names that would leave the folder they are unpacked in, or that are there twice.
-    pub unsafe_names: Vec<String>,
-    /// Members that hold a compiler's command line, which libtorch's own loader would run.
-    pub commands: Vec<String>,
 }
 
 /// A file in a package.
@@ -101,22 +94,15 @@ pub struct PackagedObject {
 }
 
 /// Parses the package in `file`.
-pub(super) fn package(file: &File, size: u64, limit: &Limit) -> Parsed<Package> {
-    let whole = Window::of_file(file, 0, size, limit);
-    let opened = limit.within(LIST, || ZipArchive::new(whole));
+pub(super) fn package(file: Window<'_>) -> Parsed<Package> {
+    let opened = file.limit.within(LIST, || ZipArchive::new(file));
     let mut archive = opened.map_err(text)?;
     let count = archive.len();
     if count > MEMBERS {
-        return Err(limit.refuse(format!(
-            "it has {count} members, at most {MEMBERS} are read"
-        )));
+        let why = format!("it has {count} members, at most {MEMBERS} are read");
+        return Err(file.limit.refuse(why));
     }
     let mut found = Package::default();
-    if archive.has_duplicate_names() {
-        found
-            .unsafe_names
-            .push("(a name is there twice)".to_owned());
-    }
     for index in 0..count {
         let entry = archive.by_index_raw(index).map_err(text)?;
         let head = entry.entry();
@@ -125,45 +111,44 @@ pub(super) fn package(file: &File, size: u64, limit: &Limit) -> Parsed<Package> 
             size: head.size(),
             stored: head.compressed_size(),
         };
-        let start = entry
-            .data_start()
-            .filter(|_| head.compression() == CompressionMethod::Stored);
+        let plain = head.compression() == CompressionMethod::Stored;
+        let start = entry.data_start().filter(|_| plain);
         drop(entry);
-        let in_place = start.map(|start| Window::of_file(file, start, member.stored, limit));
-        let read = |most| unpacked(&mut archive, limit, index, most);
-        let added = found.add(&member.name, limit, in_place, read);
+        let place = start.map(|start| file.part(start, member.stored));
+        // The size that the package states is not trusted.
+        let read = |limit| {
+            let mut bytes = Vec::new();
+            let member = archive.by_index(index).map_err(text)?;
+            let read = member.take(limit).read_to_end(&mut bytes);
+            let read = read.and_then(|size| file.limit.take(size));
+            read.map_err(|error| error.to_string())?;
+            Ok(bytes)
+        };
+        let added = found.add(&member.name, place, read);
         added.map_err(|why| format!("its member `{}`: {why}", member.name.escape_debug()))?;
         found.unpacked = found.unpacked.saturating_add(member.size);
-        if escapes(&member.name) {
-            found.unsafe_names.push(member.name.clone());
-        }
         found.members.push(member);
     }
     Ok(found)
 }
 
 impl Package {
-    /// Adds the content of one member, which is `in_place` unless it is compressed.
+    /// Adds the content of one member, whose place in the file is known unless it is compressed.
     fn add(
         &mut self,
         name: &str,
-        limit: &Limit,
-        in_place: Option<Window<'_>>,
+        place: Option<Window<'_>>,
         read: impl FnOnce(u64) -> Parsed<Vec<u8>>,
     ) -> Parsed<()> {
         let member = name.to_owned();
-        if name.ends_with("_compile_flags.json") || name.ends_with("compile_cmd") {
-            self.commands.push(member);
-        } else if name.ends_with("_metadata.json") {
+        if name.ends_with("_metadata.json") {
             let metadata = serde_json::from_slice(&read(METADATA)?).ok();
             self.builds
                 .extend(metadata.map(|metadata| build(member, &metadata)));
         } else if name.ends_with(".so") {
-            let object = match in_place {
-                Some(window) => object::shared_object(window)?,
-                None => object::shared_object(Window::of_bytes(&read(LIBRARY)?, limit))?,
-            };
-            self.libraries.push(PackagedObject { member, object });
+            if let Some(object) = place.map(object::shared_object).transpose()? {
+                self.libraries.push(PackagedObject { member, object });
+            }
         } else if name.ends_with(".wrapper.cpp") {
             let source = String::from_utf8_lossy(&read(GRAPH)?).into_owned();
             self.models.push(model_of_source(member, &source));
@@ -177,50 +162,18 @@ impl Package {
     }
 
     pub(super) fn warnings(&self) -> Vec<String> {
-        let unsafe_names = self.unsafe_names.iter().take(NAMED);
-        let mut warnings: Vec<String> = unsafe_names
-            .map(|name| format!("unpacking it is not safe: member `{}`", name.escape_debug()))
-            .collect();
-        warnings.extend(self.commands.iter().take(NAMED).map(|name| {
-            format!(
-                "member `{}` holds a command line that libtorch's loader would run",
-                name.escape_debug()
-            )
-        }));
-        for library in &self.libraries {
+        let of = |library: &PackagedObject| {
             let name = library.member.rsplit('/').next().unwrap_or_default();
-            let of = library.object.warnings().into_iter();
-            warnings.extend(of.map(|text| format!("`{}`: {text}", name.escape_debug())));
-        }
-        warnings
+            let name = name.escape_debug().to_string();
+            let texts = library.object.warnings().into_iter();
+            texts.map(move |text| format!("`{name}`: {text}"))
+        };
+        self.libraries.iter().flat_map(of).collect()
     }
-}
-
-/// Returns the first `most` bytes of a member. The size that the package states is not trusted.
-fn unpacked(
-    archive: &mut ZipArchive<Window<'_>>,
-    limit: &Limit,
-    index: usize,
-    most: u64,
-) -> Parsed<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let member = archive.by_index(index).map_err(text)?;
-    let read = member.take(most).read_to_end(&mut bytes);
-    let read = read.and_then(|size| limit.take(size as u64));
-    read.map_err(|error| error.to_string())?;
-    Ok(bytes)
 }
 
 fn text(error: ZipError) -> String {
     error.to_string().to_lowercase()
-}
-
-/// Returns whether unpacking `name` into a folder would write outside of it.
-fn escapes(name: &str) -> bool {
-    name.starts_with('/')
-        || name.contains(['\\', '\0'])
-        || name.get(1..2) == Some(":")
-        || name.split('/').any(|part| part == "..")
 }
 
 /// Returns the target in the metadata of AOTInductor. torch writes numbers or strings.
@@ -244,16 +197,14 @@ fn model_of_graph(member: String, graph: &Value) -> Model {
     let (mut inputs, mut constants) = (Vec::new(), Vec::new());
     let specs = graph["graph_module"]["signature"]["input_specs"].as_array();
     for spec in specs.into_iter().flatten() {
-        let names = ["parameter", "buffer", "tensor_constant"];
-        let constant = names
-            .iter()
-            .find_map(|kind| spec[kind][format!("{kind}_name")].as_str());
-        constants.extend(constant.map(str::to_owned));
-        if let Some(input) = spec["user_input"]["arg"].as_object() {
-            let tensor = input
-                .get("as_tensor")
-                .and_then(|tensor| tensor["name"].as_str());
-            inputs.push(tensor.unwrap_or("(no tensor)").to_owned());
+        for kind in ["parameter", "buffer", "tensor_constant"] {
+            let name = spec[kind][format!("{kind}_name")].as_str();
+            constants.extend(name.map(str::to_owned));
+        }
+        let input = &spec["user_input"]["arg"];
+        if input.is_object() {
+            let name = input["as_tensor"]["name"].as_str();
+            inputs.push(name.unwrap_or("(no tensor)").to_owned());
         }
     }
     Model {

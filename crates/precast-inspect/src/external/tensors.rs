@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use safetensors::tensor::Metadata;
 use serde::Serialize;
 
-use super::{Parsed, window::Window};
+use super::{Parsed, object::number, window::Window};
 
 const LENGTH: u64 = 8;
 /// Maximum bytes of the header. The format allows 100 MB; a value in memory takes up to 32 times its text.
@@ -44,12 +44,8 @@ pub(super) fn looks_like(magic: &[u8]) -> bool {
     magic.len() == 9 && magic[8] == b'{' && magic[4..8] == [0; 4]
 }
 
-pub(super) fn tensors(file: Window<'_>, size: u64) -> Parsed<Tensors> {
-    let length = file.bytes(0, LENGTH)?;
-    let length = length
-        .iter()
-        .rev()
-        .fold(0_u64, |length, byte| (length << 8) | u64::from(*byte));
+pub(super) fn tensors(file: Window<'_>) -> Parsed<Tensors> {
+    let (length, size) = (number(&file.bytes(0, LENGTH)?, 0, 8), file.size);
     if length > size - LENGTH {
         return Err(format!(
             "its header would have {length} bytes, the whole file has {size}"
@@ -89,14 +85,4 @@ pub(super) fn tensors(file: Window<'_>, size: u64) -> Parsed<Tensors> {
         elements,
         tensors,
     })
-}
-
-impl Tensors {
-    pub(super) fn warnings(&self) -> Vec<String> {
-        let empty = self.tensors.iter().filter(|tensor| tensor.bytes == 0);
-        empty
-            .map(|tensor| format!("tensor `{}` has no elements", tensor.name.escape_default()))
-            .take(10)
-            .collect()
-    }
 }

@@ -32,12 +32,12 @@ impl Limit {
     }
 
     /// Subtracts bytes that were read.
-    pub fn take(&self, bytes: u64) -> io::Result<()> {
-        let left = self.left.get().checked_sub(bytes);
+    pub fn take(&self, bytes: usize) -> io::Result<()> {
+        let left = self.left.get().checked_sub(bytes as u64);
         self.left.set(left.unwrap_or(0));
         if left.is_none() {
-            self.refuse("its parts overlap or unpack to many times its size".to_owned());
-            return Err(io::Error::other("the limit was exceeded"));
+            let why = "its parts overlap or unpack to many times its size";
+            return Err(io::Error::other(self.refuse(why.to_owned())));
         }
         Ok(())
     }
@@ -58,46 +58,40 @@ impl Limit {
     }
 
     /// Returns the reason if the file was refused. A parser may ignore the error of a read.
-    pub fn refused(&self) -> Option<&String> {
-        self.refused.get()
+    pub fn refused(&self) -> Option<String> {
+        self.refused.get().cloned()
     }
 }
 
-/// A part of a file or of memory, with a position of its own.
+/// A part of a file, with a position of its own.
 #[derive(Clone, Copy)]
 pub(super) struct Window<'a> {
     pub limit: &'a Limit,
-    source: Source<'a>,
+    file: &'a File,
+    start: u64,
     pub size: u64,
     at: u64,
 }
 
-#[derive(Clone, Copy)]
-enum Source<'a> {
-    File { file: &'a File, start: u64 },
-    Memory(&'a [u8]),
-}
-
 impl<'a> Window<'a> {
-    /// Returns the window of `start..start + size` of a file.
-    pub fn of_file(file: &'a File, start: u64, size: u64, limit: &'a Limit) -> Self {
-        let source = Source::File { file, start };
+    /// Returns the window of the first `size` bytes of a file.
+    pub fn new(file: &'a File, size: u64, limit: &'a Limit) -> Self {
         Self {
             limit,
-            source,
+            file,
+            start: 0,
             size,
             at: 0,
         }
     }
 
-    /// Returns the window of bytes in memory.
-    pub fn of_bytes(bytes: &'a [u8], limit: &'a Limit) -> Self {
-        let (source, size) = (Source::Memory(bytes), bytes.len() as u64);
+    /// Returns the window of `start..start + size` of the file.
+    pub fn part(self, start: u64, size: u64) -> Self {
         Self {
-            limit,
-            source,
+            start,
             size,
             at: 0,
+            ..self
         }
     }
 
@@ -105,9 +99,8 @@ impl<'a> Window<'a> {
     pub fn bytes(mut self, at: u64, size: u64) -> Parsed<Vec<u8>> {
         self.at = at;
         let mut bytes = Vec::new();
-        self.take(size)
-            .read_to_end(&mut bytes)
-            .map_err(|error| error.to_string())?;
+        let read = self.take(size).read_to_end(&mut bytes);
+        read.map_err(|error| error.to_string())?;
         Ok(bytes)
     }
 }
@@ -116,15 +109,9 @@ impl Read for Window<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.size.saturating_sub(self.at)).unwrap_or(usize::MAX);
         let want = left.min(into.len());
-        let into = &mut into[..want];
-        let got = match self.source {
-            Source::File { file, start } => file.read_at(into, start.saturating_add(self.at))?,
-            Source::Memory(bytes) => bytes
-                .get(self.at as usize..)
-                .unwrap_or_default()
-                .read(into)?,
-        };
-        self.limit.take(got as u64)?;
+        let place = self.start.saturating_add(self.at);
+        let got = self.file.read_at(&mut into[..want], place)?;
+        self.limit.take(got)?;
         self.at += got as u64;
         Ok(got)
     }

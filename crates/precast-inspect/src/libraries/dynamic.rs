@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io,
-    path::{Component, Path, PathBuf},
+    path::{Path, PathBuf},
 };
 
 use precast_store::elf::{Dynamic, Elf, ElfError, ReadCache};
@@ -39,10 +39,8 @@ fn malformed(name: String, why: ElfError) -> LibraryError {
 /// Returns the folders of `DT_RPATH` for a library in `origin`. None for a library with `DT_RUNPATH`.
 pub(super) fn rpath(dynamic: &Dynamic, origin: &Path) -> Vec<PathBuf> {
     let folders = dynamic.rpath.iter().filter(|_| dynamic.runpath.is_none());
-    folders
-        .flatten()
-        .map(|folder| expand(folder, origin))
-        .collect()
+    let folders = folders.flatten();
+    folders.map(|folder| expand(folder, origin)).collect()
 }
 
 /// Returns the folders of `DT_RUNPATH` for a library in `origin`.
@@ -51,24 +49,12 @@ pub(super) fn runpath(dynamic: &Dynamic, origin: &Path) -> Vec<PathBuf> {
     folders.map(|folder| expand(folder, origin)).collect()
 }
 
-/// Replaces `$ORIGIN` by the library's folder, and resolves `..`.
+/// Replaces `$ORIGIN` by the library's folder, and resolves `..` where the folder exists.
 fn expand(folder: &str, origin: &Path) -> PathBuf {
     let origin = origin.to_string_lossy();
     let folder = folder
         .replace("${ORIGIN}", &origin)
         .replace("$ORIGIN", &origin);
     let folder = PathBuf::from(folder);
-    folder.canonicalize().unwrap_or_else(|_| plain(&folder))
-}
-
-/// Removes each `..` with the part before it, for a folder that does not exist.
-fn plain(folder: &Path) -> PathBuf {
-    let mut plain = PathBuf::new();
-    for part in folder.components() {
-        match part {
-            Component::ParentDir => drop(plain.pop()),
-            part => plain.push(part),
-        }
-    }
-    plain
+    folder.canonicalize().unwrap_or(folder)
 }

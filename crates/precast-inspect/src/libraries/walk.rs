@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeSet, HashMap},
-    fs,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -46,10 +46,12 @@ pub(super) fn needs(folder: &Path, asked: &Asked, search: &Search) -> Result<Nee
         }
     }
     for object in &asked.objects {
-        let dynamic = object.dynamic.clone();
         walk.entries.push(Entry {
-            found: Found::Object(dynamic),
-            ..Entry::new(&object.name, "", None, false)
+            name: object.name.clone(),
+            needed_by: vec![],
+            opened: false,
+            parent: None,
+            found: Some(Found::Object(object.dynamic.clone())),
         });
         walk.follow()?;
     }
@@ -79,12 +81,11 @@ struct Entry {
     opened: bool,
     /// The entry that asked for it first.
     parent: Option<usize>,
-    found: Found,
+    /// None before it is searched for.
+    found: Option<Found>,
 }
 
 enum Found {
-    /// Not searched for yet.
-    Unknown,
     File {
         folder: PathBuf,
         bytes: u64,
@@ -96,31 +97,22 @@ enum Found {
 }
 
 impl Entry {
-    fn new(name: &str, needed_by: &str, parent: Option<usize>, opened: bool) -> Self {
-        Self {
-            name: name.to_owned(),
-            needed_by: vec![needed_by.to_owned()],
-            opened,
-            parent,
-            found: Found::Unknown,
-        }
-    }
-
-    fn dynamic(&self) -> Option<&Dynamic> {
+    /// Returns the libraries that it needs.
+    fn needed(&self) -> Vec<String> {
         match &self.found {
-            Found::File { dynamic, .. } | Found::Object(dynamic) => Some(dynamic),
-            _ => None,
+            Some(Found::File { dynamic, .. } | Found::Object(dynamic)) => dynamic.needed.clone(),
+            _ => vec![],
         }
     }
 
     /// Returns the folders of its own `DT_RPATH` and `DT_RUNPATH`.
     fn paths(&self) -> (Vec<PathBuf>, Vec<PathBuf>) {
         match &self.found {
-            Found::File {
+            Some(Found::File {
                 folder,
                 dynamic: own,
                 ..
-            } => (dynamic::rpath(own, folder), dynamic::runpath(own, folder)),
+            }) => (dynamic::rpath(own, folder), dynamic::runpath(own, folder)),
             _ => (vec![], vec![]),
         }
     }
@@ -136,7 +128,13 @@ impl Walk<'_> {
             }
             return known;
         }
-        self.entries.push(Entry::new(name, by, parent, opened));
+        self.entries.push(Entry {
+            name: name.to_owned(),
+            needed_by: vec![by.to_owned()],
+            opened,
+            parent,
+            found: None,
+        });
         self.places.insert(name.to_owned(), self.entries.len() - 1);
         self.entries.len() - 1
     }
@@ -150,12 +148,12 @@ impl Walk<'_> {
         opened: bool,
     ) -> Result<(), LibraryError> {
         let at = self.request(name, by, None, opened);
-        if matches!(self.entries[at].found, Found::Unknown) {
-            self.entries[at].found = if folder.join(name).exists() {
+        if self.entries[at].found.is_none() {
+            self.entries[at].found = Some(if folder.join(name).exists() {
                 file(folder, name)?
             } else {
                 Found::Nowhere(vec![folder.to_owned()])
-            };
+            });
         }
         Ok(())
     }
@@ -164,13 +162,12 @@ impl Walk<'_> {
     fn follow(&mut self) -> Result<(), LibraryError> {
         while self.followed < self.entries.len() {
             let at = self.followed;
-            if matches!(self.entries[at].found, Found::Unknown) {
-                self.entries[at].found = self.find(at)?;
+            if self.entries[at].found.is_none() {
+                self.entries[at].found = Some(self.find(at)?);
             }
             let entry = &self.entries[at];
             let (name, opened) = (entry.name.clone(), entry.opened);
-            let needed = entry.dynamic().map(|dynamic| dynamic.needed.clone());
-            for library in needed.unwrap_or_default() {
+            for library in entry.needed() {
                 self.request(&library, &name, Some(at), opened);
             }
             self.followed += 1;
@@ -180,7 +177,7 @@ impl Walk<'_> {
 
     /// Adds the files that a library opens while a program runs.
     fn open(&mut self, at: usize) -> Result<(), LibraryError> {
-        let Found::File { folder, .. } = &self.entries[at].found else {
+        let Some(Found::File { folder, .. }) = &self.entries[at].found else {
             return Ok(());
         };
         let (folder, name) = (folder.clone(), self.entries[at].name.clone());
@@ -189,22 +186,15 @@ impl Walk<'_> {
         if patterns.is_empty() {
             return Ok(());
         }
-        let io = |source| LibraryError::Io {
+        let read = fs::read_dir(&folder).and_then(|entries| {
+            let names = entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
+            names.collect::<io::Result<BTreeSet<String>>>()
+        });
+        let mut files = read.map_err(|source| LibraryError::Io {
             path: folder.clone(),
             source,
-        };
-        let mut files = Vec::new();
-        for entry in fs::read_dir(&folder).map_err(io)? {
-            let file = entry
-                .map_err(io)?
-                .file_name()
-                .to_string_lossy()
-                .into_owned();
-            if patterns.iter().any(|pattern| matches(pattern, &file)) {
-                files.push(file);
-            }
-        }
-        files.sort();
+        })?;
+        files.retain(|file| patterns.iter().any(|pattern| matches(pattern, file)));
         for file in files {
             self.request_at(&folder, &file, &name, true)?;
         }
@@ -215,11 +205,8 @@ impl Walk<'_> {
     fn find(&self, at: usize) -> Result<Found, LibraryError> {
         let entry = &self.entries[at];
         let of_system = || {
-            let mut paths = self
-                .search
-                .system
-                .iter()
-                .map(|folder| folder.join(&entry.name));
+            let folders = self.search.system.iter();
+            let mut paths = folders.map(|folder| folder.join(&entry.name));
             paths.find(|path| path.exists())
         };
         if HOST.iter().any(|pattern| matches(pattern, &entry.name)) {
@@ -243,10 +230,8 @@ impl Walk<'_> {
             let allowed = within.is_none_or(|within| folder.starts_with(within));
             allowed && seen.insert(folder.clone())
         });
-        match folders
-            .iter()
-            .find(|folder| folder.join(&entry.name).exists())
-        {
+        let mut found = folders.iter();
+        match found.find(|folder| folder.join(&entry.name).exists()) {
             // A folder of the system that is named twice is one of the system.
             Some(folder) if !self.search.system.contains(folder) => file(folder, &entry.name),
             _ => Ok(match of_system() {
@@ -266,24 +251,24 @@ impl Walk<'_> {
                 ..
             } = entry;
             match entry.found {
-                Found::File { folder, bytes, .. } => needs.files.push(Library {
+                Some(Found::File { folder, bytes, .. }) => needs.files.push(Library {
                     path: folder.join(&name),
                     name,
                     bytes,
                     needed_by,
                     opened,
                 }),
-                Found::Host(path) => needs.host.push(HostLibrary {
+                Some(Found::Host(path)) => needs.host.push(HostLibrary {
                     name,
                     path,
                     needed_by,
                 }),
-                Found::Nowhere(searched) => needs.missing.push(MissingLibrary {
+                Some(Found::Nowhere(searched)) => needs.missing.push(MissingLibrary {
                     name,
                     needed_by,
                     searched,
                 }),
-                Found::Object(_) | Found::Unknown => {}
+                Some(Found::Object(_)) | None => {}
             }
         }
         needs.host.sort_by(|a, b| a.name.cmp(&b.name));

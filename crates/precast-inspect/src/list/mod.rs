@@ -12,7 +12,7 @@ use globset::{GlobBuilder, GlobMatcher};
 use precast_store::{Digest, Store, StoreError};
 use serde::Serialize;
 
-pub use self::order::{Column, bucket_order};
+pub use self::order::{ORDERS, Order, bucket_order};
 use self::rows::rows;
 
 /// Where a program stands.
@@ -33,30 +33,19 @@ pub enum State {
 }
 
 impl State {
-    /// Every state, in the order of its declaration.
-    pub const ALL: [Self; 5] = [
-        Self::Live,
-        Self::Old,
-        Self::Partial,
-        Self::Loose,
-        Self::Failed,
+    /// Every state with its name, in the order of their declaration.
+    pub const ALL: [(&'static str, Self); 5] = [
+        ("live", Self::Live),
+        ("old", Self::Old),
+        ("partial", Self::Partial),
+        ("loose", Self::Loose),
+        ("failed", Self::Failed),
     ];
-
-    /// Returns the word that is printed and accepted.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Live => "live",
-            Self::Old => "old",
-            Self::Partial => "partial",
-            Self::Loose => "loose",
-            Self::Failed => "failed",
-        }
-    }
 }
 
 impl fmt::Display for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        f.write_str(Self::ALL[*self as usize].0)
     }
 }
 
@@ -107,8 +96,8 @@ pub struct Query {
     pub until: Option<i64>,
     /// Built at this time or after.
     pub since: Option<i64>,
-    /// The column to sort by; the store's own order where it is absent.
-    pub sort: Option<Column>,
+    /// The order of the rows; the store's own where it is absent.
+    pub sort: Option<Order>,
     /// Whether to reverse the order.
     pub descending: bool,
 }
@@ -123,19 +112,13 @@ impl Pattern {
         let glob = GlobBuilder::new(text).literal_separator(false).build()?;
         Ok(Self(glob.compile_matcher()))
     }
-
-    fn matches(&self, name: &str) -> bool {
-        self.0.is_match(name)
-    }
 }
 
 impl Query {
     fn matches(&self, row: &Row) -> bool {
-        let is =
-            |wanted: &Option<String>, found: &str| wanted.as_deref().is_none_or(|w| w == found);
-        let fits = |pattern: &Option<Pattern>, text: &str| {
-            pattern.as_ref().is_none_or(|p| p.matches(text))
-        };
+        let is = |wanted: &Option<String>, it: &str| wanted.as_deref().is_none_or(|w| w == it);
+        let fits =
+            |glob: &Option<Pattern>, it: &str| glob.as_ref().is_none_or(|g| g.0.is_match(it));
         let those = |programs: &BTreeSet<Digest>| programs.contains(&row.id);
         self.programs.as_ref().is_none_or(those)
             && is(&self.model, &row.model)
@@ -150,13 +133,10 @@ impl Query {
 
 /// Lists programs. An unreadable one is an error in its place, or after the rest if the rows are sorted. Listing goes
 /// on after it if the index allows.
-pub fn list(
-    store: &Store,
-    query: &Query,
-) -> Result<Box<dyn Iterator<Item = Result<Row, StoreError>>>, StoreError> {
+pub fn list(store: &Store, query: &Query) -> Box<dyn Iterator<Item = Result<Row, StoreError>>> {
     let all = rows(store, query);
-    let Some(column) = query.sort else {
-        return Ok(Box::new(all));
+    let Some(order) = query.sort else {
+        return Box::new(all);
     };
     let (mut sorted, mut broken) = (Vec::new(), Vec::new());
     for row in all {
@@ -166,20 +146,11 @@ pub fn list(
         }
     }
     sorted.sort_by(|a, b| {
-        let order = column.compare(a, b);
-        let order = if query.descending {
-            order.reverse()
-        } else {
-            order
-        };
-        order.then_with(|| a.id.cmp(&b.id))
+        let (first, second) = if query.descending { (b, a) } else { (a, b) };
+        order(first, second).then_with(|| a.id.cmp(&b.id))
     });
-    Ok(Box::new(
-        sorted
-            .into_iter()
-            .map(Ok)
-            .chain(broken.into_iter().map(Err)),
-    ))
+    let sorted = sorted.into_iter().map(Ok);
+    Box::new(sorted.chain(broken.into_iter().map(Err)))
 }
 
 #[cfg(test)]

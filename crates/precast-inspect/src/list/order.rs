@@ -4,66 +4,23 @@ use std::cmp::Ordering;
 
 use super::Row;
 
-/// A column to sort by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Column {
-    /// The request key.
-    Id,
-    /// Name of the model.
-    Model,
-    /// Name of the module.
-    Module,
-    /// Sizes of the bucket, as numbers.
-    Bucket,
-    /// The state's place among [`State::ALL`](super::State::ALL).
-    State,
-    /// Name of the target.
-    Target,
-    /// `cpu` or `cuda`.
-    Device,
-    /// How many artifacts one run calls.
-    Steps,
-    /// Bytes of the shared objects.
-    Size,
-    /// When it was built.
-    Age,
-    /// When it was last used.
-    Used,
-}
+/// Compares two rows by one column: the youngest first for ages, the larger bucket last.
+pub type Order = fn(&Row, &Row) -> Ordering;
 
-impl Column {
-    /// Every column with the word that selects it.
-    pub const ALL: [(&'static str, Self); 11] = [
-        ("id", Self::Id),
-        ("model", Self::Model),
-        ("module", Self::Module),
-        ("bucket", Self::Bucket),
-        ("state", Self::State),
-        ("target", Self::Target),
-        ("device", Self::Device),
-        ("steps", Self::Steps),
-        ("size", Self::Size),
-        ("age", Self::Age),
-        ("used", Self::Used),
-    ];
-
-    /// Compares two rows: the youngest first for ages, the larger bucket last.
-    pub(super) fn compare(self, a: &Row, b: &Row) -> Ordering {
-        match self {
-            Self::Id => a.id.cmp(&b.id),
-            Self::Model => a.model.cmp(&b.model),
-            Self::Module => a.module.cmp(&b.module),
-            Self::Bucket => bucket_order(&a.bucket, &b.bucket),
-            Self::State => a.state.cmp(&b.state),
-            Self::Target => a.target.cmp(&b.target),
-            Self::Device => a.device.cmp(&b.device),
-            Self::Steps => a.steps.cmp(&b.steps),
-            Self::Size => a.bytes.cmp(&b.bytes),
-            Self::Age => b.created.cmp(&a.created),
-            Self::Used => b.used.cmp(&a.used),
-        }
-    }
-}
+/// The columns to sort by, each with its name.
+pub const ORDERS: [(&str, Order); 11] = [
+    ("id", |a, b| a.id.cmp(&b.id)),
+    ("model", |a, b| a.model.cmp(&b.model)),
+    ("module", |a, b| a.module.cmp(&b.module)),
+    ("bucket", |a, b| bucket_order(&a.bucket, &b.bucket)),
+    ("state", |a, b| a.state.cmp(&b.state)),
+    ("target", |a, b| a.target.cmp(&b.target)),
+    ("device", |a, b| a.device.cmp(&b.device)),
+    ("steps", |a, b| a.steps.cmp(&b.steps)),
+    ("size", |a, b| a.bytes.cmp(&b.bytes)),
+    ("age", |a, b| b.created.cmp(&a.created)),
+    ("used", |a, b| b.used.cmp(&a.used)),
+];
 
 /// Compares buckets by name and number: `batch=8` before `batch=16`.
 pub fn bucket_order(a: &str, b: &str) -> Ordering {

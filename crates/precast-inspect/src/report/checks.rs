@@ -4,7 +4,7 @@ use maud::{Markup, html};
 use precast_builder::protocol::{Finding, Severity};
 
 use super::html::heads;
-use crate::checks::{Checks, FindingRow};
+use crate::checks::{self, Checks, FindingRow};
 
 pub(super) fn checks(all: &[Checks]) -> Markup {
     html! {
@@ -18,9 +18,9 @@ pub(super) fn checks(all: &[Checks]) -> Markup {
 }
 
 fn one(index: usize, checks: &Checks) -> Markup {
-    let rows = checks.rows();
+    let rows = checks::rows(&checks.modules);
     let (allowed, open): (Vec<&FindingRow<'_>>, Vec<&FindingRow<'_>>) =
-        rows.iter().partition(|row| row.allowed.is_some());
+        rows.iter().partition(|row| row.finding.allowed.is_some());
     html! {
         h3 { (checks.model) }
         @if open.is_empty() { p { "Nothing is found that is not intended." } }
@@ -28,8 +28,8 @@ fn one(index: usize, checks: &Checks) -> Markup {
             div.scroll { table.sort id=(format!("check-{index}")) {
                 (heads(&[("Severity", false), ("Finding", false), ("Where", false), ("Modules", false), ("Why", false)]))
                 tbody { @for row in &open { tr {
-                    td class=[(row.finding.severity == Severity::High).then_some("bad")] data-v=(rank(row.finding)) {
-                        (severity(row.finding))
+                    td class=[(row.finding.severity == Severity::High).then_some("bad")] data-v=(row.finding.severity as u8) {
+                        (row.finding.severity.word())
                     }
                     td { (row.finding.category) }
                     td { (place(row.finding)) }
@@ -45,30 +45,14 @@ fn one(index: usize, checks: &Checks) -> Markup {
                 tbody { @for row in allowed { tr {
                     td { (row.finding.category) }
                     td { (place(row.finding)) }
-                    td.wrap { (row.allowed.unwrap_or_default()) }
+                    td.wrap { (row.finding.allowed.as_deref().unwrap_or_default()) }
                 } } }
             } }
         }
-        @for module in checks.modules.iter().filter(|module| !module.unknown.is_empty()) {
+        @for module in checks.modules.iter().filter(|module| !module.checked.unknown.is_empty()) {
             h4 { "Not known of " (module.module) }
-            ul { @for unknown in &module.unknown { li { (unknown) } } }
+            ul { @for unknown in &module.checked.unknown { li { (unknown) } } }
         }
-    }
-}
-
-fn severity(finding: &Finding) -> &'static str {
-    match finding.severity {
-        Severity::High => "high",
-        Severity::Medium => "medium",
-        Severity::Low => "low",
-    }
-}
-
-fn rank(finding: &Finding) -> u8 {
-    match finding.severity {
-        Severity::High => 2,
-        Severity::Medium => 1,
-        Severity::Low => 0,
     }
 }
 

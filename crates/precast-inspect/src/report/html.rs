@@ -75,14 +75,10 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
     let of_model = page
         .failures
         .iter()
-        .filter(|failure| failure.model == part.model);
+        .filter(|line| line.failure.model == part.model);
     let outputs = part
         .programs()
         .any(|(_, line)| !line.receipt.outputs.is_empty());
-    let timed = part
-        .artifacts
-        .iter()
-        .any(|a| a.finished.is_some() && a.seconds.values().sum::<f64>() > 0.0);
     html! {
         h2 id=(format!("m{index}")) {
             (part.model)
@@ -112,15 +108,9 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
             h4 { (module.name) @if !grid.fixed.is_empty() { ", at " (bucket_name(&grid.fixed)) } }
             div.figure { (charts::coverage(grid)) }
         }
-        @if timed {
-            h3 { "How the build went" }
-            p { "Each row is one artifact: when it was compiled and how long each phase took. An artifact that several \
-                steps or buckets share was compiled once. In between, programs were captured and checked." }
-            div.figure { (charts::timeline(&part.artifacts)) }
-        }
         h3 { "How fast it is" }
         @if part.programs().any(|(_, line)| line.receipt.speedup().is_some()) {
-            p { "Seconds a call, as measured when it was built; the thin line is the spread." }
+            p { "Seconds a call, as measured when it was built." }
             div.figure { (charts::latency(part)) }
         } @else {
             p.soft { "Latency was not measured when this was built." }
@@ -324,7 +314,7 @@ fn failures(all: &[FailureLine]) -> Markup {
         @else {
             div.scroll { table.sort #failures {
                 (heads(&[("Model", false), ("Module", false), ("Bucket", false), ("What", false), ("Why", false), ("When", false)]))
-                tbody { @for failure in all { tr {
+                tbody { @for FailureLine { failure, at } in all { tr {
                     td { (failure.model) }
                     td { (failure.module) }
                     td { (failure.bucket) }
@@ -335,7 +325,7 @@ fn failures(all: &[FailureLine]) -> Markup {
                         @if let Some(hint) = &failure.hint { br; span.soft { (hint) } }
                         br; code.soft { "precast log " (failure.id.short()) }
                     }
-                    td data-v=(failure.at) { (date(failure.at)) }
+                    td data-v=(at) { (date(*at)) }
                 } } }
             } }
         }

@@ -65,18 +65,14 @@ impl Page {
         for failure in store.records().failures() {
             match failure {
                 Ok((failure, at)) if chosen(&failure.model) => {
-                    failures.push(FailureLine::new(failure, at));
+                    failures.push(FailureLine { failure, at });
                 }
                 Ok(_) => {}
                 Err(error) => damage.push(error.to_string()),
             }
         }
-        for name in store
-            .releases()
-            .models()?
-            .iter()
-            .filter(|name| chosen(name))
-        {
+        let names = store.releases().models()?;
+        for name in names.iter().filter(|name| chosen(name)) {
             let release = choice.release.filter(|_| choice.model.is_some());
             let part = ModelPart::read(store, name, release, &failures, &mut damage)?;
             models.push(part);

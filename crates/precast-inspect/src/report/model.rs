@@ -1,6 +1,6 @@
 //! The part of the report for one model.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 use precast_store::{
     Digest, Filter, Store, StoreError,
@@ -109,46 +109,11 @@ pub struct ArtifactLine {
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct FailureLine {
-    /// The key of the thing that was to be built.
-    pub id: Digest,
-    /// Name of the model.
-    pub model: String,
-    /// Name of the module in the spec.
-    pub module: String,
-    /// As `batch=8 seq=128`, `dynamic` or `eager`.
-    pub bucket: String,
-    /// The same as numbers, to sort by.
-    #[serde(skip)]
-    pub sizes: Sizes,
-    /// A stable word for the kind of failure.
-    pub code: String,
-    /// One line, lower case, no final period.
-    pub message: String,
-    /// The user's file and line that caused it, as `model.py:12`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub location: Option<String>,
-    /// Advice, if the build has some.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
+    /// Its record.
+    #[serde(flatten)]
+    pub failure: Failure,
     /// Seconds since 1970.
     pub at: i64,
-}
-
-impl FailureLine {
-    pub(super) fn new(failure: Failure, at: i64) -> Self {
-        Self {
-            id: failure.id,
-            bucket: failure.bucket,
-            model: failure.model,
-            module: failure.module,
-            sizes: failure.sizes,
-            code: failure.code,
-            message: failure.message,
-            location: failure.location,
-            hint: failure.hint,
-            at,
-        }
-    }
 }
 
 impl ModelPart {
@@ -185,11 +150,11 @@ impl ModelPart {
         };
         if let Some(release) = &release {
             let whole = |before: &Release| before.seq < release.seq && !before.is_partial();
-            let lost = match store.releases().find(model, whole) {
-                Ok(Some(before)) => store.releases().lost(&before, release),
-                Ok(None) => Ok(vec![]),
-                Err(error) => Err(error),
-            };
+            let before = store.releases().find(model, whole);
+            let lost = before.and_then(|before| match before {
+                Some(before) => store.releases().lost(&before, release),
+                None => Ok(vec![]),
+            });
             part.lost = lost.unwrap_or_else(|error| {
                 damage.push(error.to_string());
                 vec![]
@@ -198,14 +163,14 @@ impl ModelPart {
         if let Some(weights) = release.and_then(|release| release.weights) {
             part.weights = store.objects().row(&weights)?.map(|object| object.size);
         }
-        let mut sizes: HashMap<Digest, u64> = HashMap::new();
+        let mut known = BTreeSet::new();
         let mut modules: BTreeMap<String, Vec<ProgramLine>> = BTreeMap::new();
         let mut targets = BTreeSet::new();
         for id in ids {
             match store.records().program(&id) {
                 Ok(Some(program)) => {
                     targets.insert(program.target.name());
-                    part.count(store, &program, &mut sizes, damage);
+                    part.count(store, &program, &mut known, damage);
                     let bytes = store.records().program_row(&id)?.map_or(0, |row| row.bytes);
                     let line = line(&program, bytes);
                     modules.entry(program.module).or_default().push(line);
@@ -221,9 +186,8 @@ impl ModelPart {
             programs.sort_by(|a, b| bucket_order(&a.bucket, &b.bucket));
             let buckets = programs.iter().filter(|program| program.fixed);
             let there: Vec<Sizes> = buckets.map(|program| program.sizes.clone()).collect();
-            let failed = failures
-                .iter()
-                .filter(|f| f.model == model && f.module == name);
+            let failed = failures.iter().map(|line| &line.failure);
+            let failed = failed.filter(|it| it.model == model && it.module == name);
             let wanted: Vec<Sizes> = failed.map(|failure| failure.sizes.clone()).collect();
             part.modules.push(Module {
                 grid: coverage::grid(&there, &wanted),
@@ -239,45 +203,34 @@ impl ModelPart {
         &mut self,
         store: &Store,
         program: &Program,
-        sizes: &mut HashMap<Digest, u64>,
+        known: &mut BTreeSet<Digest>,
         damage: &mut Vec<String>,
     ) {
         let mut seen = BTreeSet::new();
         for step in &program.steps {
+            let id = step.artifact;
             self.calls += 1;
-            if !sizes.contains_key(&step.artifact) {
-                match store.records().artifact(&step.artifact) {
-                    Ok(Some(artifact)) => {
-                        sizes.insert(artifact.id, artifact.size);
-                        self.artifacts.push(ArtifactLine {
-                            id: artifact.id,
-                            step: step.name.clone(),
-                            bucket: format!("{} {}", program.module, program.bucket()),
-                            programs: 0,
-                            calls: 0,
-                            bytes: artifact.size,
-                            seconds: artifact.receipt.seconds.clone(),
-                            finished: artifact.provenance.created,
-                        });
-                    }
+            if known.insert(id) {
+                match store.records().artifact(&id) {
+                    Ok(Some(artifact)) => self.artifacts.push(ArtifactLine {
+                        id,
+                        step: step.name.clone(),
+                        bucket: format!("{} {}", program.module, program.bucket()),
+                        programs: 0,
+                        calls: 0,
+                        bytes: artifact.size,
+                        seconds: artifact.receipt.seconds,
+                        finished: artifact.provenance.created,
+                    }),
                     Ok(None) => {
-                        sizes.insert(step.artifact, 0);
-                        let short = step.artifact.short();
-                        damage.push(format!("artifact {short} is not in the store"));
+                        damage.push(format!("artifact {} is not in the store", id.short()));
                     }
-                    Err(error) => {
-                        sizes.insert(step.artifact, 0);
-                        damage.push(error.to_string());
-                    }
+                    Err(error) => damage.push(error.to_string()),
                 }
             }
-            if let Some(line) = self
-                .artifacts
-                .iter_mut()
-                .find(|line| line.id == step.artifact)
-            {
+            if let Some(line) = self.artifacts.iter_mut().find(|line| line.id == id) {
                 line.calls += 1;
-                line.programs += usize::from(seen.insert(step.artifact));
+                line.programs += usize::from(seen.insert(id));
             }
         }
     }
