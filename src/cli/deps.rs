@@ -199,8 +199,9 @@ fn print(document: &DepsDocument<'_>, deps: &Deps, context: &Context) -> Result<
         writeln!(context.out, "\n{} {host}", "of the host:".bold())?;
     }
     for library in &needs.missing {
-        let (head, place) = ("missing:".red().bold(), sought(library));
-        writeln!(context.out, "{head} {}, {place}", library.name)?;
+        let head = "missing:".red();
+        let place = sought(library);
+        writeln!(context.out, "{} {}, {place}", head.bold(), library.name)?;
     }
     if let Some(environment) = &document.environment {
         let (own, whole) = (bytes(document.bytes), bytes(environment.bytes));

@@ -125,11 +125,11 @@ fn asked<T: ValueEnum>(args: &[OsString], option: &str) -> Option<T> {
     let args: Vec<&str> = (args.iter().take_while(|arg| *arg != "--"))
         .map(|arg| arg.to_str().unwrap_or_default())
         .collect();
-    let value = |(place, arg): (usize, &&str)| match arg.strip_prefix(option)? {
-        "" => args.get(place + 1).copied(),
-        value => value.strip_prefix('='),
-    };
-    let values = args.iter().enumerate().filter_map(value);
+    let values =
+        (args.iter().enumerate()).filter_map(|(place, arg)| match arg.strip_prefix(option)? {
+            "" => args.get(place + 1).copied(),
+            value => value.strip_prefix('='),
+        });
     values
         .filter_map(|value| T::from_str(value, true).ok())
         .next()
@@ -196,7 +196,6 @@ enum Command {
 struct Context {
     store: PathBuf,
     shared: bool,
-    quiet: bool,
     verbose: u8,
     out: Printer,
     /// Set by Ctrl-C.
@@ -338,7 +337,6 @@ fn run(args: Vec<OsString>) -> u8 {
     let context = Context {
         store: global.store.unwrap_or_else(|| PathBuf::from("artifacts")),
         shared: global.shared,
-        quiet: global.quiet,
         verbose: global.verbose,
         out: Printer::new(cancel.clone()),
         cancel,

@@ -32,7 +32,7 @@ impl NameArgs {
 pub(super) enum Record {
     Program(Box<Program>),
     Artifact(Box<Artifact>),
-    Failure(Failure),
+    Failure(Box<Failure>),
     Object(ObjectRow),
 }
 
@@ -43,7 +43,7 @@ pub(super) fn record(store: &Store, text: &str) -> Result<Record> {
         Found::Artifact(id) => {
             (store.records().artifact(&id)?).map(|it| Record::Artifact(it.into()))
         }
-        Found::Failure(id) => store.records().failure(&id)?.map(Record::Failure),
+        Found::Failure(id) => (store.records().failure(&id)?).map(|it| Record::Failure(it.into())),
         Found::Object(digest) => store.objects().row(&digest)?.map(Record::Object),
     };
     let message = || format!("`{text}` was removed while it was read");

@@ -20,7 +20,9 @@ impl Tally {
     /// Returns a tally whose counts of these names are zero.
     pub fn of<const N: usize>(names: [&str; N]) -> Self {
         let mut tally = Self::default();
-        names.map(|name| tally.add(name, 0));
+        for name in names {
+            tally.add(name, 0);
+        }
         tally
     }
 

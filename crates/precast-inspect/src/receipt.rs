@@ -159,15 +159,15 @@ impl ReceiptSummary {
 }
 
 /// Returns one line with the comparison of artifact and eager, and its outcome.
-pub fn decided(turns: &Turns) -> String {
-    let (wins, rounds) = (turns.eager_faster, turns.rounds);
+pub fn decided(test: &SignTest) -> String {
+    let (wins, rounds) = (test.eager_faster, test.rounds);
     let s = if rounds == 1 { "" } else { "s" };
-    let alone = if turns.alone {
+    let alone = if test.exclusive {
         ", with nothing else to do"
     } else {
         ""
     };
-    let answer = match turns.faster {
+    let answer = match test.faster {
         Faster::Eager => ": eager answers in place of the artifact",
         Faster::Artifact => ": the artifact answers",
         Faster::Neither => ", which decides nothing: the artifact answers",

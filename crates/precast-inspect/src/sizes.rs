@@ -139,7 +139,7 @@ fn by_dimension<'a>(
         RequestSizes::Any(sizes) => {
             let others: Vec<_> = known.keys().filter(|dim| *dim != "batch").collect();
             match (&others[..], known.keys().next()) {
-                ([dim], _) | ([], Some(dim)) => Ok(vec![(dim, sizes)]),
+                (&[dim], _) | ([], Some(dim)) => Ok(vec![(dim, sizes)]),
                 _ => Err(SizesError::WhichDimension { dims: dims() }),
             }
         }

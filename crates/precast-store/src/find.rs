@@ -182,19 +182,18 @@ impl Records {
             text.parse().map_err(|_| bad())
         };
         let (low, high) = (bound("0")?, bound("f")?);
-        let tables: [(&str, fn(Digest) -> Found); 4] = [
-            ("programs WHERE id", Found::Program),
-            ("artifacts WHERE id", Found::Artifact),
-            ("objects WHERE digest", Found::Object),
-            ("failures WHERE id", Found::Failure),
-        ];
         let mut found = Vec::new();
-        for (table, of) in tables {
+        let mut add = |table: &str, of: fn(Digest) -> Found| -> Result<(), StoreError> {
             // The ID is the first column.
             let query = format!("SELECT * FROM {table} BETWEEN ? AND ? LIMIT 4");
             let ids = (self.base().index).query(&query, [low, high], |row| row.get(0))?;
             found.extend(ids.into_iter().map(of));
-        }
+            Ok(())
+        };
+        add("programs WHERE id", Found::Program)?;
+        add("artifacts WHERE id", Found::Artifact)?;
+        add("objects WHERE digest", Found::Object)?;
+        add("failures WHERE id", Found::Failure)?;
         match found[..] {
             [one] => Ok(one),
             [] => Err(StoreError::Unknown(prefix.to_owned())),

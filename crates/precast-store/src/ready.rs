@@ -247,10 +247,7 @@ pub(super) fn no_room(error: &StoreError) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::Store;
-    use std::{
-        fs,
-        os::unix::fs::MetadataExt,
-    };
+    use std::{fs, os::unix::fs::MetadataExt};
 
     use super::{
         super::{Options, testing},
