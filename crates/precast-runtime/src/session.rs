@@ -102,8 +102,7 @@ impl<'m> Session<'m> {
 
     fn caller(&mut self) -> Caller<'_> {
         Caller {
-            replica: self.replica,
-            states: self.place.item.as_mut(),
+            session: (self.place.item.as_mut()).map(|states| (self.replica, states)),
             wait: self.model.wait(),
         }
     }
