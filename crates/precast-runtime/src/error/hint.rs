@@ -94,8 +94,8 @@ impl RuntimeError {
             {
                 NO_MEMORY
             }
-            Self::Unprepared { .. } => NO_CODE,
-            Self::Failed {
+            Self::Unprepared { .. }
+            | Self::Failed {
                 message: TorchError::NoCode(_),
                 ..
             } => NO_CODE,
@@ -108,11 +108,8 @@ impl RuntimeError {
             Self::NoDevice { device, .. } if *device == Device::Cpu => "name another device",
             Self::NoDevice { .. } => "`Device::Cpu` runs programs built for `cpu`",
             Self::Libtorch { .. } => LIBTORCH,
-            Self::NoShim {
-                known, outdated, ..
-            } if *outdated || known.is_empty() => {
-                "`precast build` makes a shim, and compiles nothing else"
-            }
+            Self::NoShim { outdated: true, .. } => NEW_SHIM,
+            Self::NoShim { known, .. } if known.is_empty() => NEW_SHIM,
             Self::NoShim { .. } => OTHER_SHIM,
             Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
             Self::Devices => "name each device once",
@@ -178,6 +175,7 @@ const EAGER_FAILS: &str = "the model fails at these sizes or values in eager mod
      positions: send what it takes";
 const LIBTORCH: &str = "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or \
      `LIBTORCH` for the command, `Runtime::libtorch` in the library";
+const NEW_SHIM: &str = "`precast build` makes a shim, and compiles nothing else";
 const OTHER_SHIM: &str = "`precast verify --host MODEL` makes a shim for it and runs the gates here; or name the folder of \
      one of those torches: `--libtorch DIR` or `LIBTORCH`";
 const MEMORY_FILE: &str =
