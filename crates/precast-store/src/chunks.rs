@@ -15,7 +15,7 @@
 //!
 //! The checksum detects errors of disks, cables and copies. It does not protect against a user who may write the store, and
 //! no hash in the file could: they can write other bytes with a footer that matches. So the hash is the fastest of 128 bits:
-//! one core computes XXH3 at 17 to 20 GB/s, where BLAKE3 has 2 to 4 GB/s (two cores of a Xeon, buffers of 128 KiB).
+//! one core computes XXH3 at 17 to 20 GB/s, where BLAKE3 has 2 to 4 GB/s (an AMD EPYC, buffers of 128 KiB).
 //!
 //! Files are read and not mapped for this: a disk error is an error and no signal, and a page fault costs more than the copy
 //! of a page.
