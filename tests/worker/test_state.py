@@ -127,6 +127,12 @@ class State(Project):
         failure = self.fails("bad_input", self.capture, opened, inputs=inputs, state=[named("cahce")])
         self.assertEqual(failure.hint, "did you mean `cache`?")
 
+    def test_a_state_that_a_module_does_not_have_is_refused(self) -> None:
+        opened = self.open(model("return x + 1"))
+        wrong = [named("cache")]
+        failure = self.fails("bad_input", self.capture, opened, inputs=[("x", "float32", [2, 4])], state=wrong)
+        self.assertEqual(failure.message, "`cache` is no input of module `m`, and no buffer that it writes into")
+
     def test_a_later_region_reads_the_old_value_or_the_new_one(self) -> None:
         source = """
         import torch

@@ -41,8 +41,8 @@ pub fn digest_with(fields: &Map<String, Value>, name: &str, shared: &Shared) -> 
     let mut out = String::new();
     let own = fields
         .iter()
-        .map(|(name, value)| (&**name, Part::Value(value)));
-    object(own.chain([(name, Part::Text(&shared.text))]), &mut out);
+        .map(|(name, value)| (&**name, Member::Value(value)));
+    object(own.chain([(name, Member::Text(&shared.text))]), &mut out);
     hash(&out)
 }
 
@@ -101,19 +101,19 @@ fn write(value: &Value, out: &mut String) {
         Value::Object(entries) => {
             let parts = entries
                 .iter()
-                .map(|(name, value)| (&**name, Part::Value(value)));
+                .map(|(name, value)| (&**name, Member::Value(value)));
             object(parts, out);
         }
         scalar => out.push_str(&scalar.to_string()),
     }
 }
 
-enum Part<'a> {
+enum Member<'a> {
     Value(&'a Value),
     Text(&'a str),
 }
 
-fn object<'a>(entries: impl Iterator<Item = (&'a str, Part<'a>)>, out: &mut String) {
+fn object<'a>(entries: impl Iterator<Item = (&'a str, Member<'a>)>, out: &mut String) {
     out.push('{');
     for (place, (name, part)) in entries.collect::<BTreeMap<_, _>>().into_iter().enumerate() {
         if place > 0 {
@@ -122,8 +122,8 @@ fn object<'a>(entries: impl Iterator<Item = (&'a str, Part<'a>)>, out: &mut Stri
         write(&Value::from(name), out);
         out.push(':');
         match part {
-            Part::Value(value) => write(value, out),
-            Part::Text(text) => out.push_str(text),
+            Member::Value(value) => write(value, out),
+            Member::Text(text) => out.push_str(text),
         }
     }
     out.push('}');

@@ -65,7 +65,7 @@ pub struct Elf<'d, R: ReadRef<'d> = &'d [u8]> {
 
 /// The entries of the dynamic segments that name other libraries and folders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dynamic {
+pub struct DynamicSection {
     /// `DT_NEEDED`, in order.
     pub needed: Vec<String>,
     /// Folders of `DT_RPATH`, as written.
@@ -166,7 +166,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 
     /// Returns the libraries and folders of the dynamic segments. Sections are not needed for it.
-    pub fn dynamic(&self) -> Result<Dynamic, ElfError> {
+    pub fn dynamic(&self) -> Result<DynamicSection, ElfError> {
         let segments = self.segments()?;
         let mut entries: Vec<&elf::Dyn64<Little>> = Vec::new();
         for segment in segments
@@ -222,7 +222,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                     .collect(),
             ))
         };
-        let mut found = Dynamic::default();
+        let mut found = DynamicSection::default();
         for entry in &entries {
             let value = entry.val(Little);
             match entry.tag(Little) {

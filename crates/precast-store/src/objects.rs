@@ -376,7 +376,7 @@ mod tests {
         );
         let ready = store.layout().ready(&digest);
         let meta = fs::metadata(&ready).unwrap();
-        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7120));
+        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7088));
         assert_eq!(
             &store.objects().map(&digest).unwrap()[..],
             b"weights".repeat(1000)
