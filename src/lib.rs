@@ -21,6 +21,16 @@
 //! assert_eq!(out.served().rung().name(), "padded"); // in the bucket of 4 by 8
 //! # Ok(()) }
 //! ```
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only; a test holds it.
+//!
+//! ```text
+//! gate
+//! cli
+//! ```
+
 pub mod cli;
 pub mod gate;
 

@@ -2,23 +2,23 @@
 
 mod summary;
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Result;
 
 #[cfg(test)]
 pub(super) use self::summary::Last;
-pub(super) use self::summary::{EAGER, PADDING};
-use super::{Context, exit::Refusal, internal, progress, python::PythonArgs, text, trace};
+use super::{
+    Context,
+    exit::Refusal,
+    internal, progress,
+    python::PythonArgs,
+    spec::{SpecArgs, default_jobs},
+    trace,
+};
 use crate::{
-    build::{self, BuildError, GateCommand, Launcher, scratch},
-    plan::PlanRequest,
-    spec::{CommandLine, Spec, SpecError},
+    build::{self, BuildError, GateCommand, Launcher},
+    spec::Spec,
 };
 
 #[derive(clap::Args)]
@@ -54,55 +54,6 @@ pub(super) struct BuildArgs {
     /// Publish a release even if it lacks programs or eager that the newest one has
     #[arg(long)]
     allow_lost: bool,
-}
-
-/// The path of the spec: an argument, or `-f`.
-#[derive(clap::Args)]
-pub(super) struct SpecFile {
-    /// The spec
-    #[arg(
-        default_value = "precast.toml",
-        value_name = "SPEC",
-        conflicts_with = "file"
-    )]
-    spec: PathBuf,
-    /// The same, as an option
-    #[arg(short, long, value_name = "SPEC")]
-    file: Option<PathBuf>,
-}
-
-impl SpecFile {
-    pub(super) fn path(&self) -> &Path {
-        self.file.as_deref().unwrap_or(&self.spec)
-    }
-}
-
-/// The spec, and the programs of it.
-#[derive(clap::Args)]
-pub(super) struct SpecArgs {
-    #[command(flatten)]
-    pub(super) file: SpecFile,
-    /// Only modules or programs that match, as `encode` or `encode batch=8 *`
-    #[arg(long, value_name = "GLOB")]
-    pub(super) only: Option<String>,
-    /// Decide a key of [compile] for this run, as `mode=max-autotune`, or `encode.mode=default` for one module; values
-    /// are TOML, quotes around a word can be left out. May be repeated
-    #[arg(long, value_name = "KEY=VALUE")]
-    pub(super) set: Vec<String>,
-    /// Try several option sets for every program, and keep the fastest that passes its gate; takes several times as
-    /// long
-    #[arg(long)]
-    pub(super) tune: bool,
-}
-
-impl SpecArgs {
-    pub(super) fn request(&self, spec: &Spec) -> Result<PlanRequest, SpecError> {
-        Ok(PlanRequest {
-            only: self.only.clone(),
-            command_line: CommandLine::parse(&self.set, spec)?,
-            tune: self.tune,
-        })
-    }
 }
 
 /// Returns the command that checks candidates, under the torch that compiles them.
@@ -187,42 +138,5 @@ fn known_modules(names: &[String], spec: &Spec) -> Result<(), Refusal> {
             ))
         }
         None => Ok(()),
-    }
-}
-
-/// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.
-pub(super) fn note_swept(dry_run: bool) {
-    let swept = scratch::sweep(&std::env::temp_dir(), scratch::BUILD, dry_run);
-    if !swept.is_empty() {
-        let folders = text::count(swept.len(), "folder");
-        let done = if dry_run { "would remove" } else { "removed" };
-        note!("{done} {folders} of builds that were killed");
-    }
-}
-
-pub(super) fn default_jobs() -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    jobs_for(cores, build::machine_memory())
-}
-
-/// Returns one worker per core, or fewer where memory is short: a worker with torch and a model takes gigabytes.
-fn jobs_for(cores: usize, memory: Option<u64>) -> usize {
-    const PER_WORKER: u64 = 3 << 30;
-    let fit = memory.map_or(u64::MAX, |bytes| bytes / PER_WORKER);
-    cores.min(usize::try_from(fit).unwrap_or(cores)).max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::jobs_for;
-
-    #[test]
-    fn workers_by_cores_and_memory() {
-        let gib = |count: u64| Some(count << 30);
-        assert_eq!(jobs_for(16, gib(128)), 16);
-        assert_eq!(jobs_for(16, gib(24)), 8);
-        assert_eq!(jobs_for(16, gib(1)), 1);
-        assert_eq!(jobs_for(4, None), 4);
-        assert_eq!(jobs_for(1, gib(512)), 1);
     }
 }

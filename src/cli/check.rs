@@ -2,8 +2,6 @@
 
 mod print;
 
-pub(super) use self::print::finding;
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
@@ -15,9 +13,9 @@ use owo_colors::OwoColorize;
 
 use super::{
     Context,
-    build::{SpecFile, default_jobs},
     exit::{self, Refusal},
     python::PythonArgs,
+    spec::{SpecFile, default_jobs},
     text::plain,
 };
 use crate::{

@@ -13,13 +13,14 @@
 use std::{
     any::Any,
     io::{self, ErrorKind},
+    path::Path,
 };
 
 use anyhow::Error;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::{printer, trusted};
+use super::{folders, printer};
 use crate::runtime::{RuntimeError, command::tensors::TensorFileError};
 use crate::{
     Digest,
@@ -267,6 +268,13 @@ pub(super) fn tell_warning(warning: &str, hint: Option<&str>) {
     }
 }
 
+/// Returns the hint for a store that the list does not name.
+fn untrusted(store: &Path) -> String {
+    let list = folders::shown_trusted();
+    let (store, list) = (store.display(), list.display());
+    format!("if you trust that user, add the line `{store}` to `{list}`")
+}
+
 type AnyError = dyn std::error::Error + 'static;
 
 /// Returns the line of the user's own code that caused an error of the worker.
@@ -360,7 +368,7 @@ fn io_hint(error: &io::Error) -> &'static str {
 
 fn store_hint(error: &StoreError) -> String {
     match error {
-        StoreError::Stranger { path, .. } => trusted::hint(path),
+        StoreError::Stranger { path, .. } => untrusted(path),
         other => other.hint().to_owned(),
     }
 }

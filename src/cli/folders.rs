@@ -2,9 +2,12 @@
 
 use std::{env, path::PathBuf};
 
-/// Returns the folder for settings.
-pub(super) fn config() -> Option<PathBuf> {
-    folder("XDG_CONFIG_HOME", ".config")
+/// The path of the list of trusted stores in the folder for settings.
+const TRUSTED: &str = "precast/trusted-stores";
+
+/// Returns the path of the list of trusted stores.
+pub(super) fn trusted() -> Option<PathBuf> {
+    Some(folder("XDG_CONFIG_HOME", ".config")?.join(TRUSTED))
 }
 
 /// Returns the folder of `precast` for caches.
@@ -12,9 +15,10 @@ pub(super) fn cache() -> Option<PathBuf> {
     Some(folder("XDG_CACHE_HOME", ".cache")?.join("precast"))
 }
 
-/// Returns the folder for settings as a user writes it.
-pub(super) fn shown_config() -> PathBuf {
-    named("XDG_CONFIG_HOME").unwrap_or_else(|| "~/.config".into())
+/// Returns the path of the list of trusted stores as a user writes it.
+pub(super) fn shown_trusted() -> PathBuf {
+    let config = named("XDG_CONFIG_HOME").unwrap_or_else(|| "~/.config".into());
+    config.join(TRUSTED)
 }
 
 fn folder(variable: &str, below_home: &str) -> Option<PathBuf> {

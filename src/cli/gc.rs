@@ -9,7 +9,10 @@ use super::{
     exit::{self, Refusal},
     text::{bytes as human, count},
 };
-use crate::store::{Collected, GcPlan, Policy};
+use crate::{
+    build::scratch,
+    store::{Collected, GcPlan, Policy},
+};
 
 #[derive(clap::Args)]
 pub(super) struct GcArgs {
@@ -63,7 +66,7 @@ pub(super) fn run(args: &GcArgs, context: &Context) -> Result<u8> {
     } else {
         print(&plan, done.as_ref(), context)?;
     }
-    super::build::note_swept(args.dry_run);
+    note_swept(args.dry_run);
     let over = plan.over_limit();
     if over > 0 {
         let (warning, over) = ("warning:".yellow().bold().to_string(), human(over));
@@ -142,6 +145,16 @@ pub(super) fn bytes(text: &str) -> Result<u64, Refusal> {
     };
     let number: f64 = number.parse().map_err(|_| wrong())?;
     Ok((number * unit) as u64)
+}
+
+/// Removes and reports the temporary folders of killed builds; with `dry_run`, only reports them.
+pub(super) fn note_swept(dry_run: bool) {
+    let swept = scratch::sweep(&std::env::temp_dir(), scratch::BUILD, dry_run);
+    if !swept.is_empty() {
+        let folders = count(swept.len(), "folder");
+        let done = if dry_run { "would remove" } else { "removed" };
+        note!("{done} {folders} of builds that were killed");
+    }
 }
 
 #[cfg(test)]

@@ -5,10 +5,10 @@
 use std::{fs, io::Write, path::PathBuf};
 
 use anyhow::{Context as _, Result};
-use clap::{CommandFactory, builder::StyledStr};
+use clap::builder::StyledStr;
 use clap_complete::Shell;
 
-use super::{Cli, text::count};
+use super::text::count;
 
 /// Headings and the commands under them.
 const GROUPS: [(&str, &[&str]); 4] = [
@@ -57,8 +57,7 @@ pub(super) struct ManArgs {
 }
 
 /// Returns the command line with its commands grouped.
-pub(super) fn command() -> clap::Command {
-    let plain = Cli::command();
+pub(super) fn command(plain: clap::Command) -> clap::Command {
     let template = template(&plain);
     plain.help_template(template)
 }
@@ -97,18 +96,17 @@ fn template(command: &clap::Command) -> StyledStr {
 }
 
 /// Writes a completion script to stdout.
-pub(super) fn completions(args: &CompletionsArgs) -> Result<u8> {
+pub(super) fn completions(args: &CompletionsArgs, mut command: clap::Command) -> Result<u8> {
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "precast", &mut script);
+    clap_complete::generate(args.shell, &mut command, "precast", &mut script);
     std::io::stdout().lock().write_all(&script)?;
     Ok(0)
 }
 
 /// Writes a page for the program and one for each command.
-pub(super) fn man(args: &ManArgs) -> Result<u8> {
+pub(super) fn man(args: &ManArgs, mut root: clap::Command) -> Result<u8> {
     let folder = &args.folder;
     fs::create_dir_all(folder).with_context(|| format!("can't make `{}`", folder.display()))?;
-    let mut root = Cli::command();
     root.build();
     let mut pages = vec![("precast.1".to_owned(), root.clone())];
     for command in root
@@ -133,7 +131,9 @@ pub(super) fn man(args: &ManArgs) -> Result<u8> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use clap::CommandFactory;
+
+    use super::{super::Cli, *};
 
     #[test]
     fn every_command_is_in_one_group() {
@@ -156,6 +156,6 @@ mod tests {
 
     #[test]
     fn the_definition_is_sound() {
-        command().debug_assert();
+        command(Cli::command()).debug_assert();
     }
 }

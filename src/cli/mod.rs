@@ -2,6 +2,21 @@
 //!
 //! Data goes to stdout, everything else to stderr. `--format json` prints one JSON document with `"schema": 1`, and an
 //! error as another one. Exit codes are decided in one place, `exit`.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only, and nothing of this file; a test holds it.
+//!
+//! ```text
+//! folders, spec, text, trace
+//! printer
+//! exit, finding, help, table
+//! name, python, trusted
+//! context, libtorch
+//! deps, diff, doctor, du, fields, gc, init, inspect, internal, log, ls, plan, progress, release, served, stats, why
+//! bench, build, check, export, phases, program, version
+//! report, run, show, verify
+//! ```
 
 /// Prints a formatted note to stderr, unless `--quiet` was given.
 macro_rules! note {
@@ -13,12 +28,15 @@ macro_rules! note {
 mod bench;
 mod build;
 mod check;
+mod context;
 mod deps;
 mod diff;
 mod doctor;
 mod du;
 mod exit;
 mod export;
+mod fields;
+mod finding;
 mod folders;
 mod gc;
 mod help;
@@ -40,6 +58,7 @@ mod report;
 mod run;
 mod served;
 mod show;
+mod spec;
 mod stats;
 mod table;
 #[cfg(test)]
@@ -55,7 +74,7 @@ mod why;
 
 use std::{
     ffi::OsString,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::ExitCode,
     sync::{
         Arc,
@@ -64,12 +83,12 @@ use std::{
 };
 
 use anyhow::Result;
-use clap::{Args, ColorChoice, FromArgMatches, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use clap::{ColorChoice, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
 
-use self::printer::Printer;
-use crate::store::Unpacked;
-use crate::store::{Options, Store, StoreError};
+use self::{
+    context::{Context, Global},
+    printer::{Format, Printer},
+};
 
 /// Ahead-of-time compiled PyTorch artifacts: build once, keep by content, run without Python
 #[derive(Parser)]
@@ -84,40 +103,6 @@ struct Cli {
     global: Global,
     #[command(subcommand)]
     command: Command,
-}
-
-#[derive(Args)]
-struct Global {
-    /// The store to use [default: `artifacts` in the current folder]
-    #[arg(
-        long,
-        global = true,
-        env = "PRECAST_STORE",
-        value_name = "DIR",
-        hide_env_values = true
-    )]
-    store: Option<PathBuf>,
-    /// Accept a store that a whole group can write
-    #[arg(long, global = true)]
-    shared: bool,
-    /// The format of data on stdout
-    #[arg(long, global = true, value_enum, default_value_t = Format::Human)]
-    format: Format,
-    /// When to use colours
-    #[arg(long, global = true, value_enum, default_value_t = ColorChoice::Auto)]
-    color: ColorChoice,
-    /// Print only data and errors
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
-    quiet: bool,
-    /// Print more; twice for even more
-    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
-    verbose: u8,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    Human,
-    Json,
 }
 
 /// Returns the value of an option before the command line is parsed: help and usage errors depend on it.
@@ -192,100 +177,6 @@ enum Command {
     Trial(internal::TrialArgs),
 }
 
-/// The global options and the output of a command.
-struct Context {
-    store: PathBuf,
-    shared: bool,
-    verbose: u8,
-    out: Printer,
-    /// Set by Ctrl-C.
-    cancel: Arc<AtomicBool>,
-    /// Set when a record can't be read and is left out of the output.
-    damaged: AtomicBool,
-}
-
-impl Context {
-    /// Prints a document with `--format json`, else calls `print`.
-    fn show(&self, document: &impl Serialize, print: impl FnOnce() -> Result<()>) -> Result<()> {
-        if self.out.json() {
-            return self.out.document(document);
-        }
-        print()
-    }
-
-    /// Opens the store; prints a note when it has to wait for another process.
-    fn open(&self) -> Result<Store, StoreError> {
-        self.ready(Store::open_with(&self.store, self.options())?)
-    }
-
-    /// Opens the store with this mode for unpacked weights.
-    fn open_with(&self, unpacked: Unpacked) -> Result<Store, StoreError> {
-        let options = Options {
-            unpacked,
-            ..self.options()
-        };
-        self.ready(Store::open_with(&self.store, options)?)
-    }
-
-    /// Opens the store, and makes it when there is none. Makes a damaged index again.
-    fn create(&self) -> Result<Store, StoreError> {
-        let created = match Store::create_with(&self.store, self.options()) {
-            Err(error) if error.is_index() => {
-                self.ready(Store::open_for_repair(&self.store, self.options())?)?
-                    .audit()
-                    .reindex()?;
-                exit::warning("the index was damaged: it was made again from the files");
-                Store::create_with(&self.store, self.options())
-            }
-            created => created,
-        };
-        self.ready(created?)
-    }
-
-    fn options(&self) -> Options {
-        self.options_for(&self.store)
-    }
-
-    fn options_for(&self, store: &Path) -> Options {
-        Options {
-            shared: self.shared,
-            trusted: trusted::names(store),
-            ..Options::default()
-        }
-    }
-
-    fn ready(&self, store: Store) -> Result<Store, StoreError> {
-        store.stop_waiting_when(self.cancel.clone());
-        store.on_wait(|waiting| printer::note(waiting));
-        Ok(store)
-    }
-
-    /// Opens the store for reading; prints a warning when its index is damaged.
-    fn look(&self) -> Result<Store> {
-        self.look_at(&self.store)
-    }
-
-    /// Opens the store as gc does, so that objects held by a live process count as used; where that can't be, as
-    /// [`Self::look`] does.
-    fn open_or_look(&self) -> Result<Store> {
-        self.open().or_else(|_| self.look())
-    }
-
-    /// Opens another store as [`Self::look`] does.
-    fn look_at(&self, path: &Path) -> Result<Store> {
-        let (store, damage) = crate::inspect::open(path, self.options_for(path))?;
-        if let Some(error) = damage {
-            exit::warn(&error);
-            // Readable records are listed; unreadable ones are warnings.
-            for error in store.audit().damaged() {
-                self.damaged.store(true, Ordering::Relaxed);
-                exit::warning(&error.to_string());
-            }
-        }
-        Ok(store)
-    }
-}
-
 /// Runs the command line of this process. Only commands that run artifacts open libtorch.
 pub fn main() -> ExitCode {
     let code = exit::guarded(|| run(std::env::args_os().collect()));
@@ -299,7 +190,7 @@ type Run = dyn FnOnce(&Context) -> Result<u8>;
 fn run(args: Vec<OsString>) -> u8 {
     let color = asked(&args, "--color").unwrap_or(ColorChoice::Auto);
     printer::set_format(asked(&args, "--format").unwrap_or(Format::Human));
-    let cli = help::command()
+    let cli = help::command(Cli::command())
         .color(color)
         .try_get_matches_from(&args)
         .and_then(|matches| Cli::from_arg_matches(&matches));
@@ -365,8 +256,8 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Inspect(args) => inspect::run(args, context),
         Command::Stats(args) => stats::run(args, context),
         Command::Report(args) => report::run(args, context),
-        Command::Completions(args) => help::completions(args),
-        Command::Man(args) => help::man(args),
+        Command::Completions(args) => help::completions(args, Cli::command()),
+        Command::Man(args) => help::man(args, Cli::command()),
         Command::Run(args) => run::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Deps(args) => deps::run(args, context),

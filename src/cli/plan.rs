@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use super::{
     Context,
-    build::{EAGER, PADDING, SpecArgs},
     exit::tell_hint,
     python::PythonArgs,
+    spec::{EAGER, PADDING, SpecArgs},
 };
 use crate::{
     Digest, Target,

@@ -12,11 +12,19 @@ use std::{
 };
 
 use anyhow::Result;
+use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
-use super::{Format, text::wrap};
+use super::text::wrap;
 use crate::build::BuildError;
+
+/// The format of data on stdout.
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(super) enum Format {
+    Human,
+    Json,
+}
 
 /// `--format json` was given: a setting of the process, because notes and errors come from everywhere.
 static JSON: AtomicBool = AtomicBool::new(false);

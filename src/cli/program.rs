@@ -7,8 +7,8 @@ use owo_colors::{OwoColorize, Style};
 
 use super::{
     Context,
+    fields::{host, section, tensor},
     printer::Printer,
-    show::{host, section, tensor},
     table::{self, Column},
     text::{bytes, count},
 };

@@ -7,7 +7,7 @@ use std::{
     fs,
     io::Read,
     os::unix::fs::{MetadataExt, OpenOptionsExt},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use super::{exit::warning, folders};
@@ -15,17 +15,9 @@ use super::{exit::warning, folders};
 /// The most bytes of the list that are read.
 const LIMIT: u64 = 1 << 20;
 
-/// The path of the list in the folder for settings.
-const LIST: &str = "precast/trusted-stores";
-
-/// Returns the path of the list.
-fn list() -> Option<PathBuf> {
-    Some(folders::config()?.join(LIST))
-}
-
 /// Returns whether the list names a store.
 pub(super) fn names(store: &Path) -> bool {
-    let (Some(list), Ok(store)) = (list(), fs::canonicalize(store)) else {
+    let (Some(list), Ok(store)) = (folders::trusted(), fs::canonicalize(store)) else {
         return false;
     };
     let Some(text) = read(&list) else {
@@ -62,11 +54,4 @@ fn read(list: &Path) -> Option<String> {
     let mut text = String::new();
     file.take(LIMIT).read_to_string(&mut text).ok()?;
     Some(text)
-}
-
-/// Returns the hint for a store that the list does not name.
-pub(super) fn hint(store: &Path) -> String {
-    let list = folders::shown_config().join(LIST);
-    let (store, list) = (store.display(), list.display());
-    format!("if you trust that user, add the line `{store}` to `{list}`")
 }

@@ -142,7 +142,7 @@ fn verify(store: &Store, context: &Context) -> Result<u8> {
 
 fn repair(store: &Store, context: &Context) -> Result<u8> {
     let done = store.audit().repair()?;
-    super::build::note_swept(false);
+    super::gc::note_swept(false);
     let left = done.left.iter().map(Defect::needs);
     let code = match left.max() {
         Some(Needs::Repair | Needs::Person) => FAILED,

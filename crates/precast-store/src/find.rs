@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 use rusqlite::{Connection, params};
 
 use super::{
-    checksum::{self, Keyed},
+    checksum,
     error::StoreError,
     layout::Kind,
     pages::{PAGE, pages},
-    records::Records,
+    records::{Records, indexed},
     rows::{ArtifactRow, ProgramRow},
 };
 use crate::{
@@ -85,37 +85,7 @@ fn links(index: &Connection, program: &Digest) -> rusqlite::Result<Vec<Link>> {
     rows.collect()
 }
 
-/// Returns whether a table has a row of this ID that gc is not deleting.
-fn indexed(index: &Connection, table: &str, id: &Digest) -> rusqlite::Result<bool> {
-    let query = format!(
-        "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
-         (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
-    );
-    index.prepare_cached(&query)?.exists([id])
-}
-
 impl Records {
-    /// Returns whether the store has a program with this request key. Costs a query and a `stat`.
-    pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has::<Program>(id)
-    }
-
-    /// Returns whether the store has an artifact with this key. Costs a query and a `stat`.
-    pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
-        self.has::<Artifact>(id)
-    }
-
-    /// Returns whether the store has a record with this ID. Inserts the row of a record that lacks it after a crash.
-    /// Reads a file that has changed since its publication.
-    fn has<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
-        let index = &self.base().index;
-        if index.with(|index| indexed(index, R::KIND.folder(), id))? {
-            self.has_sound_record::<R>(id)
-        } else {
-            self.adopt::<R>(id)
-        }
-    }
-
     /// Reads the links of these programs from the index, for [`Self::lacks`].
     pub fn known(&self, programs: &[Digest]) -> Result<Known, StoreError> {
         let links = self.base().index.with(|index| {

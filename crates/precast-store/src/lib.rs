@@ -78,7 +78,8 @@
 //! claim, graph, ready
 //! objects
 //! records
-//! find, releases
+//! find
+//! releases
 //! quarantine
 //! gc
 //! files, sweep, usage

@@ -3,6 +3,8 @@
 
 use std::{fs, sync::Arc};
 
+use rusqlite::Connection;
+
 use super::{
     base::Base,
     checksum::{self, Keyed, Record, created, record_file},
@@ -24,6 +26,15 @@ use crate::{
 pub struct Records {
     pub(crate) objects: Objects,
     pub(crate) uses: Uses,
+}
+
+/// Returns whether a table has a row of this ID that gc is not deleting.
+pub(super) fn indexed(index: &Connection, table: &str, id: &Digest) -> rusqlite::Result<bool> {
+    let query = format!(
+        "SELECT 1 FROM {table} WHERE id=?1 AND NOT EXISTS \
+         (SELECT 1 FROM marked WHERE kind='{table}' AND id=?1)"
+    );
+    index.prepare_cached(&query)?.exists([id])
 }
 
 impl Records {
@@ -92,6 +103,27 @@ impl Records {
     /// Returns the artifact with this key, if the store has it.
     pub fn artifact(&self, id: &Digest) -> Result<Option<Artifact>, StoreError> {
         self.get(id)
+    }
+
+    /// Returns whether the store has a program with this request key. Costs a query and a `stat`.
+    pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
+        self.has::<Program>(id)
+    }
+
+    /// Returns whether the store has an artifact with this key. Costs a query and a `stat`.
+    pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
+        self.has::<Artifact>(id)
+    }
+
+    /// Returns whether the store has a record with this ID. Inserts the row of a record that lacks it after a crash.
+    /// Reads a file that has changed since its publication.
+    fn has<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
+        let index = &self.base().index;
+        if index.with(|index| indexed(index, R::KIND.folder(), id))? {
+            self.has_sound_record::<R>(id)
+        } else {
+            self.adopt::<R>(id)
+        }
     }
 
     /// Returns whether the artifact with this key exists with all its objects, undamaged. Protects it from gc while

@@ -6,7 +6,13 @@ use anyhow::Result;
 use owo_colors::OwoColorize;
 use serde::Serialize;
 
-use super::super::{Context, check, progress::seconds, text};
+use super::super::{
+    Context,
+    finding::finding as lines_of,
+    progress::seconds,
+    spec::{EAGER, PADDING},
+    text,
+};
 use crate::{
     build::{Built, Outcome, Summary, protocol::Finding},
     record::Release,
@@ -61,7 +67,7 @@ fn failures(summary: &Summary) {
     }
     for (module, findings) in &summary.findings {
         for finding in findings {
-            note!("\n{}", check::finding(finding).join("\n"));
+            note!("\n{}", lines_of(finding).join("\n"));
         }
         let more = "`precast check` says what else it finds";
         note!("\n{} {module}: {more}", "note:".cyan().bold());
@@ -190,14 +196,6 @@ fn refused_without(summary: &Summary, names: &[&str]) -> &'static str {
         Some(false) => "; requests of other sizes than the buckets' are refused",
     }
 }
-
-/// The hint for a bucket that no smaller request can be padded into.
-pub(in crate::cli) const PADDING: &str = "list the sizes that requests have as buckets, or set `dynamic`; a mask among the \
-    inputs can make the module ignore its padding";
-
-/// The purpose of eager that no spec asked for.
-pub(in crate::cli) const EAGER: &str =
-    "answers sizes that no bucket covers; `fail_policy = \"raise\"` leaves it out";
 
 /// Returns the new programs that take no smaller request in some dimension, by reason.
 fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {

@@ -6,10 +6,11 @@ use owo_colors::OwoColorize;
 use crate::{
     build::{
         CheckedModule, Forecast,
-        protocol::{Checked, Cost, Finding, Free, KeptOut, Recompiles, Repeated, Severity},
+        protocol::{Checked, Cost, Free, KeptOut, Recompiles, Repeated, Severity},
     },
     cli::{
         Context,
+        finding::finding,
         progress::seconds,
         table::{self, Column},
         text::{bytes, count, plain},
@@ -78,20 +79,6 @@ fn table(rows: &[&FindingRow<'_>], context: &Context) -> Result<()> {
         ]
     });
     table::print(&context.out, &columns, cells)
-}
-
-/// Returns the lines of a finding.
-pub(in crate::cli) fn finding(finding: &Finding) -> Vec<String> {
-    let place = finding.location.iter();
-    let place: String = place.map(|place| format!("{}: ", plain(place))).collect();
-    let (category, why) = (finding.category.bold(), plain(&finding.why));
-    let mut lines = vec![format!("{place}{category}: {why}")];
-    lines.extend((finding.source.iter()).map(|source| format!("    {}", plain(source))));
-    let fix = plain(&finding.fix.text);
-    lines.push(format!("  {} {fix}", "fix:".cyan().bold()));
-    let fixed = finding.fix.lines.iter();
-    lines.extend(fixed.map(|line| format!("    {}", plain(line).green())));
-    lines
 }
 
 /// Prints the state of a module, and its known and unknown facts.

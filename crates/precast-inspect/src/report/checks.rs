@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 use precast_builder::protocol::{Finding, Severity};
 
-use super::html::heads;
+use super::table::heads;
 use crate::checks::{self, Checks, FindingRow};
 
 pub(super) fn checks(all: &[Checks]) -> Markup {

@@ -8,6 +8,7 @@ use super::{
     charts::{self, times},
     checks,
     model::{FailureLine, ModelPart},
+    table::{filter, heads},
 };
 use crate::{
     stats::ModuleStats,
@@ -162,24 +163,6 @@ fn middle(mut all: Vec<f64>) -> Option<f64> {
 
 fn tile(value: &str, name: &str, bad: bool) -> Markup {
     html! { div class=(if bad { "tile bad" } else { "tile" }) { b { (value) } span { (name) } } }
-}
-
-pub(super) fn heads(names: &[(&str, bool)]) -> Markup {
-    html! {
-        thead { tr { @for (name, number) in names {
-            th class=[number.then_some("n")] scope="col" { button type="button" { (name) } }
-        } } }
-    }
-}
-
-fn filter(table: &str, label: &str) -> Markup {
-    html! {
-        div.filter {
-            label for=(format!("{table}-filter")) { (label) }
-            input id=(format!("{table}-filter")) data-table=(table) type="search" placeholder="as encode batch=8";
-            output.soft {}
-        }
-    }
 }
 
 fn programs_table(index: usize, part: &ModelPart) -> Markup {

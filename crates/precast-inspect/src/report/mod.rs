@@ -8,6 +8,7 @@ mod charts;
 mod checks;
 mod html;
 mod model;
+mod table;
 
 use precast_store::{GroupBy, Store, StoreError};
 use serde::Serialize;

@@ -8,7 +8,7 @@ use precast_store::{
     target::{Mismatch, Torch},
 };
 
-use super::{NoFit, RuntimeError, TorchError};
+use super::{NoFit, RuntimeError, TorchError, torch::PASSING};
 use crate::source::NoRelease;
 
 impl RuntimeError {
@@ -270,16 +270,14 @@ fn of_bucket(nearest: Option<&Sizes>, why: &NoFit) -> String {
     }
 }
 
-/// Errors of the system that may pass: a short resource, a failed read.
-pub(super) const PASSING: [i32; 7] = [
-    libc::EMFILE,
-    libc::ENFILE,
-    libc::ENOMEM,
-    libc::EIO,
-    libc::EAGAIN,
-    libc::EINTR,
-    libc::EBUSY,
-];
+/// Keeps a lack of memory apart: the capture of a graph tries again then.
+impl From<RuntimeError> for TorchError {
+    fn from(error: RuntimeError) -> Self {
+        let short = error.is_out_of_memory();
+        let kind = if short { Self::Memory } else { Self::Refused };
+        kind(error.to_string().into())
+    }
+}
 
 /// Returns whether an error of the system may be gone in a moment.
 pub(crate) fn passes(error: &io::Error) -> bool {

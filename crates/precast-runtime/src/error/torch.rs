@@ -4,7 +4,16 @@ use std::{ffi::NulError, io, num::TryFromIntError};
 
 use precast_store::out_of_memory::says_out_of_memory;
 
-use super::{RuntimeError, hint::PASSING};
+/// Errors of the system that may pass: a short resource, a failed read.
+pub(super) const PASSING: [i32; 7] = [
+    libc::EMFILE,
+    libc::ENFILE,
+    libc::ENOMEM,
+    libc::EIO,
+    libc::EAGAIN,
+    libc::EINTR,
+    libc::EBUSY,
+];
 
 /// Why libtorch, CUDA or the dynamic loader refused something, or a check before them. The text is the whole message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -92,15 +101,6 @@ macro_rules! refused {
 }
 
 refused!(&str, String, NulError, TryFromIntError);
-
-/// Keeps a lack of memory apart: the capture of a graph tries again then.
-impl From<RuntimeError> for TorchError {
-    fn from(error: RuntimeError) -> Self {
-        let short = error.is_out_of_memory();
-        let kind = if short { Self::Memory } else { Self::Refused };
-        kind(error.to_string().into())
-    }
-}
 
 #[cfg(test)]
 mod tests {

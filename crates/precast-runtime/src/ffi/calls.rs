@@ -1,7 +1,7 @@
 //! Eager's list of operator calls, as the shim makes them (`shim/eager.cpp`).
 
 use std::{
-    ffi::{CString, c_char, c_void},
+    ffi::{CString, c_void},
     ptr::{self, NonNull},
 };
 
@@ -10,8 +10,11 @@ use smallvec::SmallVec;
 
 use super::{
     Handle,
-    libtorch::imports,
-    shim::{self, RawTensor, checked},
+    abi::{RawGiven, RawItem, RawTensor},
+    shim::{
+        checked, precast_calls_add, precast_calls_add_cond, precast_calls_delete,
+        precast_calls_finish, precast_calls_new, precast_calls_run,
+    },
 };
 use crate::TorchError;
 
@@ -48,59 +51,6 @@ pub enum Kept {
     One(Option<i64>),
     /// A list, whose values have numbers of their own.
     List(Vec<Option<i64>>),
-}
-
-/// A `precast::Fixed` of the shim.
-#[repr(C)]
-pub struct RawItem {
-    kind: i32,
-    integer: i64,
-    number: f64,
-    text: *const c_char,
-}
-
-/// A `PrecastGiven` of the shim.
-#[repr(C)]
-pub struct RawGiven {
-    name: *const c_char,
-    is_list: i32,
-    items: *const RawItem,
-    n: usize,
-}
-
-imports! { table;
-    pub fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
-    pub fn precast_calls_add(
-        calls: *mut c_void,
-        name: *const c_char,
-        overload: *const c_char,
-        given: *const RawGiven,
-        n: usize,
-        results: *const i64,
-        n_results: usize,
-    ) -> i32;
-    pub fn precast_calls_add_cond(
-        calls: *mut c_void,
-        yes: *mut c_void,
-        no: *mut c_void,
-        given: *const RawGiven,
-        n: usize,
-        results: *const i64,
-        n_results: usize,
-    ) -> i32;
-    pub fn precast_calls_finish(calls: *mut c_void, outputs: *const i64, n: usize) -> i32;
-    pub fn precast_calls_run(
-        calls: *mut c_void,
-        inputs: *const *mut c_void,
-        n_in: usize,
-        outputs: *mut *mut c_void,
-        n_out: usize,
-    ) -> i32;
-    pub fn precast_calls_delete(calls: *mut c_void);
-}
-
-fn table() -> &'static Functions {
-    shim::calls()
 }
 
 /// A list of calls under construction.

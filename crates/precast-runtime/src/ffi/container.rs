@@ -12,7 +12,8 @@ use smallvec::SmallVec;
 
 use super::{
     Handle, Library, Operators, RawStream, Stolen, Weight,
-    shim::{self, Pair, checked},
+    abi::{CountOf, Name, Pair},
+    shim::{self, checked},
     tensor::dtype_of,
 };
 use crate::TorchError;
@@ -212,14 +213,14 @@ impl Container {
         Some(text.to_string_lossy().into_owned())
     }
 
-    fn count(&self, f: shim::CountOf) -> Result<usize, TorchError> {
+    fn count(&self, f: CountOf) -> Result<usize, TorchError> {
         let mut n = 0;
         // SAFETY: a live container and a valid out pointer.
         checked(unsafe { shim::precast_count(f, self.raw.as_ptr(), &mut n) })?;
         Ok(n)
     }
 
-    fn name(&self, f: shim::Name, i: usize) -> Result<CString, TorchError> {
+    fn name(&self, f: Name, i: usize) -> Result<CString, TorchError> {
         let mut text = ptr::null();
         // SAFETY: `i` is below the container's own count; the out pointer is valid.
         checked(unsafe { shim::precast_name(f, self.raw.as_ptr(), i, &mut text) })?;

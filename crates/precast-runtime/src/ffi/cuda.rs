@@ -14,11 +14,7 @@ use std::{
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use precast_store::{Digest, target::Driver};
 
-use super::{
-    context,
-    libtorch::{self, functions as declare},
-    shim,
-};
+use super::{abi::functions as declare, context, libtorch, shim};
 use crate::{RuntimeError, TorchError, ending};
 
 /// CUDA, with libtorch's half for it loaded.

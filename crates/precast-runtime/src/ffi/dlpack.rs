@@ -22,9 +22,9 @@ use smallvec::SmallVec;
 
 use super::{
     Handle, contiguous, cuda,
+    libtorch::torch_from_blob,
     memory::{place, span},
     tensor::number_of,
-    torch,
 };
 use crate::TorchError;
 
@@ -290,7 +290,7 @@ impl<M: Managed> Capsule<M> {
         // `from_raw` requires, and `release` drops `given`.
         let made = unsafe {
             Handle::made(|out| {
-                torch::torch_from_blob(
+                torch_from_blob(
                     lent.data,
                     lent.shape.len() as i64,
                     lent.shape.as_ptr(),

@@ -1,22 +1,18 @@
 //! An artifact's shared object: verified, loaded once per digest and process, never unloaded.
-//!
-//! The bytes go into a sealed memory file, are hashed there, and `dlopen` maps the same file: nothing can change them
-//! between the check and the load, and no path on disk is trusted.
 
 use std::{
     collections::HashMap,
-    ffi::c_int,
     fs::File,
-    os::fd::AsRawFd,
     sync::{Arc, Mutex, PoisonError},
 };
 
-use libloading::os::unix::{Library as Loaded, RTLD_LOCAL, RTLD_NOW};
-use precast_store::{Digest, Mapped, elf::Elf};
+use libloading::os::unix::{Library as Loaded, RTLD_LOCAL};
+use precast_store::{Digest, elf::Elf};
 
 use super::{
-    libtorch,
-    shim::{self, Bind, CountOf, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
+    abi::{Bind, CountOf, Create, Delete, DtypeOf, FailedCheck, Flag, Name, Run, Size},
+    libtorch, shim,
+    verified::{open_file, verified},
 };
 use crate::{RuntimeError, TorchError};
 
@@ -156,38 +152,6 @@ impl Library {
     }
 }
 
-/// Loads a file, once it is known to be sealed and to hold the digest's bytes. The library is never unloaded. `scope`
-/// is `RTLD_LOCAL` or `RTLD_GLOBAL`.
-pub(super) fn open_verified(
-    object: &Digest,
-    file: File,
-    scope: c_int,
-) -> Result<&'static Loaded, RuntimeError> {
-    drop(verified(object, &file)?);
-    open_file(object, file, scope)
-}
-
-/// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes, all of them.
-fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
-    // Sealed first: the hashed bytes can't change before, during or after `dlopen`.
-    let mapped = Mapped::sealed(file).map_err(|source| RuntimeError::MemoryFile {
-        object: *object,
-        source,
-    })?;
-    let found = Digest::of(&mapped);
-    if found != *object {
-        return Err(RuntimeError::WrongBytes {
-            object: *object,
-            found,
-        });
-    }
-    whole(&mapped).map_err(|reason| RuntimeError::NotLoadable {
-        object: *object,
-        reason,
-    })?;
-    Ok(mapped)
-}
-
 /// Returns the functions that an object imports from libtorch and that the process lacks.
 ///
 /// The ELF file has them. The loader refuses a file that can't be read here.
@@ -203,39 +167,6 @@ fn lacking(bytes: &[u8]) -> Vec<String> {
         found.is_err()
     });
     names
-}
-
-/// Loads a file that was verified.
-fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loaded, RuntimeError> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let refused = |source: libloading::Error| RuntimeError::NotLoadable {
-        object: *object,
-        reason: TorchError::loader(reason(&source)),
-    };
-    // SAFETY: the bytes are those a record names by digest; a load runs their initialisers.
-    let mut loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
-    if loaded
-        .as_ref()
-        .is_err_and(|error| reason(error).starts_with("libtorch.so:"))
-        && load_umbrella()
-    {
-        // SAFETY: as above.
-        loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
-    }
-    let loaded = loaded.map_err(refused)?;
-    // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another
-    // file would silently give this object again.
-    std::mem::forget(file);
-    Ok(Box::leak(Box::new(loaded)))
-}
-
-/// Fails for a shared object that is shorter than its header says.
-fn whole(bytes: &[u8]) -> Result<(), TorchError> {
-    match Elf::parse(bytes).and_then(|elf| elf.is_whole(bytes.len() as u64)) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err("the file is shorter than its header says".into()),
-        Err(error) => Err(format!("it is no shared object: {error}").into()),
-    }
 }
 
 /// Resolves every function, so that a missing one is an error here and not a crash later.
@@ -271,36 +202,4 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
             .ok()
             .map(|symbol| *symbol),
     })
-}
-
-/// Loads `libtorch.so`, which has no code and needs all of libtorch, CUDA too. Artifacts that precast built do not need
-/// it; others name it, and a path in memory has no folder beside which the loader would find it.
-fn load_umbrella() -> bool {
-    let Ok(open) = libtorch::get() else {
-        return false;
-    };
-    let path = open.folder.join("libtorch.so");
-    // SAFETY: it is libtorch's own library, of the folder the process runs libtorch from.
-    match unsafe { Loaded::open(Some(&path), RTLD_NOW | RTLD_LOCAL) } {
-        Ok(library) => {
-            std::mem::forget(library);
-            true
-        }
-        Err(_) => false,
-    }
-}
-
-/// Returns the message of the dynamic loader, without the path of the memory file.
-fn reason(error: &libloading::Error) -> String {
-    let text = match std::error::Error::source(error) {
-        Some(source) => source.to_string(),
-        None => error.to_string(),
-    };
-    match text
-        .strip_prefix("/proc/self/fd/")
-        .and_then(|rest| rest.split_once(": "))
-    {
-        Some((_, rest)) => rest.to_owned(),
-        None => text,
-    }
 }

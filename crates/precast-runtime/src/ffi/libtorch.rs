@@ -4,8 +4,8 @@
 //! ([`open`]); a second one is never opened. Its version must be one of [`TRIED`](precast_store::target::TRIED): first
 //! that of `version.py` in the torch package, before anything of it runs, then that of the open libtorch.
 //!
-//! [`functions!`] declares the functions of one library as a table that is filled when the library is opened,
-//! [`imports!`] also as Rust functions that call through it.
+//! The functions are those of its C ABI, from `torch/csrc/inductor/aoti_torch/c/shim.h` and
+//! `torch/csrc/stable/c/shim.h`.
 
 use std::{
     ffi::{CStr, OsStr, c_char, c_void},
@@ -17,53 +17,95 @@ use std::{
 use libloading::os::unix::{Library as Loaded, RTLD_GLOBAL, RTLD_NOW};
 use precast_store::target::Torch;
 
-use super::torch;
+use super::abi::{RawTensor, imports};
 use crate::TorchError;
 
 /// libtorch's library, by the name that the loader knows it by.
 const CPU: &str = "libtorch_cpu.so";
 
-/// Declares functions of a library once: `Functions`, which has them as fields, and its `find`.
-macro_rules! functions {
-    ($($name:ident: $symbol:expr => $type:ty;)*) => {
-        /// The functions; all of them are there.
-        #[allow(non_snake_case, reason = "as the library calls them")]
-        pub struct Functions { $(pub $name: $type,)* }
-
-        impl Functions {
-            pub fn find(library: &libloading::os::unix::Library) -> Result<Self, $crate::TorchError> {
-                Ok(Self { $($name: {
-                    // SAFETY: the function of this name has this type, in every supported version.
-                    let found = unsafe { library.get::<$type>(concat!($symbol, "\0").as_bytes()) };
-                    *found.map_err(|_| {
-                        $crate::TorchError::loader(concat!("it has no function `", $symbol, "`"))
-                    })?
-                },)* })
-            }
-        }
-    };
+imports! { table;
+    /// Returns which `TORCH_ABI_VERSION` it is.
+    pub fn aoti_torch_abi_version() -> u64;
+    pub fn aoti_torch_empty_strided(
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+    ) -> i32;
+    pub fn aoti_torch_create_tensor_from_blob_v2(
+        data: *mut c_void,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        storage_offset: i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+        layout: i32,
+        opaque_metadata: *const u8,
+        opaque_metadata_size: i64,
+    ) -> i32;
+    /// `deleter` is called with `data` and `context` when nobody has the memory any more.
+    pub fn torch_from_blob(
+        data: *mut c_void,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        storage_offset: i64,
+        dtype: i32,
+        device_type: i32,
+        device_index: i32,
+        made: *mut RawTensor,
+        layout: i32,
+        opaque_metadata: *const u8,
+        opaque_metadata_size: i64,
+        deleter: unsafe extern "C" fn(*mut c_void, *mut c_void),
+        context: *mut c_void,
+    ) -> i32;
+    /// `offset` counts elements from where `tensor` begins.
+    pub fn aoti_torch__reinterpret_tensor(
+        tensor: RawTensor,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        offset: i64,
+        made: *mut RawTensor,
+    ) -> i32;
+    /// `tensor` begins where its storage does.
+    pub fn aoti_torch__alloc_from_pool(
+        tensor: RawTensor,
+        offset_bytes: i64,
+        dtype: i32,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        made: *mut RawTensor,
+    ) -> i32;
+    pub fn aoti_torch_copy_(to: RawTensor, from: RawTensor, non_blocking: i32) -> i32;
+    pub fn aoti_torch_zero_(tensor: RawTensor) -> i32;
+    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, made: *mut RawTensor) -> i32;
+    pub fn aoti_torch_is_defined(tensor: RawTensor, defined: *mut bool) -> i32;
+    pub fn aoti_torch_get_layout(tensor: RawTensor, layout: *mut i32) -> i32;
+    pub fn aoti_torch_get_dtype(tensor: RawTensor, dtype: *mut i32) -> i32;
+    pub fn aoti_torch_get_device_type(tensor: RawTensor, device_type: *mut i32) -> i32;
+    pub fn aoti_torch_get_device_index(tensor: RawTensor, device_index: *mut i32) -> i32;
+    pub fn aoti_torch_get_dim(tensor: RawTensor, rank: *mut i64) -> i32;
+    pub fn aoti_torch_get_sizes(tensor: RawTensor, sizes: *mut *const i64) -> i32;
+    pub fn aoti_torch_get_strides(tensor: RawTensor, strides: *mut *const i64) -> i32;
+    pub fn aoti_torch_get_data_ptr(tensor: RawTensor, data: *mut *mut u8) -> i32;
+    pub fn aoti_torch_get_storage_offset(tensor: RawTensor, elements: *mut i64) -> i32;
+    pub fn aoti_torch_get_storage_size(tensor: RawTensor, bytes: *mut i64) -> i32;
+    pub fn aoti_torch_delete_tensor_object(tensor: RawTensor) -> i32;
+    pub fn torch_get_num_threads(threads: *mut u32) -> i32;
 }
-pub(super) use functions;
 
-/// Declares [`functions!`], and for each a Rust function that calls it through `table`.
-macro_rules! imports {
-    ($table:path; $($(#[$meta:meta])* pub fn $name:ident($($arg:ident: $type:ty),* $(,)?) $(-> $ret:ty)?;)*) => {
-        $crate::ffi::libtorch::functions! {
-            $($name: stringify!($name) => unsafe extern "C" fn($($type),*) $(-> $ret)?;)*
-        }
-
-        $($(#[$meta])*
-        #[allow(
-            clippy::too_many_arguments, dead_code, non_snake_case,
-            reason = "as the library declares them; some are called through the table"
-        )]
-        pub unsafe fn $name($($arg: $type),*) $(-> $ret)? {
-            // SAFETY: as the caller vouches.
-            unsafe { ($table().$name)($($arg),*) }
-        })*
-    };
+fn table() -> &'static Functions {
+    &opened().torch
 }
-pub(super) use imports;
 
 /// The libtorch of this process.
 pub struct Libtorch {
@@ -71,7 +113,7 @@ pub struct Libtorch {
     pub folder: PathBuf,
     /// Its version, as `2.11.0`.
     pub version: String,
-    pub(super) torch: torch::Functions,
+    pub(super) torch: Functions,
 }
 
 static OPEN: OnceLock<Libtorch> = OnceLock::new();
@@ -164,8 +206,8 @@ impl Libtorch {
         };
         // Never closed: its destructors belong to the end of the process.
         let loaded: &'static Loaded = Box::leak(Box::new(loaded));
-        let torch = torch::Functions::find(loaded)
-            .map_err(|error| error.at("this libtorch is not supported"))?;
+        let torch =
+            Functions::find(loaded).map_err(|error| error.at("this libtorch is not supported"))?;
         let folder = folder_of(torch.aoti_torch_abi_version as *const c_void)
             .ok_or("the loader does not say where libtorch is")?;
         same(&folder, named)?;

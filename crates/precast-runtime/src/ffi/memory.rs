@@ -6,12 +6,7 @@ use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
-use super::{
-    Handle,
-    shim::RawTensor,
-    tensor::number_of,
-    torch::{self, call},
-};
+use super::{Handle, abi::RawTensor, libtorch, tensor::number_of, torch::call};
 use crate::TorchError;
 
 /// A type of which every pattern of bits is a value.
@@ -77,7 +72,7 @@ impl Handle {
         // SAFETY: both arrays have `rank` numbers; it writes a new tensor.
         unsafe {
             Self::made(|out| {
-                torch::aoti_torch_empty_strided(
+                libtorch::aoti_torch_empty_strided(
                     shape.len() as i64,
                     shape.as_ptr(),
                     stride.as_ptr(),
@@ -117,7 +112,7 @@ impl Handle {
         // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the caller vouches for the memory.
         unsafe {
             Self::made(|out| {
-                torch::aoti_torch_create_tensor_from_blob_v2(
+                libtorch::aoti_torch_create_tensor_from_blob_v2(
                     data.cast_mut().cast::<c_void>(),
                     shape.len() as i64,
                     shape.as_ptr(),
@@ -215,7 +210,7 @@ impl Handle {
         unsafe {
             Self::made(|out| {
                 if meta.dtype() == Some(dtype) {
-                    torch::aoti_torch__reinterpret_tensor(
+                    libtorch::aoti_torch__reinterpret_tensor(
                         self.raw(),
                         rank,
                         shape.as_ptr(),
@@ -224,7 +219,7 @@ impl Handle {
                         out,
                     )
                 } else {
-                    torch::aoti_torch__alloc_from_pool(
+                    libtorch::aoti_torch__alloc_from_pool(
                         self.raw(),
                         offset,
                         number_of(dtype),
@@ -241,13 +236,13 @@ impl Handle {
     /// Writes another tensor's elements into this one's memory, from any device and dtype. Sizes are broadcast.
     pub fn copy_from(&self, from: &Self) -> Result<(), TorchError> {
         // SAFETY: two live tensors.
-        call(|| unsafe { torch::aoti_torch_copy_(self.raw(), from.raw(), 0) })
+        call(|| unsafe { libtorch::aoti_torch_copy_(self.raw(), from.raw(), 0) })
     }
 
     /// Writes zeros.
     pub fn zero(&self) -> Result<(), TorchError> {
         // SAFETY: a live tensor.
-        call(|| unsafe { torch::aoti_torch_zero_(self.raw()) })
+        call(|| unsafe { libtorch::aoti_torch_zero_(self.raw()) })
     }
 
     /// Returns a copy with memory of its own, laid out like this one where that has no gaps.

@@ -25,6 +25,7 @@
 //! warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]
 
+mod abi;
 mod calls;
 mod container;
 mod context;
@@ -44,6 +45,7 @@ mod tensor;
 mod torch;
 mod upload;
 mod values;
+mod verified;
 mod weight;
 
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};

@@ -13,8 +13,9 @@ use precast_store::{Device, Digest};
 
 use super::{
     Handle,
-    library::open_verified,
+    abi::RawArgument,
     shim::{self, checked},
+    verified::open_verified,
 };
 use crate::{RuntimeError, TorchError};
 
@@ -49,18 +50,6 @@ pub enum OperatorArgument {
     MemoryFormat(i64),
     /// As `cpu` or `cuda:0`.
     Device(String),
-}
-
-/// A `PrecastArgument` of the shim.
-#[repr(C)]
-pub struct RawArgument {
-    name: *const c_char,
-    kind: i32,
-    ints: *const i64,
-    n_ints: usize,
-    floats: *const f64,
-    n_floats: usize,
-    text: *const c_char,
 }
 
 /// The operators of one artifact on one device: a `torch::aot_inductor::ProxyExecutor`.

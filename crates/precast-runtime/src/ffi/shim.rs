@@ -1,4 +1,4 @@
-//! The shim: opened once a process, its functions, and the ABI of an artifact, as C sees them.
+//! The shim: opened once a process, its functions.
 //!
 //! It is an object of the store, verified and loaded like an artifact. A load opens it. Before a
 //! load there are plain tensors only, for which libtorch's C ABI is enough.
@@ -13,60 +13,14 @@ use libloading::os::unix::{Library as Loaded, RTLD_LOCAL};
 use precast_store::Digest;
 
 use super::{
-    calls,
-    library::open_verified,
-    libtorch::{self, imports, numbers},
-    operators::RawArgument,
+    abi::{
+        Bind, CountOf, Create, Delete, DtypeOf, Flag, Name, Pair, RawArgument, RawContainer,
+        RawGiven, RawMeta, RawTensor, Run, Size, imports,
+    },
+    libtorch::{self, numbers},
+    verified::open_verified,
 };
 use crate::{RuntimeError, TorchError};
-
-/// An `AOTInductorModelContainerHandle`.
-pub type RawContainer = *mut c_void;
-/// An `AtenTensorHandle`: an `at::Tensor*`.
-pub type RawTensor = *mut c_void;
-
-pub type Create =
-    unsafe extern "C" fn(*mut RawContainer, usize, *const c_char, *const c_char) -> i32;
-pub type Delete = unsafe extern "C" fn(RawContainer) -> i32;
-pub type Run = unsafe extern "C" fn(
-    RawContainer,
-    *mut RawTensor,
-    usize,
-    *mut RawTensor,
-    usize,
-    *mut c_void,
-    *mut c_void,
-) -> i32;
-pub type CountOf = unsafe extern "C" fn(RawContainer, *mut usize) -> i32;
-pub type Name = unsafe extern "C" fn(RawContainer, usize, *mut *const c_char) -> i32;
-pub type Flag = unsafe extern "C" fn(RawContainer, usize, *mut bool) -> i32;
-pub type DtypeOf = unsafe extern "C" fn(RawContainer, usize, *mut i32) -> i32;
-pub type Size = unsafe extern "C" fn(RawContainer, usize, *mut usize) -> i32;
-pub type FailedCheck = unsafe extern "C" fn() -> *const c_char;
-pub type Bind = unsafe extern "C" fn(RawContainer, *const Pair, usize, bool, bool) -> i32;
-
-/// An `AOTInductorConstantMapEntry`.
-#[repr(C)]
-pub struct Pair {
-    pub name: *const c_char,
-    pub tensor: RawTensor,
-}
-
-/// The metadata of a tensor. The pointers live as long as the tensor keeps its shape.
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct RawMeta {
-    pub sizes: *const i64,
-    pub strides: *const i64,
-    pub data: *mut u8,
-    pub storage: *mut u8,
-    pub storage_bytes: i64,
-    pub rank: u32,
-    pub device_index: i32,
-    pub dtype: i8,
-    pub device_type: i8,
-    pub flags: u8,
-}
 
 imports! { table;
     /// The `TORCH_ABI_VERSION` that it was compiled with.
@@ -132,15 +86,38 @@ imports! { table;
     pub fn precast_dtype(f: DtypeOf, container: RawContainer, i: usize, out: *mut i32) -> i32;
     pub fn precast_size(f: Size, container: RawContainer, i: usize, out: *mut usize) -> i32;
     pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
+    pub fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
+    pub fn precast_calls_add(
+        calls: *mut c_void,
+        name: *const c_char,
+        overload: *const c_char,
+        given: *const RawGiven,
+        n: usize,
+        results: *const i64,
+        n_results: usize,
+    ) -> i32;
+    pub fn precast_calls_add_cond(
+        calls: *mut c_void,
+        yes: *mut c_void,
+        no: *mut c_void,
+        given: *const RawGiven,
+        n: usize,
+        results: *const i64,
+        n_results: usize,
+    ) -> i32;
+    pub fn precast_calls_finish(calls: *mut c_void, outputs: *const i64, n: usize) -> i32;
+    pub fn precast_calls_run(
+        calls: *mut c_void,
+        inputs: *const *mut c_void,
+        n_in: usize,
+        outputs: *mut *mut c_void,
+        n_out: usize,
+    ) -> i32;
+    pub fn precast_calls_delete(calls: *mut c_void);
 }
 
-/// The shim that is open.
-struct Open {
-    functions: Functions,
-    calls: calls::Functions,
-}
-
-static OPEN: OnceLock<Open> = OnceLock::new();
+/// The functions of the shim that is open.
+static OPEN: OnceLock<Functions> = OnceLock::new();
 
 /// Returns whether a shim is open.
 pub fn is_open() -> bool {
@@ -168,8 +145,7 @@ pub fn open(
             let libtorch = &libtorch.version;
             return Err(format!("it is a shim for torch {own}, and libtorch is {libtorch}").into());
         }
-        let calls = calls::Functions::find(loaded)?;
-        Ok(Open { functions, calls })
+        Ok(functions)
     })
 }
 
@@ -195,13 +171,13 @@ pub(super) fn open_once<T>(
 }
 
 #[cfg(not(test))]
-fn opened() -> Option<&'static Open> {
+fn opened() -> Option<&'static Functions> {
     OPEN.get()
 }
 
 /// Unit tests load no release.
 #[cfg(test)]
-fn opened() -> Option<&'static Open> {
+fn opened() -> Option<&'static Functions> {
     if OPEN.get().is_none() {
         let compiled = precast_shim::testing::compiled();
         let bytes = std::fs::read(&compiled.file).unwrap();
@@ -211,20 +187,12 @@ fn opened() -> Option<&'static Open> {
     OPEN.get()
 }
 
-/// Returns the shim that is open. Its callers have objects of a load, which has opened it.
-fn the_open() -> &'static Open {
+/// Returns the functions of the shim that is open. The callers have objects of a load, which has opened it.
+fn table() -> &'static Functions {
     match opened() {
         Some(open) => open,
         None => panic!("no shim is open: loading a model opens one"),
     }
-}
-
-fn table() -> &'static Functions {
-    &the_open().functions
-}
-
-pub(super) fn calls() -> &'static calls::Functions {
-    &the_open().calls
 }
 
 /// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such

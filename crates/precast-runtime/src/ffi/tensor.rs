@@ -6,8 +6,9 @@ use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
 use super::{
-    shim::{self, RawMeta, RawTensor, precast_tensor_meta, precast_tensor_own},
-    torch::{self, aoti_torch_delete_tensor_object, aoti_torch_new_tensor_handle},
+    abi::{RawMeta, RawTensor},
+    libtorch::{self, aoti_torch_delete_tensor_object, aoti_torch_new_tensor_handle},
+    shim::{self, precast_tensor_meta, precast_tensor_own},
 };
 
 /// One owned `at::Tensor*`.
@@ -149,18 +150,21 @@ unsafe fn plain_meta(tensor: RawTensor, meta: &mut RawMeta) -> Result<(), i32> {
     let (mut defined, mut dtype, mut device_type, mut layout) = (false, 0, 0, 0);
     // SAFETY: a live tensor, and valid out pointers.
     unsafe {
-        ok(torch::aoti_torch_is_defined(tensor, &mut defined))?;
+        ok(libtorch::aoti_torch_is_defined(tensor, &mut defined))?;
         if !defined {
             return Ok(());
         }
         meta.flags = 1;
-        ok(torch::aoti_torch_get_dtype(tensor, &mut dtype))?;
-        ok(torch::aoti_torch_get_device_type(tensor, &mut device_type))?;
-        ok(torch::aoti_torch_get_device_index(
+        ok(libtorch::aoti_torch_get_dtype(tensor, &mut dtype))?;
+        ok(libtorch::aoti_torch_get_device_type(
+            tensor,
+            &mut device_type,
+        ))?;
+        ok(libtorch::aoti_torch_get_device_index(
             tensor,
             &mut meta.device_index,
         ))?;
-        ok(torch::aoti_torch_get_layout(tensor, &mut layout))?;
+        ok(libtorch::aoti_torch_get_layout(tensor, &mut layout))?;
     }
     meta.dtype = i8::try_from(dtype).unwrap_or(-1);
     meta.device_type = i8::try_from(device_type).unwrap_or(-1);
@@ -170,15 +174,15 @@ unsafe fn plain_meta(tensor: RawTensor, meta: &mut RawMeta) -> Result<(), i32> {
     let (mut rank, mut offset) = (0, 0);
     // SAFETY: as above; sizes and strides are the tensor's own, of `rank` numbers each.
     unsafe {
-        ok(torch::aoti_torch_get_sizes(tensor, &mut meta.sizes))?;
-        ok(torch::aoti_torch_get_strides(tensor, &mut meta.strides))?;
-        ok(torch::aoti_torch_get_storage_size(
+        ok(libtorch::aoti_torch_get_sizes(tensor, &mut meta.sizes))?;
+        ok(libtorch::aoti_torch_get_strides(tensor, &mut meta.strides))?;
+        ok(libtorch::aoti_torch_get_storage_size(
             tensor,
             &mut meta.storage_bytes,
         ))?;
-        ok(torch::aoti_torch_get_storage_offset(tensor, &mut offset))?;
-        ok(torch::aoti_torch_get_data_ptr(tensor, &mut meta.data))?;
-        ok(torch::aoti_torch_get_dim(tensor, &mut rank))?;
+        ok(libtorch::aoti_torch_get_storage_offset(tensor, &mut offset))?;
+        ok(libtorch::aoti_torch_get_data_ptr(tensor, &mut meta.data))?;
+        ok(libtorch::aoti_torch_get_dim(tensor, &mut rank))?;
     }
     let before = offset * dtype.size() as i64;
     meta.rank = u32::try_from(rank).unwrap_or(0);
