@@ -157,10 +157,29 @@ pub(super) fn size(file: &File, digest: &Digest) -> io::Result<Option<u64>> {
 /// Hashes a whole unpacked file in several threads. Returns the size of its content, or none if a byte has changed.
 /// Also writes the content to `copy`, which is valid only if a size is returned.
 pub(super) fn check(file: &File, digest: &Digest, copy: Option<&File>) -> io::Result<Option<u64>> {
+    check_on(cores(), file, digest, copy)
+}
+
+/// Like [`check`], beside an upload of the same file, whose readers have the other half of the cores. 604 MB reach an
+/// H200 at 27.6 GB/s so, and at 23.7 GB/s if the check has all 16 cores.
+pub(super) fn check_beside_upload(file: &File, digest: &Digest) -> io::Result<Option<u64>> {
+    check_on(cores().div_ceil(2), file, digest, None)
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+fn check_on(
+    cores: usize,
+    file: &File,
+    digest: &Digest,
+    copy: Option<&File>,
+) -> io::Result<Option<u64>> {
     let Some(Footer { size, checksum }) = Footer::read(file, digest)? else {
         return Ok(None);
     };
-    match checksum_of(file, size, copy) {
+    match checksum_of(cores, file, size, copy) {
         Ok(found) => Ok((found == checksum).then_some(size)),
         // The file got shorter meanwhile.
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
@@ -180,7 +199,7 @@ pub(super) fn check_whole(file: &File, digest: &Digest) -> io::Result<bool> {
 }
 
 /// Returns the checksum of the first `size` bytes of a file.
-fn checksum_of(file: &File, size: u64, copy: Option<&File>) -> io::Result<u128> {
+fn checksum_of(cores: usize, file: &File, size: u64, copy: Option<&File>) -> io::Result<u128> {
     let count = size.div_ceil(PART as u64);
     let next = AtomicU64::new(0);
     let work = || -> io::Result<Vec<(u64, u128)>> {
@@ -198,7 +217,6 @@ fn checksum_of(file: &File, size: u64, copy: Option<&File>) -> io::Result<u128> 
             parts.push((index, hasher.digest128()));
         }
     };
-    let cores = thread::available_parallelism().map_or(1, usize::from);
     let threads = usize::try_from(count).map_or(THREADS, |count| count.min(cores).min(THREADS));
     let mut parts = thread::scope(|scope| {
         // The calling thread is one of the threads. It also does the work of threads that fail to start.
@@ -276,7 +294,7 @@ mod tests {
             let hashes: Vec<u8> = (content.chunks(PART))
                 .flat_map(|part| xxh3_128(part).to_le_bytes())
                 .collect();
-            let checksum = checksum_of(&file, length, None).unwrap();
+            let checksum = checksum_of(2, &file, length, None).unwrap();
             assert_eq!(checksum, xxh3_128(&hashes));
             let copy = tempfile::tempfile().unwrap();
             assert_eq!(check(&file, &digest, Some(&copy)).unwrap(), Some(length));

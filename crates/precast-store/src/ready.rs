@@ -91,8 +91,9 @@ impl Ready {
         {
             let map = Mapped::new(&file, size).at("map", &path)?;
             let digest = *digest;
-            let check =
-                move || chunks::check(&file, &digest, None).is_ok_and(|found| found == Some(size));
+            let check = move || {
+                chunks::check_beside_upload(&file, &digest).is_ok_and(|found| found == Some(size))
+            };
             if let Ok(thread) = thread::Builder::new()
                 .name("precast-check".to_owned())
                 .spawn(check)
