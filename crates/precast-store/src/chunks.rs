@@ -1,7 +1,7 @@
 //! Unpacked files: content, then a footer with the BLAKE3 hash of the content.
 //!
-//! Objects are named by SHA-256, which only one core can compute for a file. BLAKE3 hashes a tree, so several threads hash
-//! the parts of one file. The footer is written in the same pass that checked the content against its digest:
+//! Objects are named by SHA-256, which only one core can compute for a file. BLAKE3 hashes a tree, so several threads
+//! hash the parts of one file. The footer is written in the same pass that checked the content against its digest:
 //!
 //! ```text
 //! ┌─────────┬────────────────────────────────────────────────────────────────────────────────────────────┐
@@ -9,14 +9,14 @@
 //! └─────────┴────────────────────────────────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The footer has the digest of the content, so that a file under a wrong name is detected. A file without a valid footer is
-//! not sound.
+//! The footer has the digest of the content, so that a file under a wrong name is detected. A file without a valid
+//! footer is damaged.
 //!
-//! The footer detects errors of disks, cables and copies. It does not protect against a user who may write the store: they
-//! can write other bytes with a footer that matches.
+//! The footer detects errors of disks, cables and copies. It does not protect against users with write access to the
+//! store: they can write other bytes with a matching footer.
 //!
-//! Files are read and not mapped for this: a disk error is an error and no signal, and a page fault costs more than the copy
-//! of a page.
+//! Files are read for this, not mapped: a disk error is then an error and not a signal, and a page fault costs more
+//! than the copy of a page.
 
 use std::{
     fs::File,
@@ -36,11 +36,11 @@ use blake3::{
 
 use crate::{Digest, digest};
 
-/// Bytes that one thread hashes at a time: a subtree of the tree.
+/// Bytes that one thread hashes at a time: a subtree of the hash tree.
 const PART: u64 = 1 << 20;
 /// Bytes that are read at a time; they stay in the cache of a core.
 const BUFFER: usize = 1 << 17;
-/// Threads that hash faster than the widest bus takes bytes.
+/// Maximum threads. So many hash faster than the widest bus transfers bytes.
 const THREADS: usize = 32;
 const NAME: &[u8; 16] = b"precast unpacked";
 const FOOTER: usize = 120;
@@ -57,7 +57,7 @@ impl<W: Write> Summing<W> {
         Self { inner, hasher }
     }
 
-    /// Writes the footer, once all of the content was written and is known to have this digest.
+    /// Writes the footer. All of the content must have been written, and must have this digest.
     pub fn finish(mut self, digest: &Digest) -> io::Result<()> {
         let footer = Footer {
             size: self.hasher.count(),
@@ -96,7 +96,7 @@ impl Footer {
         bytes
     }
 
-    /// Returns the footer of the unpacked file of an object; none without a valid one.
+    /// Returns the footer of an object's unpacked file, or none if it has no valid one.
     fn read(file: &File, digest: &Digest) -> io::Result<Option<Self>> {
         let Some(size) = file.metadata()?.len().checked_sub(FOOTER as u64) else {
             return Ok(None);
@@ -112,26 +112,26 @@ impl Footer {
     }
 }
 
-/// Returns the size of the content of an unpacked file, whose content is not read; none without a valid footer.
+/// Returns the content size of an unpacked file, without reading the content. Returns none without a valid footer.
 pub(super) fn size(file: &File, digest: &Digest) -> io::Result<Option<u64>> {
     Ok(Footer::read(file, digest)?.map(|footer| footer.size))
 }
 
-/// Reads all of an unpacked file in several threads. Returns the size of its content; none if a byte has changed. The
-/// content is also written to `copy`, which must not be used without a size.
+/// Hashes a whole unpacked file in several threads. Returns the size of its content, or none if a byte has changed.
+/// Also writes the content to `copy`, which is valid only if a size is returned.
 pub(super) fn check(file: &File, digest: &Digest, copy: Option<&File>) -> io::Result<Option<u64>> {
     let Some(Footer { size, hash }) = Footer::read(file, digest)? else {
         return Ok(None);
     };
     match hash_of(file, size, copy) {
         Ok(found) => Ok((found == hash).then_some(size)),
-        // The file got shorter meanwhile.
+        // The file was truncated during the read.
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         Err(e) => Err(e),
     }
 }
 
-/// As [`check`], and compares the content with its own digest too.
+/// Like [`check`], and also compares the SHA-256 of the content with `digest`.
 pub(super) fn check_whole(file: &File, digest: &Digest) -> io::Result<bool> {
     let Some(size) = check(file, digest, None)? else {
         return Ok(false);
@@ -170,7 +170,7 @@ fn hash_of(file: &File, size: u64, copy: Option<&File>) -> io::Result<Hash> {
         .min(THREADS)
         .min(usize::try_from(count).unwrap_or(THREADS));
     let mut parts = thread::scope(|scope| {
-        // The calling thread is one of them, and does the work of a thread that can't be started.
+        // The calling thread is one of the threads. It also does the work of threads that fail to start.
         let spawn = |_| thread::Builder::new().spawn_scoped(scope, work).ok();
         let helpers: Vec<_> = (1..threads).map_while(spawn).collect();
         let mut parts = work()?;
@@ -189,7 +189,7 @@ fn hash_of(file: &File, size: u64, copy: Option<&File>) -> io::Result<Hash> {
     Ok(merge_subtrees_root(&left, &right, Mode::Hash))
 }
 
-/// Returns the values of both children of the node over `parts`, which hold `size` bytes.
+/// Returns the values of both children of a tree node. The node covers `parts`, which are `size` bytes.
 fn halves(parts: &[ChainingValue], size: u64) -> (ChainingValue, ChainingValue) {
     let of = |parts: &[ChainingValue], size| match parts {
         [one] => *one,
@@ -203,7 +203,7 @@ fn halves(parts: &[ChainingValue], size: u64) -> (ChainingValue, ChainingValue) 
     (of(&parts[..at], left), of(&parts[at..], size - left))
 }
 
-/// Passes a range of a file to `to`, and writes it to the same place of `copy`.
+/// Passes a range of a file to `to`, and writes it to the same range of `copy`.
 fn read(
     file: &File,
     range: std::ops::Range<u64>,
