@@ -76,8 +76,8 @@ impl RuntimeError {
         }
     }
 
-    /// Returns whether an artifact is the cause, so that another bucket may answer in its place. A fault of the host,
-    /// the weights or a record concerns all buckets, and so does a lack of memory.
+    /// Returns whether an artifact is the cause, so that another bucket may answer instead. An error of the host, the
+    /// weights or a record concerns all buckets, and so does a lack of memory.
     pub fn is_artifacts(&self) -> bool {
         let its_own = matches!(
             self,
@@ -285,14 +285,14 @@ pub(super) const PASSING: [i32; 7] = [
     libc::EBUSY,
 ];
 
-/// Returns whether an error of the system may be gone in a moment.
+/// Returns whether an error of the system may be temporary.
 pub(crate) fn passes(error: &io::Error) -> bool {
     error
         .raw_os_error()
         .is_some_and(|number| PASSING.contains(&number))
 }
 
-/// Returns the name that was meant, if one is near enough.
+/// Returns the most similar known name, if one is similar enough.
 fn nearest<'a>(given: &str, known: &'a [String]) -> Option<&'a String> {
     let distance = |name: &String| strsim::damerau_levenshtein(name, given);
     let nearest = known.iter().min_by_key(|name| distance(name));

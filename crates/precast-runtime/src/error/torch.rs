@@ -6,7 +6,7 @@ use precast_store::out_of_memory::says_out_of_memory;
 
 use super::{RuntimeError, hint::PASSING};
 
-/// Why libtorch, CUDA or the dynamic loader refused something, or a check before them. The text is the whole message.
+/// An error of libtorch, CUDA or the dynamic loader, or of a check before them. The text is the whole message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 #[non_exhaustive]
@@ -40,7 +40,7 @@ impl TorchError {
         Self::sorted(text.into(), Self::Cuda)
     }
 
-    /// Returns the error for a message of the dynamic loader's, which ends with the words of the system.
+    /// Returns the error for a message of the dynamic loader, which ends with the message of the system.
     pub(crate) fn loader(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         let has = |number: &i32| {
@@ -53,9 +53,9 @@ impl TorchError {
         Self::sorted(text, if short { Self::Busy } else { Self::Loader })
     }
 
-    /// Sorts a message by its words, here and nowhere else: torch, CUDA and the system give no code with it.
+    /// Classifies a message by its text, only here: torch, CUDA and the system give no error code with it.
     fn sorted(text: Box<str>, other: fn(Box<str>) -> Self) -> Self {
-        /// The words of oneDNN.
+        /// The message of oneDNN.
         const NO_CODE: &str = "could not create a primitive";
         if says_out_of_memory(&text) {
             Self::Memory(text)
@@ -93,7 +93,7 @@ macro_rules! refused {
 
 refused!(&str, String, NulError, TryFromIntError);
 
-/// Keeps a lack of memory apart: the capture of a graph tries again then.
+/// Keeps a lack of memory as a separate kind: the capture of a graph is then retried.
 impl From<RuntimeError> for TorchError {
     fn from(error: RuntimeError) -> Self {
         let short = error.is_out_of_memory();

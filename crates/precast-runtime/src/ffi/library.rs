@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{RuntimeError, TorchError};
 
-/// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
+/// The functions of an artifact that the runtime calls. A [`Library`] has all of them.
 pub(super) struct Abi {
     pub create: Create,
     pub delete: Delete,
@@ -44,10 +44,10 @@ pub struct Library {
     object: Digest,
 }
 
-/// The libraries that this process loaded or was refused. Nothing is ever removed.
+/// The libraries that this process loaded or refused. Nothing is ever removed.
 ///
-/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that
-/// hangs delays callers of the same object only, as far as this code goes (the system's loader has one lock for all).
+/// The map is locked for a look-up. Each object has a separate lock, held while it is loaded: an initialiser that hangs
+/// delays only callers of the same object, apart from the system's loader, which has one lock for all.
 static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<FirstLoad>>>>> = Mutex::new(None);
 
 /// None before the first load.
@@ -76,12 +76,13 @@ impl Library {
         entry(object).try_lock().is_ok_and(|known| known.is_some())
     }
 
-    /// Loads the object with this digest, or returns the one that the process has. A refused object stays refused.
+    /// Loads the object with this digest, or returns it if the process has loaded it before. A refused object stays
+    /// refused.
     ///
-    /// `file` is asked for only when it has not; `built_with` is the torch in its record, for a message. Fails when the
-    /// bytes are not the digest's, when they import a function that libtorch lacks, when `dlopen` refuses them, or when
-    /// a function of the ABI is missing; nothing of a refused object has run then, except that `dlopen` runs the
-    /// initialisers of one that loads and lacks a function.
+    /// `file` is called only for an object that the process has not loaded; `built_with` is the torch in its record,
+    /// for a message. Fails if the bytes do not match the digest, if they import a function that libtorch lacks, if
+    /// `dlopen` refuses them, or if a function of the ABI is missing. No code of a refused object has run, except in
+    /// the last case, in which `dlopen` has run its initialisers.
     pub fn load(
         object: &Digest,
         built_with: &str,
@@ -195,7 +196,7 @@ fn lacking(bytes: &[u8]) -> Vec<String> {
     let mut names = Elf::parse(bytes)
         .and_then(|elf| elf.imports())
         .unwrap_or_default();
-    // Its scope is the process's: libtorch is in it, and what operators' libraries have.
+    // Its scope is the process: it includes libtorch and the libraries of operators.
     let process = Loaded::this();
     names.retain(|name| {
         // SAFETY: the symbol is looked up, and neither called nor read.
@@ -223,13 +224,13 @@ fn open_file(object: &Digest, file: File, scope: c_int) -> Result<&'static Loade
         loaded = unsafe { Loaded::open(Some(&path), RTLD_NOW | scope) };
     }
     let loaded = loaded.map_err(refused)?;
-    // The file stays open: the loader finds objects by path, and a path of `/proc/self/fd` that came to mean another
-    // file would silently give this object again.
+    // The file stays open: the loader finds objects by path. If the path of `/proc/self/fd` later belonged to another
+    // file, the loader would silently return this object.
     std::mem::forget(file);
     Ok(Box::leak(Box::new(loaded)))
 }
 
-/// Fails for a shared object that is shorter than its header says.
+/// Fails for a shared object that is shorter than its header declares.
 fn whole(bytes: &[u8]) -> Result<(), TorchError> {
     match Elf::parse(bytes).and_then(|elf| elf.is_whole(bytes.len() as u64)) {
         Ok(true) => Ok(()),
@@ -273,8 +274,8 @@ fn resolve(library: &Loaded, object: &Digest) -> Result<Abi, RuntimeError> {
     })
 }
 
-/// Loads `libtorch.so`, which has no code and needs all of libtorch, CUDA too. Artifacts that precast built do not need
-/// it; others name it, and a path in memory has no folder beside which the loader would find it.
+/// Loads `libtorch.so`, which has no code and depends on all of libtorch, CUDA too. Artifacts that precast built do not
+/// need it. Others name it, and the loader can't find it for an object in memory.
 fn load_umbrella() -> bool {
     let Ok(open) = libtorch::get() else {
         return false;

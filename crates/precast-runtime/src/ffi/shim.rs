@@ -227,14 +227,14 @@ pub(super) fn calls() -> &'static calls::Functions {
     &the_open().calls
 }
 
-/// Lets nothing that libtorch prints in a call reach the terminal: an error's text belongs to the error, the rest, such
+/// Captures everything that libtorch prints in a call: the text of an error becomes part of the error, other text, such
 /// as a warning, goes to `tracing`. Does nothing before a shim is open.
 pub fn capture_messages() {
     if !is_open() {
         return;
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: it sets a buffer under std::cerr, once and for good; `report` lives as long.
+    // SAFETY: it sets a buffer under std::cerr, once and permanently; `report` lives as long.
     ONCE.call_once(|| unsafe { precast_capture_messages(report) });
 }
 

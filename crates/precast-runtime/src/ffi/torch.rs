@@ -36,7 +36,7 @@ imports! { table;
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
     ) -> i32;
-    /// `deleter` is called with `data` and `context` when nobody has the memory any more.
+    /// `deleter` is called with `data` and `context` when the memory has no more users.
     pub fn torch_from_blob(
         data: *mut c_void,
         rank: i64,
@@ -94,7 +94,7 @@ fn table() -> &'static Functions {
     &libtorch::opened().torch
 }
 
-/// Makes one call of libtorch's C ABI and returns the reason when it fails.
+/// Runs one call of libtorch's C ABI and returns the reason if it fails.
 pub fn call(f: impl FnOnce() -> i32) -> Result<(), TorchError> {
     libtorch::get()?;
     if !shim::is_open() {
@@ -106,7 +106,7 @@ pub fn call(f: impl FnOnce() -> i32) -> Result<(), TorchError> {
         };
     }
     shim::capture_messages();
-    // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which comes back.
+    // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which returns.
     let code = unsafe {
         let before = precast_capture_begin();
         let code = f();
@@ -128,7 +128,7 @@ fn reason(printed: &str) -> &str {
     line.trim_end()
 }
 
-/// Returns how many threads libtorch's parallel loops use.
+/// Returns the number of threads of libtorch's parallel loops.
 pub fn threads() -> usize {
     let mut threads = 1;
     // SAFETY: a valid out pointer.
