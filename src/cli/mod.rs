@@ -213,7 +213,7 @@ impl Context {
         print()
     }
 
-    /// Opens the store; prints a note when it has to wait for another process.
+    /// Opens the store. Prints a note if it has to wait for another process.
     fn open(&self) -> Result<Store, StoreError> {
         self.ready(Store::open_with(&self.store, self.options())?)
     }
@@ -227,7 +227,7 @@ impl Context {
         self.ready(Store::open_with(&self.store, options)?)
     }
 
-    /// Opens the store, and makes it when there is none. Makes a damaged index again.
+    /// Opens the store, or creates a missing one. Rebuilds a damaged index.
     fn create(&self) -> Result<Store, StoreError> {
         let created = match Store::create_with(&self.store, self.options()) {
             Err(error) if error.is_index() => {
