@@ -1,7 +1,7 @@
 //! Ahead-of-time compiled PyTorch artifacts: built once, kept by content, run without Python.
 //!
-//! Its modules are stages, and data goes one way: [`spec`] (the user's request) → [`plan`] (the programs that must exist) →
-//! [`build`] (make it exist) → [`store`] (keep it) → `runtime` (load it and run it). [`inspect`] reads everything
+//! Its modules are stages, and data goes one way: [`spec`] (the user's request) → [`plan`] (the required programs) →
+//! [`build`] (builds them) → [`store`] (stores them) → `runtime` (loads and runs them). [`inspect`] reads everything
 //! and changes nothing. [`cli`] is the only stage that prints, reads the environment or exits.
 //!
 //! ```

@@ -1,9 +1,10 @@
-//! `precast bench`: the time of a call of each bucket, on request beside eager's in the same run.
+//! `precast bench`: the time of a call of each bucket, and, on request, the time of eager in the same run.
 //!
 //! A row is one request: a bucket's own sizes, or those of `--at`. It names the program that answered, which need not
-//! be the bucket's artifact: a request may be padded into another bucket, and eager answers where it was faster when
-//! the program was built, unless `--compiled` forbids it. With `--against eager` the exported graph, which runs without
-//! Python, is measured in turns with the model, on the same inputs: the machine's other load affects both alike.
+//! be the bucket's artifact: a request may be padded into another bucket, and eager answers if it was faster at the
+//! build of the program, unless `--compiled` forbids it. With `--against eager` the exported graph, which runs without
+//! Python, is measured in alternation with the model, on the same inputs: the machine's other load affects both
+//! equally.
 
 mod measure;
 
@@ -187,7 +188,8 @@ fn note_eager(rows: &[BenchRow]) {
     }
 }
 
-/// Measures one request. `answer` is the model's; with `replay` the graph's launch alone is measured too.
+/// Measures one request. `answer` is the model's answer; with `replay` the launch of the graph is also measured
+/// separately.
 fn row(
     load: &Load<'_>,
     model: &Model,
@@ -244,7 +246,7 @@ fn padding(served: &Served) -> f64 {
     served.bucket().map_or(0.0, wasted)
 }
 
-/// Returns the module's exported graphs as a model that shares the weights; none where no program has a graph.
+/// Returns the module's exported graphs as a model that shares the weights; none if no program has a graph.
 fn eager(
     store: &Store,
     runtime: &Runtime,

@@ -1,4 +1,4 @@
-//! `precast build`: makes the programs that the store lacks.
+//! `precast build`: builds the programs that the store lacks.
 
 mod summary;
 

@@ -29,7 +29,7 @@ pub(super) struct DepsArgs {
     libtorch: LibtorchFolder,
 }
 
-/// A release that was looked at.
+/// A release of the listing.
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Named {
@@ -53,7 +53,7 @@ impl Named {
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct Found<'a> {
-    /// As `2.11.0+cu130`; none where no `version.py` is beside the libraries.
+    /// As `2.11.0+cu130`; none without a `version.py` next to the libraries.
     version: Option<&'a str>,
     /// The folder with `libtorch_cpu.so`.
     folder: &'a Path,
@@ -71,7 +71,7 @@ pub(super) struct DepsDocument<'a> {
     bytes: u64,
     #[serde(flatten)]
     needs: &'a Needs,
-    /// None where torch is in no `site-packages`.
+    /// Absent if torch is in no `site-packages`.
     environment: Option<Environment>,
 }
 
@@ -237,7 +237,7 @@ pub(super) fn print_files(deps: &Deps, context: &Context) -> Result<()> {
     table::print(&context.out, &COLUMNS, rows.chain([total]))
 }
 
-/// Returns the first user, and how many more there are.
+/// Returns the first user, and the number of further users.
 pub(super) fn users(needed_by: &[String]) -> String {
     match needed_by {
         [] => String::new(),
@@ -246,7 +246,7 @@ pub(super) fn users(needed_by: &[String]) -> String {
     }
 }
 
-/// Returns the users of a missing library, and the folders that it was looked for in.
+/// Returns the users of a missing library, and the folders of the search.
 pub(super) fn sought(library: &MissingLibrary) -> String {
     let (by, folders) = (users(&library.needed_by), library.searched.iter());
     let folders: String = folders.map(|it| format!("`{}`, ", it.display())).collect();

@@ -50,7 +50,7 @@ struct Check {
     state: State,
     /// A version, a path or a reason.
     found: String,
-    /// Instructions for the user; none where nothing is wrong.
+    /// Instructions for the user; none without a problem.
     hint: Option<String>,
 }
 

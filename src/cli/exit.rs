@@ -345,7 +345,7 @@ fn code_and_hint(cause: &AnyError) -> Option<(u8, String)> {
     } else if let Some(it) = cause.downcast_ref::<io::Error>() {
         (USAGE, io_hint(it).to_owned())
     } else {
-        // An error of sizes has no hint of its own where it wraps another error.
+        // An error of sizes that wraps another error has no hint.
         let sizes = cause.downcast_ref::<SizesError>()?;
         (USAGE, sizes.hint()?)
     };

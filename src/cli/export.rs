@@ -47,20 +47,20 @@ pub(super) struct ExportDocument {
     /// False for a dry run.
     written: bool,
     releases: Vec<Named>,
-    /// Files beside the store.
+    /// Files next to the store.
     files: Vec<Copied>,
-    /// How many objects the store has.
+    /// Number of objects in the store.
     objects: usize,
     /// Their bytes on disk.
     object_bytes: u64,
     /// Bytes of all files and objects; records and the store's index come on top.
     bytes: u64,
-    /// None where torch is in no `site-packages`.
+    /// Absent if torch is in no `site-packages`.
     environment: Option<Environment>,
 }
 
 pub(super) fn run(args: &ExportArgs, context: &Context) -> Result<u8> {
-    // gc does not collect what is copied.
+    // The lease protects the copied objects from gc.
     let store = context.open_or_look()?;
     let selected = Selected::find(&store, &args.models, &args.libtorch)?;
     let deps = &selected.deps;

@@ -46,7 +46,7 @@ pub(super) fn own_program() -> Result<PathBuf> {
     env::current_exe().context("can't find this program's own file")
 }
 
-/// Answers the question on stdin; the verdict goes to stdout.
+/// Answers the request on stdin, and writes the report to stdout.
 pub(super) fn gate(args: &GateArgs) -> Result<u8> {
     args.libtorch.open_for(args.python.as_deref())?;
     let question = serde_json::from_reader(io::stdin().lock())?;
@@ -104,7 +104,7 @@ pub(super) fn trial(
     let Some(folder) = folders::cache() else {
         return Ok(trial);
     };
-    // Where it can't be made, nothing is remembered.
+    // If it can't be created, no result is kept.
     let _ = std::fs::create_dir_all(&folder);
     Ok(trial.remember(folder.join("loads")))
 }

@@ -11,7 +11,7 @@ use crate::{
     store::{Filter, Found, ObjectRow, ProgramRow, Store, StoreError},
 };
 
-/// How many programs a hint lists.
+/// Number of programs that a hint lists.
 const SOME: usize = 4;
 
 /// An object of the store. Its name may have several words.
@@ -163,7 +163,7 @@ pub(super) fn release_number(
     Ok((model.to_owned(), seq))
 }
 
-/// Returns the model that `--model` names, and the programs of the release that `@7` or `@NAME` behind it names.
+/// Returns the model of `--model`, and the programs of the release `@7` or `@NAME` after it.
 pub(super) fn model_and_programs(
     store: &Store,
     text: Option<&str>,

@@ -1,4 +1,4 @@
-//! `precast plan`: the programs that `build` would make, and why.
+//! `precast plan`: the programs that `build` would build, with the reasons.
 
 use std::collections::BTreeSet;
 
@@ -48,7 +48,7 @@ pub(super) struct PlanDocument<'a> {
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 struct PlanLine<'a> {
     module: &'a str,
-    /// Names of its inputs; null where only the running model knows them.
+    /// Names of its inputs; null if only the running model knows them.
     inputs: Option<BTreeSet<String>>,
     bucket: String,
     sizes: &'a Sizes,
@@ -60,9 +60,9 @@ struct PlanLine<'a> {
     /// The request key, where it is known.
     id: Option<Digest>,
     why: Vec<Cause<'a>>,
-    /// Captured for its graph alone; eager runs it.
+    /// Captured only for its graph, which eager runs.
     capture_only: bool,
-    /// Why eager runs the module.
+    /// The reason why eager runs the module.
     left_to_eager: &'a Option<String>,
     settings: &'a Effective,
 }
@@ -81,7 +81,7 @@ enum Word {
 #[serde(untagged)]
 enum Cause<'a> {
     Missing(&'a Reason),
-    /// Why it is skipped.
+    /// The reason why it is skipped.
     Skipped(&'a str),
 }
 

@@ -1,6 +1,6 @@
 //! Prints data to stdout and everything else to stderr. A closed pipe ends the program quietly.
 //!
-//! On a terminal, lines break between words. With `--format json` each line of stderr is a JSON document too.
+//! On a terminal, lines are broken between words. With `--format json` each line of stderr is a JSON document too.
 
 use std::{
     fmt,
@@ -29,7 +29,7 @@ pub(super) enum Format {
 /// `--format json` was given: a setting of the process, because notes and errors come from everywhere.
 static JSON: AtomicBool = AtomicBool::new(false);
 
-/// `--quiet` was given.
+/// Whether `--quiet` is set.
 static QUIET: AtomicBool = AtomicBool::new(false);
 
 pub(super) fn set_format(format: Format) {
@@ -41,7 +41,7 @@ pub(super) fn set_quiet(quiet: bool) {
     QUIET.store(quiet, Ordering::Relaxed);
 }
 
-/// Returns whether the caller asked for JSON.
+/// Returns whether the output is JSON.
 pub(super) fn json() -> bool {
     JSON.load(Ordering::Relaxed)
 }
@@ -57,7 +57,7 @@ impl Printer {
         Self { cancel }
     }
 
-    /// Returns how many characters a line may have: `COLUMNS`, or the width of the terminal, if stdout is one.
+    /// Returns the maximum number of characters of a line: `COLUMNS`, or the width of the terminal, if stdout is one.
     pub(super) fn width(&self) -> Option<usize> {
         let columns = std::env::var("COLUMNS")
             .ok()
@@ -65,12 +65,12 @@ impl Printer {
         columns.or_else(|| terminal(io::stdout()))
     }
 
-    /// Returns whether the caller asked for JSON.
+    /// Returns whether the output is JSON.
     pub(super) fn json(&self) -> bool {
         json()
     }
 
-    /// Prints text, on a terminal broken between words.
+    /// Prints text. On a terminal, lines are broken between words.
     pub(super) fn line(&self, text: impl fmt::Display) -> Result<()> {
         self.verbatim(wrap(&text.to_string(), terminal(io::stdout())))
     }
@@ -135,13 +135,13 @@ fn versioned(fields: &impl Serialize) -> Result<Map<String, Value>> {
     Ok(document)
 }
 
-/// Returns the width of the terminal behind a stream.
+/// Returns the width of the terminal of a stream.
 fn terminal(stream: impl std::os::fd::AsFd) -> Option<usize> {
     let (width, _) = terminal_size::terminal_size_of(stream)?;
     Some(width.0.into())
 }
 
-/// Returns text for stderr, on a terminal broken between words.
+/// Returns text for stderr. On a terminal, lines are broken between words.
 pub(super) fn fitted(text: impl fmt::Display) -> String {
     wrap(&text.to_string(), terminal(io::stderr()))
 }
@@ -153,7 +153,7 @@ pub(super) struct Note {
     note: String,
 }
 
-/// Prints a note to stderr, unless `--quiet` was given.
+/// Prints a note to stderr, unless `--quiet` is set.
 pub(super) fn note(text: impl fmt::Display) {
     if !QUIET.load(Ordering::Relaxed) {
         message(text);
@@ -171,7 +171,7 @@ pub(super) fn message(text: impl fmt::Display) {
 
 /// Prints unchanged text to stderr.
 pub(super) fn verbatim_message(text: impl fmt::Display) {
-    // Nothing is left to tell when stderr is gone.
+    // An error of stderr can't be reported.
     let _ = writeln!(anstream::stderr().lock(), "{text}");
 }
 

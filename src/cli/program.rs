@@ -98,7 +98,7 @@ fn title(
     }
 }
 
-/// Returns the bytes of weights that each process lays out anew. Views take none, nor do matrices that are joined on a
+/// Returns the bytes of weights that each process prepacks. Views take none, nor do matrices that are concatenated on a
 /// device.
 fn made_at_load(program: &Program, artifacts: &Artifacts) -> u64 {
     let steps = program.steps.iter();
@@ -188,7 +188,7 @@ fn step_name(step: &Step) -> &str {
     }
 }
 
-/// Returns the states, a line each; one line for many, unless all are asked for.
+/// Returns the states, a line each; one line for many states, unless `whole` is set.
 fn states_of(program: &Program, whole: bool) -> Vec<String> {
     const FEW: usize = 4;
     let line = |state: &State| format!("kept {}", sized(&state.name, &state.layout, &state.dims));

@@ -21,7 +21,7 @@ use crate::{
     inspect::receipt,
 };
 
-/// Returns the report that the options and the terminal ask for. Dropping it removes the bars.
+/// Returns the progress report for the options and the terminal. A drop removes the bars.
 pub(super) fn reporter(context: &Context) -> Box<dyn Progress + '_> {
     if context.out.json() {
         return Box::new(Events(&context.out));
@@ -247,8 +247,8 @@ impl Bars {
     }
 }
 
-/// Returns the progress of a build in at most `room` characters. A narrow terminal gets a shorter bar, then no word, no
-/// bar, no words around the time, and no time.
+/// Returns the progress of a build in at most `room` characters. A narrow terminal gets a shorter bar, then no label,
+/// no bar, no words around the time, and no time.
 fn whole_line(room: usize, done: u64, of: Option<u64>, remaining: Option<String>) -> String {
     let of = of.unwrap_or(0);
     let bar = |width: usize| {

@@ -46,7 +46,7 @@ impl PythonArgs {
         self.python.as_deref()
     }
 
-    /// As [`Self::launcher`], where no interpreter is named with the one of the environment that a libtorch lies in.
+    /// Like [`Self::launcher`]. If no interpreter is named, uses that of the environment of a libtorch.
     pub(super) fn launcher_beside(&self, libtorch: &Path) -> Launcher {
         // <environment>/lib/python3.11/site-packages/torch/lib
         let real = libtorch.canonicalize().ok();
@@ -72,7 +72,7 @@ impl PythonArgs {
             (None, Some(python)) => Launcher::python(python),
             (None, None) => Launcher::python(python_of(&[root, Path::new("")])),
         };
-        // A program in place of the worker may use the named interpreter.
+        // A program that replaces the worker may use the named interpreter.
         let python = if chosen.replaces_worker {
             self.python.as_ref()
         } else {
@@ -87,7 +87,7 @@ impl PythonArgs {
     }
 }
 
-/// Returns the Python in use where there is no spec.
+/// Returns the Python in use, without a spec.
 pub(super) fn in_use() -> PathBuf {
     let named = std::env::var_os("PRECAST_PYTHON").filter(|name| !name.is_empty());
     named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
@@ -100,7 +100,7 @@ fn python_of(folders: &[&Path]) -> PathBuf {
     found.unwrap_or_else(|| PathBuf::from("python3"))
 }
 
-/// Returns the interpreter of an environment, if it is safe. Warns once for each one that is not.
+/// Returns the interpreter of an environment, if it is safe. Warns once for each unsafe one.
 fn python_in(environment: &Path) -> Option<PathBuf> {
     static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let python = environment.join("bin/python");
@@ -137,7 +137,7 @@ fn check(environment: &Path) -> Result<(), StoreError> {
     there.into_iter().try_for_each(|path| judge_path(path))
 }
 
-/// Returns the paths in a folder; none if it can't be read.
+/// Returns the paths in a folder; empty if it can't be read.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
     entries.map(|entry| entry.path()).collect()

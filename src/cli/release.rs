@@ -43,7 +43,7 @@ pub(super) enum ReleaseDocument {
     },
     RolledBack {
         release: Box<Release>,
-        /// False when the newest release had this content already.
+        /// False if the newest release already had this content.
         published: bool,
     },
 }

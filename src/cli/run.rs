@@ -34,7 +34,7 @@ fn count(path: &Path, mut counts: Counts) -> Result<()> {
         }
         counts.add(known.clone());
     }
-    // Whole or not at all: another process may be reading it.
+    // Whole or not at all: another process may read it at the same time.
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -5,7 +5,7 @@ use owo_colors::OwoColorize;
 
 use super::printer::Printer;
 
-/// How many rows are looked at before the widths are fixed, so that a long list streams.
+/// Number of rows that determine the widths, so that a long list streams.
 const SAMPLE: usize = 1000;
 const GAP: usize = 2;
 
@@ -15,7 +15,7 @@ type Paint = fn(&str) -> String;
 /// One column.
 pub(super) struct Column {
     name: &'static str,
-    /// The highest rank is left out first; columns of rank 0 stay.
+    /// The column with the highest rank is left out first. Columns of rank 0 are always printed.
     rank: u8,
     right: bool,
     paint: Option<Paint>,
@@ -46,7 +46,7 @@ impl Column {
     }
 }
 
-/// Prints rows under a header. Widths come from the first rows; a longer cell later pushes its row, nothing is cut.
+/// Prints rows under a header. The first rows determine the widths. A later longer cell shifts its row; nothing is cut.
 pub(super) fn print(
     out: &Printer,
     columns: &[Column],

@@ -45,7 +45,7 @@ pub(super) fn duration(text: &str) -> Result<i64, String> {
 }
 
 /// Returns `text` with every character that could move a terminal's cursor or change its state made visible. Line ends
-/// and tabs stay.
+/// and tabs are kept.
 pub(super) fn plain(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     for c in text.chars() {
@@ -60,8 +60,8 @@ pub(super) fn plain(text: &str) -> String {
     plain
 }
 
-/// Returns text whose lines fit a terminal of this width. They break between words; a digest on a line that is too long
-/// is cut to an ID. In a text of several lines, lines indented by four spaces are code and stay.
+/// Returns text whose lines fit a terminal of this width. They are broken between words; a digest on a line that is too
+/// long is cut to an ID. In a text of several lines, lines indented by four spaces are code and are kept.
 pub(super) fn wrap(text: &str, width: Option<usize>) -> String {
     let Some(width @ LEAST..) = width else {
         return text.to_owned();
@@ -91,7 +91,7 @@ fn fit(line: &str, width: usize) -> String {
     if fits(&line) {
         return line;
     }
-    // The rail of a drawing goes on.
+    // The vertical line of a drawing continues.
     let drawn = |c: &char| " ├└─│".contains(*c);
     let rail = line.chars().take_while(drawn).map(|c| match c {
         '├' | '│' => '│',

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | 0 | the store has no defects (left-over files of killed processes aside), or all were repaired |
 //! | 1 | a defect remains, or a gate failed |
-//! | 3 | a damaged file is in `quarantine/`: the next build makes it again |
+//! | 3 | a damaged file is in `quarantine/`: the next build creates it again |
 
 mod host;
 
@@ -62,7 +62,7 @@ pub(super) enum VerifyDocument<'a> {
         found: Vec<DefectReport<'a>>,
         /// Files that were moved to `quarantine/`.
         set_aside: &'a [PathBuf],
-        /// Objects that were made again from their unpacked files.
+        /// Objects that were restored from their unpacked files.
         restored: &'a [Digest],
         /// The defects that are left.
         left: Vec<DefectReport<'a>>,

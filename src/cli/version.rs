@@ -40,7 +40,7 @@ pub(super) struct Asked {
 pub(super) struct VersionDocument {
     /// Version of precast.
     precast: &'static str,
-    /// Version of the torch that `run` would use; none where none is found.
+    /// Version of the torch that `run` would use; none if there is no torch.
     torch: Option<String>,
     /// Its folder with `libtorch_cpu.so`.
     libtorch: Option<PathBuf>,
@@ -54,7 +54,7 @@ pub(super) struct VersionDocument {
     targets: Vec<String>,
 }
 
-/// Returns the arguments of a command line with `--version` and `-v`, which clap answers with the version alone.
+/// Returns the arguments of a command line with `--version` and `-v`, for which clap prints only the version.
 pub(super) fn asked(error: &clap::Error, args: &[OsString]) -> Option<(Global, Asked)> {
     if error.kind() != ErrorKind::DisplayVersion {
         return None;

@@ -80,7 +80,7 @@ fn print(why: &Why, out: &Printer) -> Result<()> {
     }
     for reason in &why.reasons {
         match reason {
-            // Its own words say that the program is not built.
+            // The text of the reason is only that the program is not built.
             Reason::NeverBuilt => out.line("  it replaced nothing")?,
             reason => writeln!(out, "  {reason}")?,
         }

@@ -33,8 +33,8 @@ pub fn equal(a: &Tensor, b: &Tensor) -> Result<bool, TorchError> {
 pub struct Tolerances {
     pub rtol: Option<f64>,
     pub atol: Option<f64>,
-    /// The coarsest dtype that the output was computed in, where that is not its own; it counts where the spec says
-    /// neither tolerance.
+    /// The coarsest dtype of the output's computation, if it differs from the output's own. It determines the
+    /// tolerances if the spec has neither.
     pub compute_dtype: Option<Dtype>,
 }
 
@@ -224,7 +224,7 @@ mod tests {
         };
         assert!(compared(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
         assert!(compared(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
-        // A spec that says one of the two leaves the other where it is without it.
+        // If a spec sets one tolerance, the other one keeps its default.
         let one = Tolerances {
             rtol: Some(1e-4),
             ..inside
@@ -232,7 +232,7 @@ mod tests {
         let zero = |got: f64| compared(Dtype::Float32, one, &[got, 1.0], &[0.0, 1.0]);
         assert!(zero(5e-3).is_err());
         assert!(zero(1e-6).is_ok());
-        // The tolerance of a small element follows the rest of the output.
+        // The tolerance of a small element depends on the other elements of the output.
         let large = [1000.0, 1e-3];
         assert!(
             compared(

@@ -1,7 +1,7 @@
 //! The gate's checker: runs a candidate program and compares it with eager.
 //!
-//! A build starts it in a process of its own: `precast_builder::gate` has the reason and the rules. It is here because it
-//! needs the builder's requests and the runtime, which do not depend on each other.
+//! A build starts it in a separate process: `precast_builder::gate` has the reason and the rules. It is in this crate
+//! because it needs the builder's requests and the runtime, which do not depend on each other.
 
 mod compare;
 mod samples;
@@ -83,7 +83,7 @@ fn check(request: &GateRequest) -> Verdict {
 #[derive(Default)]
 struct Sample {
     inputs: Vec<Tensor>,
-    /// The states before the call; those of a new session where there are none.
+    /// The states before the call; empty for those of a new session.
     states: Vec<Tensor>,
     /// The outputs, and then the states after the call where they are known.
     expected: Vec<Tensor>,
@@ -101,7 +101,7 @@ impl<'m> GateCaller<'m> {
         Ok(Self { session, program })
     }
 
-    /// Brings the session to the states of a sample.
+    /// Sets the states of the session to those of a sample.
     fn prepare(&mut self, sample: &Sample) -> Fallible<()> {
         self.session.reset();
         for (state, value) in self.program.states.iter().zip(&sample.states) {
@@ -143,8 +143,8 @@ impl<'a> Bench<'a> {
         let store = open(&request.store)?;
         let device = first(request.program.target.device);
         // The runtime comes first: it loads the device's half of libtorch, without which no tensor can be on the
-        // device. The gate is about the artifact, so eager may not answer in its place. This process is the trial of a
-        // first load.
+        // device. The gate tests the artifact, so eager may not answer instead. This process is the trial of a first
+        // load.
         let trial = Trial::here().remember(trial_memory(store.path()));
         let runtime = Runtime::new(&store, device)?
             .eager_fallback(false)
@@ -274,7 +274,7 @@ impl<'a> Bench<'a> {
         GateCaller::new(model, &self.request.program)?.answer(sample)
     }
 
-    /// Returns the bytes that a call takes at most, where that can be known.
+    /// Returns the peak memory of a call, if it can be measured.
     fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
         let mut caller = GateCaller::new(model, &self.request.program)?;
         caller.prepare(&self.sample)?;
@@ -343,7 +343,7 @@ impl<'a> Bench<'a> {
         let runs = |taken: &Vec<f64>| taken.len() as u64;
         report.artifact_us = median(&own[0]).into();
         report.artifact_runs = runs(&own[0]).into();
-        // How often the one was faster than the other in the same round.
+        // Number of rounds in which one was faster than the other.
         let wins = |a: &[f64], b: &[f64]| a.iter().zip(b).filter(|(a, b)| a < b).count() as u64;
         let each = |wins: &dyn Fn(&[f64]) -> u64| -> Vec<u64> {
             others.iter().map(|other| wins(other)).collect()
@@ -362,8 +362,9 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
-    /// Compares the runtime's answers to smaller requests with eager at their own sizes. If a bucket is wrong only then,
-    /// its smaller dimensions are exact; the report has the reason. Samples of one dimension come first.
+    /// Compares the runtime's answers to smaller requests with eager at their own sizes. If a bucket gives wrong
+    /// answers only to these, its smaller dimensions are exact; the report has the reason. Samples of one dimension
+    /// come first.
     fn at_smaller_sizes(&self, model: &Model) -> Result<GatePadding, String> {
         let program = &self.request.program;
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
@@ -457,8 +458,8 @@ impl<'a> Bench<'a> {
 }
 
 /// Returns the microseconds of the calls of `count` models, in rounds of one call each. Each round begins with another
-/// model, so that other work on the machine affects all of them equally. The caches hold data of the previous model, as
-/// they do not in production: each call is made twice, and the second one counts, unless calls are long.
+/// model, so that other work on the machine affects all of them equally. The caches hold data of the previous model,
+/// which is not so in production: each call is made twice, and the second one counts, unless calls are long.
 fn in_rounds(
     count: usize,
     more: impl Fn(usize) -> bool,
@@ -516,7 +517,7 @@ mod tests {
         };
         let taken = in_rounds(3, |round| round < 2, call).unwrap();
         assert_eq!(taken, [vec![10e3; 2], vec![1e3; 2], vec![80e3; 2]]);
-        // A long call is made once a round; the second round begins with another one.
+        // A long call is made once a round. The second round begins with another model.
         assert_eq!(order, [0, 0, 1, 1, 2, 1, 1, 2, 0, 0]);
     }
 }

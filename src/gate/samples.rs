@@ -1,4 +1,4 @@
-//! Inputs for a program that nobody gave any: the same ones in every run.
+//! Generated inputs for a program without samples, the same in every run.
 
 use precast_runtime::{Tensor, errors::TorchError};
 use precast_store::{
@@ -57,7 +57,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// From `low` to below `high`; `low` where there is no such number.
+    /// From `low` to below `high`; `low` if there is no such number.
     fn between(&mut self, low: i64, high: i64) -> i64 {
         let span = high.wrapping_sub(low).max(1).cast_unsigned();
         low.wrapping_add_unsigned(self.next() % span)

@@ -40,7 +40,7 @@ fn run(request: &SmokeRequest) -> Fallible<Option<String>> {
             answers(&runtime, request, program, weights, &inputs)
         };
         let before = match request.before.as_ref().map(outputs) {
-            // Samples that the weights of before can't answer say nothing about the new ones.
+            // A sample that fails with the previous weights proves nothing about the new ones.
             Some(Err(_)) => continue,
             before => before.transpose()?,
         };

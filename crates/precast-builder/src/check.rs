@@ -22,18 +22,18 @@ use crate::{
     spec::{CommandLine, Module, Overrides, Spec},
 };
 
-/// How long one module may take.
+/// Maximum time for one module.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The arguments of a check.
 pub struct CheckOptions<'a> {
-    /// The spec whose modules are looked at.
+    /// The spec with the modules to check.
     pub spec: &'a Spec,
     /// Starts the Python workers.
     pub launcher: Launcher,
-    /// Where its private folder is made; it is removed at the end.
+    /// Parent of its private folder, which is removed at the end.
     pub scratch: PathBuf,
-    /// Look at every submodule too.
+    /// Checks every submodule too.
     pub all: bool,
     /// Find the reasons for which torch.compile would compile again.
     pub recompiles: bool,
@@ -56,9 +56,9 @@ pub struct CheckedModule {
     pub path: String,
     /// Whether a build needs it: the spec names it, and it may not be left out (`fullgraph = false`).
     pub needed: bool,
-    /// The bucket that was looked at.
+    /// The bucket of the check.
     pub bucket: String,
-    /// How many buckets it has.
+    /// Number of its buckets.
     pub buckets: usize,
     /// The worker's findings.
     #[serde(flatten)]

@@ -14,24 +14,24 @@ use super::{
     worker,
 };
 
-/// How long making the model, and looking at it, may take.
+/// Maximum time for the creation and the description of the model.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// The arguments of a description.
 pub struct DescribeOptions {
     /// Starts the Python worker.
     pub launcher: Launcher,
-    /// Where its private folder is made; it is removed at the end.
+    /// Parent of its private folder, which is removed at the end.
     pub scratch: PathBuf,
     /// The folder of the spec to be.
     pub root: PathBuf,
     /// `module:callable`.
     pub entry: String,
-    /// Where the model is made.
+    /// The device of the model.
     pub device: DeviceKind,
     /// `module:callable` that gives sample inputs.
     pub samples: Option<String>,
-    /// The inputs, where there is no such callable.
+    /// The inputs, if there is no such callable.
     pub inputs: Vec<AskedInput>,
     /// Set from outside to end it early.
     pub cancel: Arc<AtomicBool>,

@@ -103,7 +103,7 @@ fn without_python(options: &Options<'_>, plan: &Plan) -> Result<Option<Parts>, B
     if !weights::restored(options, &same)? {
         return Ok(None);
     }
-    // Only the model can say whether a file with other tensors fits.
+    // Only the model shows whether a file with other tensors fits.
     let weights = weights::kept(options, plan, &same, &shim)?;
     Ok(weights.map(|weights| Parts {
         known: known.clone(),
@@ -164,8 +164,8 @@ fn with_model(
     summarise(options, &plan, done, parts, started)
 }
 
-/// Makes the plan, and holds the programs that it found: gc leaves them until the release has them. If gc was faster,
-/// the plan is made again.
+/// Computes the plan, and holds the programs that it found: gc keeps them until the release has them. If gc has deleted
+/// one before, the plan is computed again.
 fn held_plan(options: &Options<'_>, known: &Known) -> Result<Plan, BuildError> {
     let Options { spec, store, .. } = options;
     loop {
@@ -190,7 +190,8 @@ fn same_entry(
     known: &Known,
 ) -> Result<Option<Release>, StoreError> {
     let Options { spec, store, .. } = options;
-    // Whether weights come from a file is in the key of every program: none is in a release of the other kind.
+    // The key of every program has the fact that weights come from a file: no release of the other kind has such a
+    // program.
     let hits: HashSet<Digest> = plan.hits().into_iter().collect();
     store.releases().find(&spec.model.name, |release| {
         release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))

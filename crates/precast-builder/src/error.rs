@@ -15,7 +15,7 @@ use super::protocol::{REPORT, WorkerError};
 pub(super) use crate::plan::OUT_OF_MEMORY;
 use crate::{plan::PlanError, spec::SpecError};
 
-/// Why a build, or one program of it, failed.
+/// The error of a build, or of one program of it.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// The interpreter that was named can't be started.
@@ -41,7 +41,7 @@ pub enum BuildError {
         program: PathBuf,
         /// Version of the torch that it imports.
         found: String,
-        /// Why it is not used.
+        /// The reason why it is not used.
         why: Unfit,
     },
     /// The interpreter has another torch than the libtorch that is to be used.
@@ -92,12 +92,12 @@ pub enum BuildError {
     /// The model wrote to a descriptor of the worker, or forked it.
     #[error("the model disturbed its worker: {what}")]
     Disturbed {
-        /// The deed, in words.
+        /// The operation, in words.
         what: String,
         /// The end of the worker's log.
         log: String,
     },
-    /// A message that the other side can't read, or a worker of another version.
+    /// An unreadable message, or a worker of another version.
     #[error("the worker and this binary don't understand each other: {message}")]
     Protocol {
         /// The defect of the message.
@@ -135,7 +135,7 @@ pub enum BuildError {
         /// The defect.
         message: String,
     },
-    /// The spec's weight file failed the smoke run of the programs that are there.
+    /// The spec's weight file failed the smoke run of the existing programs.
     #[error("the weights in `{}` are refused: {message}", path.display())]
     Weights {
         /// Path of the file.
@@ -143,7 +143,7 @@ pub enum BuildError {
         /// The tensor or the output, and its defect.
         message: String,
     },
-    /// A source had another digest at the end of the build than in the plan.
+    /// The digest of a source at the end of the build differs from the plan.
     #[error("`{path}` changed while it was being compiled")]
     SourceChanged {
         /// Path of the source, relative to the spec's folder.
@@ -154,7 +154,7 @@ pub enum BuildError {
     Locked {
         /// Programs that are not in the store.
         missing: usize,
-        /// Programs that the spec asks for.
+        /// Number of programs that the spec requests.
         total: usize,
     },
     /// The build may not compile, and no release of the model has the shim for this torch.
@@ -163,14 +163,14 @@ pub enum BuildError {
         /// Full version of the torch.
         torch: String,
     },
-    /// A named release was asked for and programs are missing.
+    /// The requested release has a name, and programs are missing.
     #[error("release `{name}` would lack {missing} of {total} programs")]
     Incomplete {
         /// Name that the release was to have.
         name: String,
         /// Programs that are not in the store.
         missing: usize,
-        /// Programs that the spec asks for.
+        /// Number of programs that the spec requests.
         total: usize,
     },
     /// Some modules have no program at all, so no release was published.
@@ -191,9 +191,9 @@ pub enum BuildError {
     /// Some programs could not be built.
     #[error("{failed} of {total} programs failed")]
     Failed {
-        /// How many failed.
+        /// Number of failed programs.
         failed: usize,
-        /// Programs that the spec asks for.
+        /// Number of programs that the spec requests.
         total: usize,
     },
     /// The model lacks a name of the spec.
@@ -300,7 +300,7 @@ impl BuildError {
         }
     }
 
-    /// Returns whether only the index of the store is at fault: it can be made again.
+    /// Returns whether only the index of the store is damaged. It can be rebuilt.
     pub(super) fn is_index(&self) -> bool {
         match self {
             Self::Store(error) | Self::Plan(PlanError::Store(error)) => error.is_index(),
@@ -317,7 +317,7 @@ impl BuildError {
         }
     }
 
-    /// Returns a stable word for the failure, as failure records keep it.
+    /// Returns the code of the failure for failure records. It is stable.
     pub fn code(&self) -> &str {
         match self {
             Self::Worker(error) | Self::Model { error, .. } => &error.code,
@@ -332,7 +332,7 @@ impl BuildError {
         }
     }
 
-    /// Returns the line of the user's own code that caused it, as `model.py:12`, for a model that lies in `root`.
+    /// Returns the line of the user's own code that caused it, as `model.py:12`, for a model in the folder `root`.
     pub fn location(&self, root: &Path) -> Option<String> {
         match self {
             Self::Worker(error) | Self::Model { error, .. } => error.location.clone(),

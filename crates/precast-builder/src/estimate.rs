@@ -13,10 +13,10 @@ use super::{
     task::{Kind, Task},
 };
 
-/// How many receipts are read: a release may have thousands.
+/// Maximum number of receipts to read: a release may have thousands.
 const SAMPLE: usize = 32;
 
-/// Seconds and how many tasks took them.
+/// A sum of seconds, and the number of tasks in it.
 #[derive(Clone, Copy, Default)]
 struct Mean {
     seconds: f64,
@@ -39,7 +39,8 @@ impl Mean {
 pub(super) struct Estimate {
     receipts: [Mean; 5],
     measured: [Mean; 5],
-    /// Artifacts of each program in the receipts, and how many each capture of this build lacked.
+    /// Number of artifacts of each program in the receipts, and number of artifacts that each capture of this build
+    /// lacked.
     artifacts: Mean,
     lacked: Mean,
 }
@@ -85,12 +86,13 @@ impl Estimate {
         self.measured[kind as usize].add(seconds);
     }
 
-    /// Takes note of how many artifacts a captured program lacked.
+    /// Adds the number of artifacts that a captured program lacked.
     pub fn lacked(&mut self, artifacts: usize) {
         self.lacked.add(artifacts as f64);
     }
 
-    /// Returns about how many seconds so many programs with so many artifacts take, where earlier builds say it.
+    /// Returns the estimated seconds of a build of so many programs and artifacts; none without receipts of earlier
+    /// builds.
     pub fn of(&self, programs: usize, artifacts: u64, workers: usize) -> Option<f64> {
         let mean = |kind: Kind| self.receipts[kind as usize].get();
         let mut seconds =
@@ -101,12 +103,12 @@ impl Estimate {
         Some(seconds / workers.max(1) as f64)
     }
 
-    /// Returns how many artifacts of earlier builds this goes by.
+    /// Returns the number of artifact receipts behind the estimate.
     pub fn receipts(&self) -> u32 {
         self.receipts[Kind::Compile as usize].count
     }
 
-    /// Returns about how many seconds so many workers will still take, where there is anything to go by.
+    /// Returns the estimated remaining seconds with so many workers; none without any measurement.
     pub fn remaining(&self, schedule: &Schedule<Task>, workers: usize) -> Option<f64> {
         let mean = |kind: Kind| {
             let measured = self.measured[kind as usize].get();

@@ -44,13 +44,13 @@ impl<T: Node> Executor<T> {
         }
     }
 
-    /// Looks at the schedule, or adds to it.
+    /// Runs `body` on the schedule.
     pub fn with<R>(&self, body: impl FnOnce(&mut Schedule<T>) -> R) -> R {
         body(&mut self.lock().schedule)
     }
 
-    /// Waits for the next task; none when nothing is left. `started`: whether the thread's worker counted as being
-    /// started.
+    /// Waits for the next task; none when all tasks have ended. `started`: whether the thread's worker counted as
+    /// starting.
     pub fn next(&self, able: Able, started: bool) -> Option<Next<T>> {
         let mut shared = self.lock();
         // Under the lock of its first choice: otherwise another thread could start a worker for a task that this one
@@ -117,7 +117,8 @@ impl<T: Node> Executor<T> {
         result
     }
 
-    /// Ends the loads of further models, for they take memory, and returns when they have ended. No other one begins.
+    /// Cancels the loads of further models, because they take memory. Returns when they have ended. No other load
+    /// begins.
     pub fn end_loads(&self) {
         self.loads.set();
         let mut shared = self.lock();

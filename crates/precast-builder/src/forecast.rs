@@ -17,24 +17,24 @@ use crate::{
 pub struct Forecast {
     /// Programs that the store lacks.
     pub missing: usize,
-    /// How many of them are of modules that can't be captured.
+    /// Number of those whose modules can't be captured.
     #[serde(default)]
     pub stopped: usize,
-    /// Programs that the spec asks for.
+    /// Number of programs that the spec requests.
     pub programs: usize,
-    /// How many artifacts are compiled for the others at most: some buckets may share some. None where a module was not
-    /// looked at.
+    /// Maximum number of artifacts to compile for the other programs: buckets may share artifacts. Absent if a module
+    /// was not checked.
     pub artifacts: Option<u64>,
-    /// About how long that takes with so many workers; none where no earlier build says it.
+    /// Estimated seconds with so many workers; none without an earlier build.
     pub seconds: Option<f64>,
-    /// How many workers the time counts with.
+    /// Number of workers in the estimate.
     pub workers: usize,
-    /// How many artifacts of earlier builds the time goes by.
+    /// Number of artifacts of earlier builds in the estimate.
     pub receipts: u32,
 }
 
-/// Returns what a build of a spec would do after a check of its modules. `torch` is the folder of the package `torch`
-/// that the build would use; without it, that of the last build counts.
+/// Returns the forecast of a build of a spec, after a check of its modules. `torch` is the folder of the package
+/// `torch` for the build. Without it, the torch of the last build counts.
 pub fn forecast(
     spec: &Spec,
     store: Option<&Store>,

@@ -19,7 +19,7 @@ const FILES: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/worker.rs"));
 /// made eager runs seven times as slow as need be.
 pub(super) const WAIT_POLICY: &str = "passive";
 
-/// How to start a worker.
+/// The command and the environment of a worker.
 #[derive(Clone, Debug)]
 pub struct Launcher {
     /// The interpreter, or with `replaces_worker` the whole worker program.
@@ -33,7 +33,7 @@ pub struct Launcher {
     pub torch: Option<PathBuf>,
     /// Also take a torch that is newer than the tried versions.
     pub untried: bool,
-    /// A folder that outlives builds, for precompiled C++ headers; without one each build makes its own.
+    /// A folder that outlives builds, for precompiled C++ headers. Without one, each build compiles its own.
     pub headers: Option<PathBuf>,
 }
 
@@ -41,7 +41,7 @@ pub struct Launcher {
 /// argument. It imports torch only if that is newer than the tried versions.
 pub const WHAT_IS_OFF: &str = include_str!("../worker/torch_private/versions.py");
 
-/// How to start the process of a gate: see [`gate`](super::gate).
+/// The command of a gate's process: see [`gate`](super::gate).
 #[derive(Clone, Debug)]
 pub struct GateCommand {
     /// The program to start.
@@ -75,7 +75,7 @@ impl Launcher {
         }
     }
 
-    /// Starts a worker whose private files lie in `private`, in a process group of its own.
+    /// Starts a worker with its private files in `private`, in a separate process group.
     pub(super) fn spawn(&self, private: &Path) -> Result<(Child, Lifeline), BuildError> {
         let scratch_error = |source| BuildError::Scratch {
             path: private.to_owned(),
@@ -117,8 +117,8 @@ impl Launcher {
     }
 }
 
-/// Writes the embedded worker into `private` and returns its folder. Each worker has files of its own: writing shared
-/// ones again would empty, for a moment, what a worker that is just starting reads.
+/// Writes the embedded worker into `private` and returns its folder. Each worker has its own copy: rewriting a shared
+/// copy would truncate files while another worker reads them.
 fn unpack(private: &Path) -> Result<PathBuf, BuildError> {
     let folder = private.join("precast_worker");
     let write = || {

@@ -1,8 +1,8 @@
 //! Builds the missing programs of a plan: capture, compile, gate, publish.
 //!
 //! Workers are long-lived Python processes (`worker`) that exchange one JSON document per line ([`protocol`]). The
-//! first worker holds the model and captures; every worker compiles. A program with all its artifacts is run in a
-//! process of its own and compared with eager ([`gate`]). Its record is published only then, so that only tested
+//! first worker holds the model and captures; every worker compiles. A program with all its artifacts runs in a
+//! separate process and is compared with eager ([`gate`]). Its record is published only after that, so that only tested
 //! programs can be dispatched to. A program that fails never stops the others. The release is published at the end,
 //! unless the build was interrupted.
 //!
@@ -10,13 +10,13 @@
 //! |---|---|
 //! | `engine` | one build from plan to release |
 //! | `schedule` | a graph of tasks: waiting, ready, running, done and failed |
-//! | `executor` | the threads' access to it: which one takes a task, and which one waits |
-//! | `task` | the tasks of a build, and the programs that they are about |
+//! | `executor` | access of the threads to the schedule: taking a task, and waiting for one |
+//! | `task` | the tasks of a build, and their programs |
 //! | `slot` | a thread's slot for a worker process |
 //! | `tasks` | the tasks as functions: capture, compile, gate, shim |
-//! | `work` | the threads: each runs the next task, and keeps its result for others |
-//! | `publish` | artifacts, programs and failures on their way into the store |
-//! | `release` | the release of a build: its programs, and those it lacks |
+//! | `work` | the threads: each runs the next task, and keeps its result for other tasks |
+//! | `publish` | publication of artifacts, programs and failures |
+//! | `release` | the release of a build: its programs, and the missing ones |
 //! | `workers` | the start of worker processes |
 //! | `check` | problems of a model, found before a build |
 //! | `describe` | the modules and inputs of a model, for a new spec |
@@ -25,8 +25,8 @@
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
 //! | `weights`, `weight_file` | the weight set of a release; a file of weights |
 //! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
-//! | `limits` | memory and time limits of a process, and its end |
-//! | `lifeline` | the end of child processes when the build is killed |
+//! | `limits` | memory and time limits of a process, and its termination |
+//! | `lifeline` | termination of child processes when the build is killed |
 //! | `scratch` | a build's private folder, and those of killed builds |
 //! | `gate` | the comparison of a candidate with eager, and the choice of the fastest |
 //!
@@ -34,7 +34,7 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only; a test holds it.
+//! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
 //! lifeline, limits, schedule, spec

@@ -3,14 +3,14 @@
 //! A killed build (`kill -9`, or the kernel's OOM killer) can't end its children, so the kernel does. Each child holds
 //! the read end of a pipe; only the build has the write end. When that end closes, the kernel sends `SIGKILL` to the
 //! child's process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the
-//! child's program need not know of them.
-//!
+//! child's process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the
+//! child's program need not support them.
 //! `PR_SET_PDEATHSIG` does not fit: it is bound to the thread that starts the child, and workers outlive that thread.
 //! It also does not end the compilers that a worker has started.
 //!
 //! If the build is killed before these settings are made, the child reads the end of its stdin and exits.
 //!
-//! Not promised: the end of processes in a session of their own. A build that ends normally ends these too (`limits`).
+//! Not promised: the end of processes in a separate session. A build that ends normally ends these too (`limits`).
 #![allow(unsafe_code)]
 
 use std::{
@@ -27,7 +27,7 @@ pub(super) struct Lifeline {
     _ours: PipeWriter,
 }
 
-/// Starts a child in a process group of its own, which ends with this process.
+/// Starts a child in a new process group that ends with this process.
 pub(super) fn spawn(command: &mut Command) -> io::Result<(Child, Lifeline)> {
     let (theirs, ours) = io::pipe()?;
     // Other children that start now inherit it too: a read end more does no harm.

@@ -1,9 +1,9 @@
-//! Limits of a child process, and its end together with all its descendants.
+//! Limits of a child process, and the termination of it and all its descendants.
 //!
 //! The memory limit counts anonymous and shared pages of a worker and its descendants. A limit of the address space
-//! would stop CUDA, which reserves terabytes without using them. Without a limit per worker, all workers together are
-//! limited by the memory of the machine: when they come near it, the build ends the largest one, before the kernel
-//! chooses a process.
+//! would stop CUDA, which reserves terabytes without using them. Without a limit per worker, the sum of all workers is
+//! limited by the memory of the machine: near that limit the build ends the largest worker, before the kernel chooses a
+//! process.
 
 use std::{
     collections::HashMap,
@@ -17,12 +17,12 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// How often memory is looked at.
+/// Time between two checks of the memory.
 const EVERY: Duration = Duration::from_millis(250);
-/// The share of the machine's memory that all workers together may take, in percent.
+/// Maximum share of the machine's memory for the sum of all workers, in percent.
 const SHARE: u64 = 90;
 
-/// Says to end: from outside, because the build is over, or because a part of it is.
+/// A request to stop: from the caller, at the end of the build, or for a part of it.
 #[derive(Clone, Default)]
 pub struct Stop {
     /// Flags of the larger parts that it belongs to.
@@ -38,7 +38,7 @@ impl Stop {
         }
     }
 
-    /// Returns a stop for a part: it is set with this one, or by itself.
+    /// Returns a stop for a part of the build. It is set separately, or with this one.
     pub fn of_part(&self) -> Self {
         Self {
             above: [&self.above[..], std::slice::from_ref(&self.own)].concat(),
@@ -60,9 +60,9 @@ impl Stop {
 /// The memory limits of a build's workers.
 #[derive(Clone, Default)]
 pub struct Limits {
-    /// Bytes for each worker; none: as much as the machine has, for all together.
+    /// Maximum bytes of each worker. Without it, the memory of the machine limits the sum of all workers.
     pub memory: Option<u64>,
-    /// Process -> bytes it and its descendants had when they were last looked at.
+    /// Process -> bytes of it and its descendants at the last check.
     taken: Arc<Mutex<HashMap<u32, u64>>>,
 }
 
@@ -141,7 +141,7 @@ fn mib(bytes: u64) -> String {
     format!("{} MiB", bytes >> 20)
 }
 
-/// Returns the machine's memory in bytes, or what this process's control group may take of it.
+/// Returns the machine's memory in bytes, or the limit of this process's control group if it is lower.
 pub fn machine_memory() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|line| line.starts_with("MemTotal:"))?;
@@ -156,7 +156,7 @@ pub fn machine_memory() -> Option<u64> {
     group.chain([kib << 10]).min()
 }
 
-/// Has a worker write where it is to its log; one that knows nothing of the question ends.
+/// Makes a worker write its stack to its log. A process without a handler for the signal ends.
 pub fn ask_for_stack(pid: u32) {
     if let Some(worker) = raw(pid) {
         let _ = kill_process(worker, Signal::USR1);
@@ -180,7 +180,7 @@ fn raw(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)
 }
 
-/// Returns a process and its descendants, each with the bytes it has for itself.
+/// Returns a process and its descendants, each with its own bytes.
 fn family(pid: u32) -> Vec<(u32, u64)> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {

@@ -21,7 +21,7 @@ use crate::{
     spec::{CommandLine, Spec},
 };
 
-/// How long importing the entry and making the model may take.
+/// Maximum time for the import of the entry and the creation of the model.
 pub(super) const OPEN_LIMIT: Duration = Duration::from_secs(1800);
 
 /// The model, once a worker holds it.
@@ -80,7 +80,7 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(Worker, LoadedModel), Build
     Ok((worker, model))
 }
 
-/// Returns every callable beside the entry that captures will use: graph passes, and the source of sample inputs.
+/// Returns every callable that captures use in addition to the entry: graph passes, and the source of sample inputs.
 fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
     let modules = spec.modules.iter().map(|module| &module.compile);
     let layers = modules.chain([&spec.compile]).chain(command_line.layers());
@@ -93,7 +93,7 @@ fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
         .collect()
 }
 
-/// Imports the entry in `worker` and makes the model, so that the worker can capture.
+/// Imports the entry in `worker` and creates the model, so that the worker can capture.
 pub(super) fn open_model(
     spec: &Spec,
     command_line: &CommandLine,

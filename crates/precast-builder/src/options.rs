@@ -16,25 +16,25 @@ use crate::{plan, spec::Spec};
 pub struct Options<'a> {
     /// The spec to build.
     pub spec: &'a Spec,
-    /// Where the result goes, and where earlier programs are looked up.
+    /// The store for the result and for lookups of earlier programs.
     pub store: &'a Store,
     /// Starts the Python workers.
     pub launcher: Launcher,
     /// The command that checks a candidate: see [`gate`](super::gate).
     pub gate: GateCommand,
-    /// Where the build's private folder is made; it is removed at the end.
+    /// Parent of the build's private folder, which is removed at the end.
     pub scratch: PathBuf,
     /// The part of the spec to build, and the settings of the command line.
     pub request: plan::PlanRequest,
-    /// How many workers may be alive at once.
+    /// Maximum number of live workers.
     pub jobs: usize,
-    /// Bytes that each worker may take; none: as much as the machine has, for all of them together.
+    /// Maximum bytes of each worker. Without it, the memory of the machine limits the sum of all workers.
     pub memory: Option<u64>,
     /// Time limit of one capture, compile or check; none for the default limits.
     pub timeout: Option<Duration>,
     /// Fail instead of compiling.
     pub locked: bool,
-    /// Publish the result under this name, or not at all.
+    /// Publishes the result under this name, or not at all.
     pub release: Option<String>,
     /// Modules that a release may be without, where nothing answers them.
     pub without: Vec<String>,
@@ -61,16 +61,16 @@ pub enum Outcome {
         /// The request key; absent where the entry could not be imported, so that it is not known.
         #[serde(rename = "id")]
         key: Option<Digest>,
-        /// One line, without what to do.
+        /// One line, without a hint.
         message: String,
         /// The user's file and line that caused it, as `model.py:12`.
         location: Option<String>,
         /// A hint for the user.
         hint: String,
-        /// Whether `fail_policy` is `raise`, so that the build fails.
+        /// Whether the build fails: `fail_policy` is `raise`.
         raise: bool,
     },
-    /// It can't be built, and the module can do without it.
+    /// It can't be built, and the module works without it.
     Skipped {
         /// The error of the last attempt.
         why: String,
@@ -78,7 +78,7 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Returns the program that is there, if one is.
+    /// Returns the program, if it is in the store.
     pub fn id(&self) -> Option<Digest> {
         match self {
             Self::Hit { id } => Some(*id),
@@ -102,7 +102,7 @@ pub struct Built {
     pub gated_by: Option<Digest>,
     /// The dimensions in which no smaller request can be padded into its bucket, and why.
     pub padding_refused: Option<String>,
-    /// The sizes that it answers, where the capture has fewer than the spec asks for.
+    /// The sizes that it answers, if the capture has fewer than the spec requests.
     pub narrowed: Option<String>,
 }
 
@@ -127,7 +127,7 @@ pub struct Summary {
     pub unanswered: Vec<String>,
     /// The same, where the caller allows a release without them.
     pub without: Vec<String>,
-    /// Modules that got eager for uncovered requests, though the spec does not ask for it.
+    /// Modules that have eager for uncovered requests, although the spec does not request it.
     pub eager_unasked: Vec<String>,
     /// The weight sets of the newest release before and of the new one, if they differ.
     pub weights_changed: Option<(Digest, Digest)>,
@@ -136,7 +136,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Returns how many programs failed, and how many of them under `raise`.
+    /// Returns the number of failed programs, and the number of those under `raise`.
     pub fn failed(&self) -> (usize, usize) {
         let failed = |raised: bool| {
             let is = |outcome: &Outcome| matches!(outcome, Outcome::Failed { raise, .. } if *raise || !raised);

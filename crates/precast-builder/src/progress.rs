@@ -10,11 +10,11 @@ use crate::plan::Reason;
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event<'a> {
-    /// The plan is known: how many programs there are and how many are missing.
+    /// The plan is known.
     Planned {
-        /// Programs that the spec asks for.
+        /// Number of programs that the spec requests.
         programs: usize,
-        /// Of these, how many are not in the store.
+        /// Number of those that are not in the store.
         missing: usize,
     },
     /// A program is missing, and why.
@@ -26,7 +26,7 @@ pub enum Event<'a> {
         /// The strongest reason first.
         reasons: &'a [Reason],
     },
-    /// A worker has started; `seconds` is how long that took.
+    /// A worker has started, within `seconds`.
     Worker {
         /// Number of the worker, from 0.
         worker: usize,
@@ -85,13 +85,13 @@ pub enum Event<'a> {
         /// Seconds since its begin.
         seconds: f64,
     },
-    /// About how long the build will still take; only where there is anything to go by.
+    /// The estimated remaining time of the build; only with an earlier measurement.
     #[serde(rename = "left")]
     Remaining {
         /// Seconds from now.
         seconds: f64,
     },
-    /// It is done once more with no other task running: memory was short, or eager seemed to be the faster one.
+    /// A task is repeated with no other task running: it ran out of memory, or eager seemed faster.
     Again {
         /// Number of the worker, from 0.
         worker: usize,
@@ -99,7 +99,7 @@ pub enum Event<'a> {
         job: &'a str,
         /// The program or segment that it is about, for people.
         what: &'a str,
-        /// Why, in one line.
+        /// The reason, in one line.
         message: &'a str,
     },
     /// A program was captured into steps that call this many distinct artifacts, of which `missing` must be compiled.
@@ -124,7 +124,7 @@ pub enum Event<'a> {
         /// The candidates, the module's own option set first.
         tried: &'a [Tried],
     },
-    /// A program is not gated again: an earlier gate, of the program `by`, looked at the same things.
+    /// A program is not gated again: an earlier gate, of the program `by`, had the same inputs.
     GatedBefore {
         /// Title of the module.
         module: &'a str,
@@ -141,16 +141,16 @@ pub enum Event<'a> {
         bucket: &'a str,
         /// The request key.
         id: Digest,
-        /// Whether eager was faster by more than noise, and is to answer in its place.
+        /// Whether eager was faster by more than noise, and answers instead.
         slower: bool,
     },
-    /// A program can't be built, and its model does without it.
+    /// A program can't be built, and its model works without it.
     LeftOut {
         /// Title of the module.
         module: &'a str,
         /// As `batch=8 seq=128`, `dynamic` or `eager`.
         bucket: &'a str,
-        /// Why, in one line.
+        /// The reason, in one line.
         message: &'a str,
     },
     /// A program failed.
@@ -161,7 +161,7 @@ pub enum Event<'a> {
         bucket: &'a str,
         /// The key under which the store keeps the log.
         id: Digest,
-        /// Why, in one line.
+        /// The reason, in one line.
         message: &'a str,
         /// The user's file and line that caused it, as `model.py:12`.
         location: Option<&'a str>,

@@ -40,7 +40,7 @@ pub(super) const REPORT: &str =
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Asks for the versions of the worker: answered with [`Hello`].
+    /// Requests the versions of the worker: answered with [`Hello`].
     Hello,
     /// Imports the compiler, and compiles the C++ headers that every compile on a machine needs. Answered with
     /// [`WarmedUp`]; without it the first compile takes longer.
@@ -49,7 +49,7 @@ pub(crate) enum Request {
         isa: String,
         out: PathBuf,
     },
-    /// Imports the entry and makes the model: answered with [`Opened`]. Once per worker and model.
+    /// Imports the entry and creates the model: answered with [`Opened`]. Once per worker and model.
     Open {
         /// The spec's folder, first on `sys.path`.
         root: PathBuf,
@@ -59,7 +59,7 @@ pub(crate) enum Request {
         device: String,
         /// Further `module:callable`s that captures will use (passes, samples): their files are sources too.
         also: Vec<String>,
-        /// A safetensors file whose values the model gets instead of its own.
+        /// A safetensors file with values for the model, in place of its own.
         weights: Option<PathBuf>,
         /// Names of tensors of that file that the model may lack.
         unused_weights: Vec<String>,
@@ -70,9 +70,9 @@ pub(crate) enum Request {
     Inputs {
         path: String,
         method: String,
-        /// `module:callable` that gives sample inputs of the model, with the sizes it has parameters for.
+        /// `module:callable` for sample inputs of the model, with the sizes it has parameters for.
         samples: Option<String>,
-        /// Inputs of the model itself, where there is no such callable.
+        /// Inputs of the model itself, if there is no such callable.
         inputs: Vec<Input>,
         /// Sizes to run at; those of the module's buckets.
         sizes: Sizes,
@@ -85,9 +85,9 @@ pub(crate) enum Request {
     },
     /// Checks one module, and compiles nothing: answered with [`Checked`].
     Check {
-        /// `dynamic` are the dimensions that the spec asks a dynamic artifact for.
+        /// `dynamic` are the dimensions for which the spec requests a dynamic artifact.
         module: ModuleRequest,
-        /// The bucket to look at.
+        /// The bucket of the check.
         sizes: Sizes,
         /// All buckets of the module.
         buckets: Vec<Sizes>,
@@ -102,7 +102,7 @@ pub(crate) enum Request {
     Describe {
         /// `module:callable` that gives sample inputs.
         samples: Option<String>,
-        /// The inputs, where there is no such callable.
+        /// The inputs, if there is no such callable.
         inputs: Vec<AskedInput>,
     },
     /// Compiles the shim for the worker's torch: answered with [`CompiledShim`](crate::shims::CompiledShim).
@@ -140,7 +140,7 @@ pub(crate) struct ModuleRequest {
     /// The states that the spec names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub state: Vec<SizedState>,
-    /// Whether its segments will be compiled; else only the graph for eager is saved.
+    /// Whether its segments will be compiled. Otherwise only the graph for eager is saved.
     pub compiled: bool,
     /// FQN globs of the regions to cut out.
     pub regions: Vec<String>,
@@ -166,31 +166,31 @@ pub(crate) enum Line {
         id: u64,
         error: WorkerError,
     },
-    /// A copy of the worker came back from code of the model, which had forked. The copy has ended.
+    /// Code of the model forked the worker, and the copy has ended.
     Forked,
-    /// Where the request is, as `lower` or `link`; for progress only.
+    /// The current phase of the request, as `lower` or `link`; for progress only.
     Event {
         id: u64,
         phase: String,
     },
 }
 
-/// Why a request failed.
+/// The error of a request.
 #[derive(Clone, Debug, Deserialize, Serialize, thiserror::Error)]
 #[error("{message}")]
 pub struct WorkerError {
-    /// A stable word: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`,
+    /// A stable code: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`,
     /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `protocol`, `internal`.
     pub code: String,
-    /// One line, lower case, no final period: names the thing.
+    /// One line, lower case, no final period, with the name of the subject.
     pub message: String,
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(default)]
     pub location: Option<String>,
-    /// A hint, if the worker knows more than the code tells.
+    /// A hint, if the worker knows more than the code implies.
     #[serde(default)]
     pub hint: Option<String>,
-    /// The value in the spec that is wrong, where it is that.
+    /// The wrong value in the spec, if that is the cause.
     #[serde(default)]
     pub spec: Option<String>,
     /// The whole Python traceback.
@@ -278,7 +278,7 @@ pub struct Opened {
     /// FQN -> method -> keys of `[compile]`, from `get_torch_compile_config` and `torch.compiler.disable`.
     #[serde(default)]
     pub declared: BTreeMap<String, BTreeMap<String, Value>>,
-    /// Tells weights from others, by some of the values of each: an entry may draw other ones in another worker.
+    /// Distinguishes weights, by some of the values of each: an entry may draw other values in another worker.
     #[serde(default)]
     pub fingerprint: Option<String>,
     /// Notes for the user about the model, as that it was in training mode.
@@ -291,7 +291,7 @@ pub struct Opened {
 pub(crate) struct Sampled {
     /// Tensors in order, named by the parameter and the path inside it (`cache.0`).
     pub inputs: Vec<Input>,
-    /// How they nest: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple":
+    /// Their structure: `{"args": […], "kwargs": {…}}` of `{"tensor": n}`, `{"value": v}`, `{"list": […]}`, `{"tuple":
     /// […]}` and `{"dict": {…}}`.
     pub structure: Value,
 }
@@ -299,7 +299,7 @@ pub(crate) struct Sampled {
 /// The weight set of the opened model.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct SavedWeights {
-    /// None when the model has no parameters and no buffers.
+    /// Absent for a model without parameters and buffers.
     pub file: Option<PathBuf>,
     /// Names of tied tensors -> the name under which the file holds them.
     pub aliases: BTreeMap<String, String>,
@@ -323,7 +323,7 @@ pub(crate) struct Captured {
     /// The checks of a run; their values are outputs of steps.
     #[serde(default)]
     pub checks: Vec<record::Check>,
-    /// How many values there are.
+    /// Number of values.
     pub values: usize,
     pub call_spec: Value,
     /// Dimensions in which a request can't be smaller than this bucket, each with the reason.
@@ -332,22 +332,22 @@ pub(crate) struct Captured {
     /// Notes for the user about the module, as that an output is no tensor.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// For each output the coarsest dtype below float32 that it was computed in on the way, if any.
+    /// For each output the coarsest dtype below float32 of its computation, if any.
     #[serde(default)]
     pub compute_dtypes: Vec<Option<record::Dtype>>,
     /// A safetensors file with inputs `in.0`, `in.1`, …, eager's outputs `out.0`, …, and states before the call
     /// (`state.0`, …) and after it (`after.0`, …).
     pub samples: PathBuf,
-    /// A safetensors file with tensors that bindings name and the weight set lacks: made by the code itself, with no
-    /// name in the model. Named by their content, so that those of several captures can be put together.
+    /// A safetensors file with tensors that bindings name and the weight set lacks: tensors without a name in the
+    /// model, created by its code. Each is named by its content, so that several captures can be merged.
     #[serde(default)]
     pub extra_weights: Option<PathBuf>,
     /// The bounds that a dynamic capture holds for: a compiled one starts at 2, eager's at the module's smallest size.
     /// Sizes in layouts are then those of the sample inputs.
     #[serde(default)]
     pub dynamic: Option<BTreeMap<String, Bounds>>,
-    /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none where the graph
-    /// can't be one. It holds no weights: its flat inputs are the module's inputs in call order and then
+    /// The graph of the whole module at this bucket as a list of operator calls, which eager runs; none if the graph
+    /// can't be converted. It holds no weights: its flat inputs are the module's inputs in call order and then
     /// `exported_weights`; its outputs are `outputs`.
     #[serde(default)]
     pub exported: Option<PathBuf>,
@@ -365,13 +365,13 @@ pub(crate) struct Captured {
 pub(crate) struct Measured {
     /// Median microseconds of a call.
     pub eager_us: Option<f64>,
-    /// How many calls that is the median of.
+    /// Number of calls of that median.
     pub eager_runs: Option<u64>,
-    /// How many threads torch used for them.
+    /// Number of threads that torch used for them.
     pub threads: Option<u64>,
     /// Peak memory, on CUDA.
     pub eager_peak_bytes: Option<u64>,
-    /// Its answers to requests that were padded into the bucket; none where that was not tried.
+    /// Its answers to requests that were padded into the bucket; none if padding was not tried.
     pub padding: Option<ModulePadding>,
 }
 
@@ -417,7 +417,7 @@ pub enum Axis {
 pub struct Described {
     /// Name of the model's class.
     pub class: String,
-    /// In call order; none where they are nested, so that only a callable can give them.
+    /// In call order; none for nested inputs, which only a callable can create.
     pub inputs: Option<Vec<DescribedInput>>,
     /// Dimension -> every size of it that was seen.
     pub sizes: BTreeMap<String, Vec<u64>>,
@@ -440,7 +440,7 @@ pub struct DescribedInput {
     pub shape: Vec<Axis>,
     /// Value that fills padding, of the input's dtype.
     pub pad: Value,
-    /// Lowest value and one past the highest; none where every value is allowed.
+    /// Minimum and one past the maximum; none if every value is allowed.
     pub range: Option<[i64; 2]>,
 }
 
@@ -449,9 +449,9 @@ pub struct DescribedInput {
 pub struct DescribedRegion {
     /// Pattern for `regions`, as `layers.*`.
     pub glob: String,
-    /// How many submodules it matches, and how many graphs these have.
+    /// Number of submodules that it matches.
     pub count: u64,
-    /// How many distinct graphs these have.
+    /// Number of distinct graphs of these.
     pub artifacts: u64,
 }
 
@@ -464,7 +464,7 @@ pub(crate) struct SegmentPasses {
     pub offered: Vec<Offer>,
 }
 
-/// An option set that a package offers, beside the module's own settings.
+/// An option set that a package offers, in addition to the module's own settings.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Offer {
     /// Passes after the module's own.
@@ -477,7 +477,7 @@ pub(crate) struct Offer {
 pub(crate) struct Segment {
     /// The canonical graph: no names of nodes, modules or files, no paths, no float weight values.
     pub graph: String,
-    /// Where the piece lies, ready to compile by any worker.
+    /// Path of the segment, ready to compile by any worker.
     pub file: PathBuf,
     pub inputs: Vec<Layout>,
     pub outputs: Vec<Layout>,
@@ -507,10 +507,10 @@ pub(crate) struct Compiled {
     /// JSON for the proxy executor, if the artifact calls operators through it.
     #[serde(default)]
     pub proxy: Option<PathBuf>,
-    /// Constants that it takes in a form of its own, and how they are made of the segment's.
+    /// Its prepacked constants, with the recipes that compute them from the segment's constants.
     #[serde(default)]
     pub prepared: Vec<record::Prepared>,
-    /// AOTInductor's own metadata, as written beside the library.
+    /// AOTInductor's own metadata, written next to the library.
     pub metadata: Value,
     /// Seconds by phase (`lower`, `cpp`, `link`, …).
     pub seconds: BTreeMap<String, f64>,

@@ -70,17 +70,17 @@ pub(super) fn summarise(
     Ok(summary)
 }
 
-/// A program that the spec asks for, and its state in a release.
+/// A program of the spec, and its state in a release.
 struct Wanted<'a> {
     item: &'a Item,
     id: Option<Digest>,
     /// Whether a narrowed build left it out: it is missing, and no build with its key was tried.
     left_out: bool,
-    /// Whether the module can do without it.
+    /// Whether the module works without it.
     skipped: bool,
 }
 
-/// Returns every program that the spec asks for, in its order, also those beyond a narrowed build.
+/// Returns every program of the spec, in its order, including those outside of a narrowed build.
 fn wanted<'a>(plan: &'a Plan, summary: &Summary) -> Vec<Wanted<'a>> {
     let outcomes = summary.programs.iter().map(|(_, outcome)| outcome);
     let own = plan.items.iter().zip(outcomes);
@@ -155,12 +155,12 @@ fn in_spec<'a>(
     Ok(found)
 }
 
-/// Returns the names of those programs of the newest release that the new one would lose without the user's consent.
+/// Returns the names of the programs of the newest release that the new one would lose without the user's consent.
 /// `gone` are the programs that only the newest one has.
 ///
-/// A bucket that left the spec is the user's change. It counts only where another program of its module could not be
-/// built: that one may have been meant to replace it. The consent is `allow_lost`, `without`, or a `fail_policy` that a
-/// spec states as `fallback_eager`, where eager is there.
+/// A bucket that was removed from the spec is the user's change. It counts only if another program of its module could
+/// not be built, because that program may be its replacement. The consent is `allow_lost`, `without`, or a
+/// `fail_policy` of `fallback_eager` in the spec, if eager exists.
 fn lost(
     options: &Options<'_>,
     wanted: &[Wanted<'_>],
@@ -192,7 +192,7 @@ fn lost(
         .collect()
 }
 
-/// Publishes the release, unless it would lack programs without the user's consent: the summary then says which.
+/// Publishes the release, unless it would lack programs without the user's consent. The summary then names them.
 fn publish(
     options: &Options<'_>,
     plan: &Plan,

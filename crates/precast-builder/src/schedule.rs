@@ -1,9 +1,9 @@
 //! A graph of tasks, each in a state, with a count per state. It does not know the work of a task.
 //!
-//! A task is waiting until everything it needs has ended. Then it is ready, running, and done or failed. Some tasks
-//! need another one to succeed: they fail with it. Others only need its end.
+//! A task is waiting until everything it needs has ended. Then it is ready, running, and done or failed. A dependency
+//! may require the success of the other task, which then also fails this one, or only its end.
 //!
-//! Each task is of a kind. Ready tasks of lower kinds are taken first, and those of one kind in their order. Workers
+//! Each task is of a kind. Ready tasks of lower kinds are taken first, and tasks of one kind in their order. Workers
 //! are equal: each takes the next ready task that it can do.
 //!
 //! A task that ran out of memory is retried once, with no other task running: see [`Schedule::wait_exclusive`].
@@ -50,7 +50,7 @@ pub(super) enum Captures {
     Never,
 }
 
-/// The abilities of a thread that asks for a task.
+/// The abilities of a thread that requests a task.
 #[derive(Clone, Copy)]
 pub(super) struct Able {
     pub captures: Captures,
@@ -65,7 +65,7 @@ pub(super) enum Next<T> {
     LoadModel,
     /// End the worker: no task needs one.
     EndWorker,
-    /// Nothing now, but a running task may bring more.
+    /// No task now, but a running one may add some.
     Wait,
     Over,
 }
@@ -136,7 +136,7 @@ impl<T: Node> Schedule<T> {
         true
     }
 
-    /// Lets a task wait for the end of another one; with `success` it fails if that one does.
+    /// Makes a task wait for the end of another one. With `success` it fails if the other one fails.
     pub fn need(&mut self, task: T, needed: T, success: bool) {
         let (task, needed) = (self.index[&task], &mut self.tasks[self.index[&needed]]);
         let ended = matches!(needed.state, TaskState::Done | TaskState::Failed);
@@ -229,18 +229,18 @@ impl<T: Node> Schedule<T> {
         self.counts[kind][..TaskState::Done as usize].iter().sum()
     }
 
-    /// Asks, from within a running task, for the time in which no other task runs. Others begin no task from now on.
+    /// Requests, from within a running task, a time in which no other task runs. No other task begins from now on.
     pub fn wait_exclusive(&mut self) {
         self.waiting += 1;
     }
 
-    /// Returns whether the caller of [`Self::wait_exclusive`] is the only one that runs now.
+    /// Returns whether no other task runs now. The caller has called [`Self::wait_exclusive`].
     pub fn begin_exclusive(&mut self) -> bool {
         let counts = self.counts.iter();
         let running: usize = counts
             .map(|counts| counts[TaskState::Running as usize])
             .sum();
-        // The other tasks that wait count as running, and do nothing.
+        // Other tasks that wait for exclusive time count as running, but do nothing.
         let begins = !self.exclusive && running == self.waiting;
         self.exclusive |= begins;
         begins
@@ -401,7 +401,7 @@ mod tests {
         assert!(!all.begin_exclusive());
         assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
         all.wait_exclusive();
-        // Both wait: one of them begins, the other one waits for its end.
+        // Both wait: one of them begins, and the other one waits for its end.
         assert!(all.begin_exclusive());
         assert!(!all.begin_exclusive());
         all.end_exclusive();

@@ -1,4 +1,4 @@
-//! The private folder of a build or an export, and the removal of those of killed ones.
+//! The private folder of a build or an export, and the removal of folders of killed processes.
 //!
 //! ```text
 //! $TMPDIR/
@@ -8,8 +8,8 @@
 //! ```
 //!
 //! A build removes its folder at its end. A killed build can't: the next build, `precast gc` and `precast verify
-//! --repair` remove every folder of this user with an unlocked `owner`. An export writes into such a folder beside its
-//! place, which the next export beside it removes. Locks of another machine (or of an earlier boot) are not visible:
+//! --repair` remove every folder of this user with an unlocked `owner`. An export writes into such a folder next to its
+//! destination, and the next export there removes it. Locks of another machine (or of an earlier boot) are not visible:
 //! such a folder is removed a week after its last change. A folder without `owner` is new, or of an older version: it
 //! is removed after a day.
 
@@ -25,9 +25,9 @@ use tempfile::TempDir;
 
 use super::BuildError;
 
-/// How the folders of builds begin.
+/// Prefix of the folders of builds.
 pub const BUILD: &str = "precast-build-";
-/// How the folders of exports begin.
+/// Prefix of the folders of exports.
 pub const EXPORT: &str = ".precast-export-";
 const OWNER: &str = "owner";
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -39,14 +39,14 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// Makes a folder in `parent` whose name begins with `prefix`: [`BUILD`] or [`EXPORT`].
+    /// Creates a folder in `parent` whose name begins with `prefix`: [`BUILD`] or [`EXPORT`].
     pub fn new(parent: &Path, prefix: &str) -> Result<Self, BuildError> {
         let make = || -> io::Result<Self> {
             let folder = tempfile::Builder::new()
                 .prefix(prefix)
                 .permissions(Permissions::from_mode(0o700))
                 .tempdir_in(parent)?;
-            // Locked before it has its name: others never find it unlocked.
+            // Locked before it has its final name: other processes never find it unlocked.
             let unnamed = folder.path().join("owner.new");
             let mut owner = File::create_new(&unnamed)?;
             owner.lock()?;
@@ -68,7 +68,7 @@ impl Scratch {
         self.folder.path()
     }
 
-    /// Gives the folder its final name, without the file that says whose it is. An empty folder is replaced.
+    /// Renames the folder to its final name, without the file `owner`. Replaces an empty folder.
     pub fn publish(self, to: &Path) -> io::Result<()> {
         fs::remove_file(self.path().join(OWNER))?;
         fs::rename(self.path(), to)?;
@@ -78,8 +78,8 @@ impl Scratch {
     }
 }
 
-/// Removes the folders in `parent` of killed processes whose names begin with `prefix`, and returns their paths; with
-/// `dry_run` it only looks. What can't be looked at or removed is left for the next time.
+/// Removes the folders in `parent` of killed processes whose names begin with `prefix`, and returns their paths. With
+/// `dry_run`, removes nothing. Skips folders that can't be read or removed.
 pub fn sweep(parent: &Path, prefix: &str, dry_run: bool) -> Vec<PathBuf> {
     let mut gone = Vec::new();
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
@@ -119,7 +119,7 @@ fn abandoned(folder: &Path) -> io::Result<bool> {
     Ok(owner.try_lock().is_ok())
 }
 
-/// Tells this boot of this machine from others.
+/// Returns the ID of this boot of this machine.
 fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }

@@ -1,7 +1,7 @@
 //! The shim of a build: from an earlier release of the model, or compiled by a worker.
 //!
-//! It depends on the torch, the architecture and the shim's sources only, so most builds find it. The worker keeps what
-//! it compiles beside the precompiled headers, so another model with the same torch gets it at once.
+//! The shim depends only on the torch, the architecture and its sources, so most builds find it. The worker keeps
+//! compiled shims next to the precompiled headers, so another model with the same torch gets one at once.
 
 use std::{
     path::{Path, PathBuf},
@@ -17,16 +17,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{BuildError, protocol::Request};
 
-/// How long compiling it may take.
+/// Maximum time of its compilation.
 pub(super) const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A worker's answer to [`Request::Shim`].
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct CompiledShim {
     pub file: PathBuf,
-    /// None for the CPU, and where CUDA's headers are missing.
+    /// Absent for the CPU, and without CUDA's headers.
     pub cuda: Option<PathBuf>,
-    /// Why there is none for CUDA.
+    /// The reason why there is none for CUDA.
     pub why: Option<String>,
 }
 
@@ -48,7 +48,7 @@ pub(super) fn known(
 ) -> Result<Option<Shim>, StoreError> {
     let own = |release: &Release| {
         let mut shims = release.shims.iter();
-        // One that can't be read or restored is compiled again.
+        // An unreadable or lost shim is compiled again.
         let sound = |object: Digest| store.objects().restore(&object).unwrap_or(false);
         let there = |shim: &&Shim| fits(shim, target) && shim.objects().all(sound);
         shims.find(there).cloned()

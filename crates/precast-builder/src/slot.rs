@@ -50,7 +50,7 @@ pub(super) struct Slot<'a> {
     pub context: &'a Context<'a>,
     number: usize,
     worker: Option<Box<Worker>>,
-    /// Whether its worker failed to load the same model as the first one: then it captures nothing.
+    /// Whether its worker has not loaded the same model as the first worker: then it captures nothing.
     other_model: bool,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Slot<'a> {
             loaded,
             Ok(_) | Err(BuildError::Worker(_) | BuildError::SourceChanged { .. })
         ) {
-            // It is in an unknown state, or gone.
+            // The worker is in an unknown state, or has ended.
             self.worker = None;
         }
         let same = matches!(loaded, Ok(true));
@@ -103,7 +103,7 @@ impl<'a> Slot<'a> {
         same
     }
 
-    /// Asks the worker, as [`retried`] does. Returns the answer with the worker's log of it.
+    /// Sends a request to the worker, as [`retried`] does. Returns the answer with the worker's log of it.
     pub fn ask<T: DeserializeOwned>(
         &mut self,
         action: Action,
@@ -147,7 +147,7 @@ impl<'a> Slot<'a> {
         let answer = worker.call(request, limit, &mut on_event);
         let log = worker.log_since(start);
         if !matches!(answer, Ok(_) | Err(BuildError::Worker(_))) {
-            // It is in an unknown state, or gone: the next task gets a new one.
+            // The worker is in an unknown state, or has ended: the next task gets a new one.
             self.worker = None;
         }
         match answer {
@@ -156,7 +156,7 @@ impl<'a> Slot<'a> {
         }
     }
 
-    /// Runs `body` as an action of this slot, and once more with no other task running when it ran out of memory.
+    /// Runs `body` as an action of this slot. If it ran out of memory, runs it again with no other task running.
     pub fn retried<T>(
         &self,
         action: Action,
@@ -172,7 +172,7 @@ impl<'a> Slot<'a> {
         self.context.executor.exclusive(run)
     }
 
-    /// Says that an action is done once more, and why.
+    /// Reports that an action is repeated, with the reason.
     pub fn again(&self, action: Action, what: &str, message: &str) {
         self.context.event(&Event::Again {
             worker: self.number,
@@ -182,7 +182,7 @@ impl<'a> Slot<'a> {
         });
     }
 
-    /// Returns the slot's worker, starting one where there is none.
+    /// Returns the slot's worker. Starts one if there is none.
     fn worker(&mut self) -> Result<&mut Worker, BuildError> {
         let worker = match self.worker.take() {
             Some(worker) => worker,
@@ -223,8 +223,8 @@ fn timed<T>(
     result
 }
 
-/// Runs `body` as [`timed`] does, and once more with no other task running when it ran out of memory: another task, the
-/// worker itself or another process on the device may have had the memory.
+/// Runs `body` as [`timed`] does. If it ran out of memory, runs it again with no other task running: another task, the
+/// worker itself or another process on the device may have used the memory.
 fn retried<T, E>(
     context: &Context<'_>,
     worker: usize,
@@ -240,7 +240,7 @@ fn retried<T, E>(
     };
     let error = error_of(&failure);
     let again = match error {
-        // A worker that exceeded a limit of its own, or was the only one, exceeds it again.
+        // A worker that exceeded its own limit, or ran without other tasks, would exceed it again.
         BuildError::WorkerGreedy { .. } => options.memory.is_none() && options.jobs > 1,
         _ => error.short_of_memory(),
     };
@@ -258,7 +258,8 @@ fn retried<T, E>(
     context.executor.exclusive(retry)
 }
 
-/// Loads the model in a worker beside the first. Returns whether it is the same one; else the worker captures nothing.
+/// Loads the model in a worker other than the first. Returns whether it is the same model. Otherwise the worker
+/// captures nothing.
 fn load_same_model(context: &Context<'_>, worker: &mut Worker) -> Result<bool, BuildError> {
     let options = context.options();
     worker.stop = context.executor.loads.clone();

@@ -6,10 +6,10 @@
 //! ```
 //!
 //! A capture adds the compiles that its program lacks; an artifact that several programs lack is one task. A gate needs
-//! its compiles to end, not to succeed: another option set may do without the one that failed. A failed capture fails
-//! its gate.
+//! only the end of its compiles, not their success: another option set may not need the failed artifact. A failed
+//! capture fails its gate.
 //!
-//! A worker that holds the model prefers captures, which bring work for the others. Gates come before compiles, since
+//! A worker that holds the model prefers captures, which add tasks for the others. Gates come before compiles, since
 //! they finish a program. The largest compiles are first.
 
 use precast_store::Digest;
@@ -87,7 +87,7 @@ impl Schedule<Task> {
 
     /// Adds an artifact that a program lacks; larger ones are compiled first. Returns whether it is a new task.
     pub fn lacks(&mut self, program: usize, artifact: Digest, size: usize) -> bool {
-        // Of equally large ones the later is taken first: buckets come in ascending order.
+        // Of equally large artifacts the later one is taken first: buckets are in ascending order.
         let order = (usize::MAX - size, usize::MAX - self.len());
         let new = self.add(Task::Compile(artifact), order);
         self.need(Task::Gate(program), Task::Compile(artifact), false);
@@ -146,7 +146,7 @@ pub(super) struct Job<'a> {
     pub bucket: String,
     pub id: Digest,
     pub request: &'a Value,
-    /// The previous program in its place.
+    /// The previous program.
     pub before: Option<Digest>,
     pub reasons: &'a [Reason],
 }

@@ -86,7 +86,7 @@ fn read_header(path: &Path) -> Result<Metadata, String> {
     }
 }
 
-/// Returns the names of the tensors in the spec's file that the model may lack; none where the file can't be read.
+/// Returns the names of the tensors in the spec's file that the model may lack; none if the file is unreadable.
 pub(super) fn unused(spec: &Spec) -> Vec<String> {
     let file = spec.model.weights.file().map(read_header);
     let names = file.and_then(Result::ok).into_iter();
@@ -113,8 +113,8 @@ pub(super) fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result
     Ok(layouts(&header(path)?) == layouts(&last))
 }
 
-/// Returns the name of a tensor with NaN or infinity that had only numbers before, as an error: a run with sample
-/// inputs may not read it.
+/// Returns an error with the name of a tensor that has NaN or infinity now and had only numbers before. A run with
+/// sample inputs may not read that tensor.
 pub(super) fn spoilt(
     store: &Store,
     before: &Digest,

@@ -58,8 +58,8 @@ pub(super) fn put(
     })
 }
 
-/// Returns whether the weight set of a release is in the store, after restoring it from its unpacked file or from the
-/// file that the spec names. The model makes others again.
+/// Returns whether the weight set of a release is in the store. Restores a lost one from its unpacked file or from the
+/// file of the spec. Only the model can create other weight sets again.
 pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool, BuildError> {
     let Options { spec, store, .. } = options;
     let Some(object) = &release.weights else {
@@ -76,8 +76,8 @@ pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool,
     }
 }
 
-/// Returns the weight set for a release whose programs are all there, without Python. A file that the spec names may be
-/// another one by now: then it is tried. Returns none where only the model can say whether the file fits.
+/// Returns the weight set for a release with complete programs, without Python. If the file of the spec has changed, it
+/// is tested. Returns none if only the model can show whether the file fits.
 pub(super) fn kept(
     options: &Options<'_>,
     plan: &Plan,
@@ -115,13 +115,13 @@ pub(super) fn try_file(
         return Ok(None);
     };
     let before = same.or(plan.release.as_ref());
-    // With a lease of its own: a refused file is held by nobody.
+    // With a separate lease: nothing holds a refused file.
     let apart = Store::open_with(store.path(), store.options())?;
     let (object, _) = apart.objects().put_file_unpacked(path)?;
     if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);
     }
-    // Lost weights can't be compared with.
+    // Lost weights can't be compared.
     let before = match before.and_then(|before| before.weights) {
         Some(before) if store.objects().restore(&before)? => Some(before),
         _ => None,

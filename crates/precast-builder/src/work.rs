@@ -2,7 +2,7 @@
 //! tasks that wait for it.
 //!
 //! Captures, compiles and the shim run in the thread's worker process, which is started on first use. Gates run in
-//! processes of their own, and the thread itself stores weights.
+//! separate processes, and the thread itself stores weights.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
@@ -67,8 +67,8 @@ struct Results {
     done: Done,
 }
 
-/// Builds what a plan lacks, with a worker that holds the model and others that were started. Returns the weight set
-/// and the shim too, as the store has them.
+/// Builds the missing programs of a plan, with a worker that holds the model and other started workers. Also returns
+/// the weight set and the shim from the store.
 pub(super) fn run(
     workers: &Workers<'_>,
     plan: &Plan,

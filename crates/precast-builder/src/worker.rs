@@ -1,6 +1,6 @@
 //! One Python worker: a child process that answers one request at a time and stays alive between them.
 //!
-//! The worker is not trusted. It runs in a process group of its own, which ends with it, and its files are in a private
+//! The worker is not trusted. It runs in a separate process group, which ends with it, and its files are in a private
 //! folder. A timeout, too much memory, a cancelled build and a worker that dies are errors of the request, with the end
 //! of the worker's log. Before the build ends a worker, the worker writes its Python stack to its log.
 
@@ -30,7 +30,7 @@ use super::{
     scratch::{BUILD, Scratch, sweep},
 };
 
-/// How long importing torch may take.
+/// Maximum time for the import of torch.
 const HELLO_LIMIT: Duration = Duration::from_secs(600);
 
 /// A live worker.
@@ -51,11 +51,11 @@ pub struct Worker {
     /// Its program, and whether its torch may be newer than the tried versions.
     program: PathBuf,
     untried: bool,
-    /// Whether it holds the model, and the same one as the first worker.
+    /// Whether it holds the same model as the first worker.
     pub opened: bool,
 }
 
-/// Runs `work` with a worker that is alone, and has a folder under `scratch` which goes with it.
+/// Runs `work` with a single worker, whose folder under `scratch` is removed with it.
 pub fn alone<T>(
     launcher: &Launcher,
     scratch: &Path,
@@ -77,7 +77,7 @@ impl Worker {
         &self.private
     }
 
-    /// Starts a worker whose private files lie under `scratch`, and waits for nothing.
+    /// Starts a worker with its private files under `scratch`. Does not wait.
     pub fn spawn(
         launcher: &Launcher,
         scratch: &Path,
@@ -115,7 +115,7 @@ impl Worker {
         })
     }
 
-    /// Asks for its versions.
+    /// Requests its versions.
     pub fn hello(&mut self) -> Result<Hello, BuildError> {
         let hello: Hello = self.call(&Request::Hello, HELLO_LIMIT, &mut |_| {})?;
         if hello.protocol != PROTOCOL {
@@ -134,7 +134,7 @@ impl Worker {
         }
     }
 
-    /// Sends one request and waits for its answer. `on_phase` gets the name of each phase that begins.
+    /// Sends one request and waits for its answer. Calls `on_phase` with the name of each phase that begins.
     pub fn call<T: DeserializeOwned>(
         &mut self,
         request: &Request,
@@ -211,7 +211,7 @@ impl Worker {
         }
     }
 
-    /// Returns what the worker has written to its log so far, from `start` on.
+    /// Returns the text of the worker's log from `start` on.
     pub fn log_since(&self, start: u64) -> Vec<u8> {
         let mut text = Vec::new();
         if let Ok(mut file) = File::open(&self.log) {
@@ -229,14 +229,14 @@ impl Worker {
             .unwrap_or(0)
     }
 
-    /// Asks where it is, and returns the end of its log with the answer.
+    /// Requests the worker's stack, and returns the end of its log with it.
     fn last_words(&mut self) -> String {
         const ANSWERED: Duration = Duration::from_millis(200);
         const PATIENCE: Duration = Duration::from_secs(5);
         let (asked, asked_at) = (Instant::now(), self.log_len());
         let mut before = asked_at;
         ask_for_stack(self.child.id());
-        // The answer is written in one go; one that was ended by the question gives none.
+        // The stack is written in one piece. A worker that the signal ended writes none.
         while asked.elapsed() < PATIENCE {
             thread::sleep(ANSWERED);
             let now = self.log_len();

@@ -4,8 +4,8 @@
 //! precompiles C++ headers, in ten seconds. So if a build has new programs, workers for their compiles start while the
 //! first one loads the model. Later workers start when there is a task for them.
 //!
-//! The first worker holds the model. Others load it too, to help with captures, while all of their models together take
-//! at most an eighth of the machine's memory, or 2 GiB of a device.
+//! The first worker holds the model. Others also load it, to help with captures, while the sum of their models takes at
+//! most an eighth of the machine's memory, or 2 GiB of a device.
 
 use std::{path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::plan::{Plan, Reason, State};
 
-/// How long getting ready may take.
+/// Maximum time of a warm-up.
 const WARM_UP_LIMIT: Duration = Duration::from_secs(600);
 
 /// The start of every process of a build.
@@ -34,8 +34,8 @@ pub(super) struct Workers<'a> {
 }
 
 impl Workers<'_> {
-    /// Returns how many workers beside the first to start at once: one for each new program to compile. A
-    /// program that was built before may find all of its artifacts.
+    /// Returns the number of further workers to start at once: one for each new program to compile. A program that was
+    /// built before may find all of its artifacts.
     pub fn at_once(&self, plan: &Plan) -> usize {
         let new = plan.missing().filter(|item| {
             item.form.compiled
@@ -98,7 +98,7 @@ impl Workers<'_> {
         }
     }
 
-    /// Returns how many workers beside the first may hold a model with this file of weights.
+    /// Returns the number of further workers that may hold a model with this file of weights.
     pub fn more_models(&self, weights: Option<&Path>) -> usize {
         let bytes = weights.map_or(Ok(0), |file| std::fs::metadata(file).map(|meta| meta.len()));
         let room = room(
@@ -109,7 +109,7 @@ impl Workers<'_> {
     }
 }
 
-/// Returns how many bytes all models beside the first one may take.
+/// Returns the maximum bytes of all models except the first one.
 fn room(device: DeviceKind, machine: u64) -> u64 {
     const OF_MACHINE: u64 = 8;
     const ON_DEVICE: u64 = 2 << 30;

@@ -57,16 +57,16 @@ class Traced:
     """A module's graph at one bucket, ready to be cut. Its inputs are those of a call and its states."""
 
     what: str
-    # Runs the module and leaves the tensors of states that it is given as they are.
+    # Runs the module without changing the state tensors in its arguments.
     wrapped: Any
-    # The same with the new values of states: the result and the inputs after the call.
+    # Runs the module, and returns the new values of states too: the result and the inputs after the call.
     run: Any
     specs: list[dict[str, Any]]
     # The positions of states among them, and the first value of each.
     states: dict[int, Any]
     sizes: dict[str, int]
     graph: flat.Flat
-    # Bounds of dynamic dimensions; of each input's values as the graph has them, and as the record says them.
+    # Bounds of dynamic dimensions; bounds of each input's values in the graph, and in the record.
     held: dynamic.Bounds | None
     limits: list[bounds.Bounds | None]
     ranges: list[list[int] | None]
@@ -86,8 +86,8 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that a call writes into, or gives another tensor, are states: inputs of the capture. Where the call fails,
-    the capture finds those that are written, and the next one takes them as inputs.
+    Buffers that a call writes into, or replaces by another tensor, are states: inputs of the capture. If the call
+    fails, the capture finds the written buffers, and a second capture takes them as inputs.
     """
     key = (module["path"], module["method"])
     if key not in opened.states:
@@ -401,7 +401,7 @@ def compute_dtypes(graph: flat.Flat) -> list[str | None]:
 def _moves(node: Any, dtype: Any) -> bool:
     """Returns whether a node rounds nothing: it moves values of its own dtype, or fills in values that are exact in it.
 
-    A cast from a wider dtype rounds in eager; a fused kernel may go on with the value before rounding.
+    A cast from a wider dtype rounds in eager; a fused kernel may continue with the value before rounding.
     """
     name = overloads.name_of(node.target)
     given = [getattr(value.meta.get("val"), "dtype", None) for value in node.all_input_nodes]

@@ -24,7 +24,7 @@ from .flat import Check, Flat
 from .operators import CASTS, OF_SHAPES, PASSING
 from .torch_private import fake, overloads, symbols
 
-# Elsewhere compiled code checks indices, and a failed check ends the call only.
+# On other devices compiled code checks indices, and a failed check ends only the call.
 DEVICES = ("cuda",)
 
 # The lowest and the highest value, both included.

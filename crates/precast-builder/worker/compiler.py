@@ -133,7 +133,7 @@ def generate(
     clock: Clock,
     weights: prepacked.Weights,
 ) -> list[str]:
-    """Runs the compiler; returns the files that it generated. `weights` gets the prepacked ones."""
+    """Runs the compiler, and returns the files that it generated. `weights` receives the prepacked weights."""
     patches = [
         toolchain(isa, clock, bounds.operators_of),
         lowerings.no_packed_weights(),

@@ -1,8 +1,8 @@
 """Cuts a flat graph at region boundaries: runs of operations that become segments, and the tensors between them.
 
-An instance of a region is one call of the outermost module whose FQN matches a glob (`*` stands for one part of a
-dotted name): a module that is called three times is three steps of one segment. The operations between two instances
-are glue, and segments of their own.
+An instance of a region is one call of the outermost module whose FQN matches a glob (`*` matches one part of a dotted
+name): a module that is called three times is three steps of one segment. The operations between two instances are glue,
+and become separate segments.
 
 Only dense tensors that start their memory pass from part to part. Other views, such as an expanded mask or a slice of a
 buffer, are computed again by each part that uses them.
@@ -43,7 +43,7 @@ class Part:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Returns whether a glob matches a dotted name: `**` stands for parts, `*` for one part or some of its letters."""
+    """Returns whether a glob matches a dotted name: `**` matches parts, `*` matches one part or some of its letters."""
     return _regex(pattern).fullmatch(f"{name}.") is not None
 
 
@@ -94,7 +94,7 @@ def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
 
 
 def _place_writes(parts: list[Part], flat: Flat) -> None:
-    """Puts each write into the part that makes the new value, or into the last part that reads the old one.
+    """Puts each write into the part that computes the new value, or into the last part that reads the old one.
 
     Later parts read the new value from the state.
     """

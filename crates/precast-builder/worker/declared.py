@@ -1,7 +1,7 @@
 """Compile options that submodules declare.
 
-`get_torch_compile_config()` returns options by method, as `{"forward": {"mode": "max-autotune"}}`, or the options of
-`forward` alone. A method marked with `torch.compiler.disable` has `enabled = false`.
+`get_torch_compile_config()` returns options by method, as `{"forward": {"mode": "max-autotune"}}`, or only the options
+of `forward`. A method marked with `torch.compiler.disable` has `enabled = false`.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ _REPEATS = 3
 # Sizes to try a dimension at that only the command line names.
 _DEFAULTS = {"batch": 2}
 _SIZE = 16
-# Sizes for buckets where nothing says which requests there are.
+# Bucket sizes without information about requests.
 _USUAL = {"batch": [1, 8]}
 _LENGTHS, _IMAGES = [32, 128], [64, 224]
 
@@ -38,12 +38,12 @@ class Draft:
     structure: dict[str, Any] | None
     # Dimension -> every size that was seen.
     sizes: dict[str, list[int]] = field(default_factory=dict)
-    # The values of one sample, where there is one.
+    # The values of one sample, if there is one.
     values: list[Any] | None = None
 
     @property
     def flat(self) -> bool:
-        """Returns whether a spec can say the inputs: tensors by name, and nothing else."""
+        """Returns whether a spec can express the inputs: tensors by name, and nothing else."""
         if self.structure is None:
             return True
         arguments = [*self.structure["args"], *self.structure["kwargs"].values()]
@@ -252,7 +252,7 @@ def _dtype(traced: Any) -> str | None:
 
 
 def _regions(opened: Any, module: dict[str, Any], traced: Any, wire: Wire) -> list[dict[str, Any]]:
-    """Returns lists of submodules of which several have one graph, with how many there are and how many graphs."""
+    """Returns lists of submodules of which several have one graph, with their numbers of members and of graphs."""
     names = set(cut.called(traced.graph))
     repeated = [one for one in repeats.find(opened.model) if len(names & one.members.keys()) >= _REPEATS]
     candidates = [one.glob for one in repeated]

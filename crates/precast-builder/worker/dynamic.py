@@ -3,8 +3,8 @@
 torch.export reports that a dimension was specialised, but not where. A second capture, which may specialise every
 dimension, keeps the line that did it.
 
-A capture at small sizes can be limited from above: where a convolution makes an axis one element long, the graph holds
-only for sizes with one element there. So such a capture is made again at larger sizes, as far as the module takes them.
+A capture at small sizes can have an upper bound: if a convolution reduces an axis to one element, the graph holds only
+for sizes with one element there. Such a capture is repeated at larger sizes that the module accepts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MIN_SIZE = 2
 # "No upper bound" in the protocol.
 UNBOUNDED = 2**63 - 1
 
-# Captures at larger sizes, at most.
+# Maximum number of captures at larger sizes.
 _WIDER = 6
 
 Bounds = dict[str, dict[str, int]]

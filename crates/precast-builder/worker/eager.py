@@ -1,4 +1,4 @@
-"""Eager: the captured graph of a module as a list of operator calls, which the runtime makes one after the other.
+"""Eager: the captured graph of a module as a list of operator calls, which the runtime runs in order.
 
 The list is JSON (`calls.rs` of the runtime reads it):
 
@@ -17,9 +17,9 @@ boolean, an integer, a string, or one of these:
 | `{"dtype": 7}`, `{"layout": 7}`, `{"memory_format": 1}` | as torch.export numbers them |
 | `{"device": "cuda:0"}` | a device; the runtime replaces it by its own, if that is of the same kind |
 
-Arguments that are not given have the default of the operator's schema. An operator is an overload of the dispatcher, or
-a function on numbers (`number::add`), which sizes are computed with. `cond` has two graphs, in `graphs`: their inputs
-are its arguments after the first.
+Missing arguments have the default of the operator's schema. An operator is an overload of the dispatcher, or a function
+on numbers (`number::add`) for sizes. `cond` has two graphs, in `graphs`: their inputs are its arguments after the
+first.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class _Encoder:
         return {"inputs": len(self.inputs), "outputs": [self._number(node) for node in outputs], "calls": calls}
 
     def _picked(self, node: Any) -> bool:
-        """Returns whether a node only picks a result of another; then it has that one's number."""
+        """Returns whether a node only selects a result of another node; then it has the number of that result."""
         if node.target is not operator.getitem or not isinstance(self.numbers.get(node.args[0]), list):
             return False
         self.numbers[node] = self.numbers[node.args[0]][node.args[1]]

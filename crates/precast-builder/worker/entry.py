@@ -47,7 +47,7 @@ class Opened:
     from_file: frozenset[str] | None = None
     # Remarks for the user.
     notes: list[str] = field(default_factory=list)
-    # How many of its modules the entry returned in training mode, and the line of the entry.
+    # Number of the entry's modules in training mode, and the line of the entry.
     training: int = 0
     place: str | None = None
     # Files of packages that offered passes. Keys cover them only if a program is compiled with such a pass.
@@ -205,7 +205,7 @@ def _check_data(model: Any, entry: str) -> None:
 
 
 def seed() -> None:
-    """Seeds the random generators: an entry with random weights makes the same model in every worker of a build."""
+    """Seeds the random generators: an entry with random weights creates the same model in every worker of a build."""
     torch.manual_seed(0)
     random.seed(0)
     numpy = sys.modules.get("numpy")

@@ -136,7 +136,7 @@ def flatten(
 ) -> Flat:
     """Returns the simplified graph of an exported program; weights have their names in the opened model.
 
-    `names` are those of its inputs, `states` the positions of those that it may write into.
+    `names` are the names of its inputs, `states` the positions of the inputs that it may write into.
     """
     program, written = _functional(program, root, names, states)
     graph = exported.copy_graph(program)
@@ -173,7 +173,7 @@ def flatten(
 
 
 class WritesBuffers(Exception):
-    """The module writes into buffers of its own: names inside the captured module."""
+    """The module writes into its own buffers: their names inside the captured module."""
 
     def __init__(self, names: list[str]) -> None:
         super().__init__(names)
@@ -268,8 +268,8 @@ def _drop_assertions(graph: Any) -> None:
 def _drop_copies(graph: Any) -> bool:
     """Removes casts to the same dtype, and copies: no operation writes into its arguments any more.
 
-    So a value has one node, before and after them. Dropout in eval mode becomes such a copy when operations become
-    functional. Returns whether values share memory now that did not before.
+    Each value then has a single node. Dropout in eval mode becomes such a copy when operations become functional.
+    Returns whether more values share memory than before.
     """
     aten = torch.ops.aten
     shared = False

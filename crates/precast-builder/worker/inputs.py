@@ -82,7 +82,7 @@ def _mark(inputs: list[dict[str, Any]], again: Recorded, dim: str, size: int, ot
 
 
 def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Returns a function that makes arguments of the whole model for given sizes."""
+    """Returns a function that creates arguments of the whole model for given sizes."""
     if request.get("samples"):
         function = entry.load(opened.root, request["samples"])
         return lambda sizes: _from_callable(function, request["samples"], sizes, opened.root)

@@ -1,9 +1,9 @@
 """Converts the boolean masks of attentions to numbers, once for each mask, before the graph is cut.
 
-Torch's attention kernels add a mask to the scores, so a boolean mask is converted first: on a device, by a kernel of
-its own. In a graph that is compiled whole, attentions with the same mask share the conversion; in segments, each layer
-would have its own: 3 % of a call of MiniLM on an H100 (`benches/results/masks-norms-h100.json`). And layers that differ
-in their mask only, as in Gemma 2, would be two segments, each with artifacts of its own. The numbers depend on the
+Torch's attention kernels add a mask to the scores, so a boolean mask is converted first: on a device, by a separate
+kernel. In a graph that is compiled whole, attentions with the same mask share the conversion; in segments, each layer
+would have a separate one: 3 % of a call of MiniLM on an H100 (`benches/results/masks-norms-h100.json`). Also, layers
+that differ only in their mask, as in Gemma 2, would be two segments with different artifacts. The numbers depend on the
 kernel that torch chooses for the device, so they are taken from torch.
 """
 
@@ -21,8 +21,8 @@ _CONVERSION = {"logical_not", "scalar_tensor", "full", "where"}
 def as_numbers(flat: Flat) -> int:
     """Converts the masks of attentions with the same shapes, if there are several; returns the number of masks.
 
-    A mask that only one of them has is converted too: layers that differ in their mask only, as in Gemma 2, stay the
-    same segment.
+    A mask of only one of them is converted too: layers that differ only in their mask, as in Gemma 2, remain the same
+    segment.
     """
     import torch
 

@@ -28,7 +28,7 @@ CASTS = {"to", "_to_copy", "type_as"}
 # Some values of the first argument:
 PASSING = KEEPING | {"slice", "select", "index_select", "gather", "index", "narrow", "split", "chunk", "unbind"}
 PASSING |= {"split_with_sizes", "unfold", "take_along_dim", "amax", "amin"}
-# Values that depend on the shape of the first argument alone:
+# Values that depend only on the shape of the first argument:
 OF_SHAPES = {"zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty"}
 
 

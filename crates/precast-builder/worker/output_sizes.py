@@ -1,8 +1,8 @@
 """Finds how output sizes depend on the bucketed dimensions, from the module's outputs at other sizes.
 
-Each dimension is changed by itself. An output size depends on it if all probes fit `scale * size + offset`. If a size
+Each dimension is changed separately. An output size depends on it if all probes fit `scale * size + offset`. If a size
 fits no such line, or depends on another dimension too, padded outputs can't be cut to their valid part, and the
-dimension is not padded. Earlier runs are the first probes; more are made only if those are too few.
+dimension is not padded. Earlier runs are the first probes; further runs follow only if those are too few.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rules = list[list[dict[str, Any] | None]]
 
 
 class NotAffine(Exception):
-    """A smaller size of a dimension can't be padded into the bucket; the message says why."""
+    """A smaller size of a dimension can't be padded into the bucket; the message has the reason."""
 
 
 def probe_sizes(size: int) -> list[int]:

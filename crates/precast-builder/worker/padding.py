@@ -1,10 +1,10 @@
 """Checks whether a smaller request may be padded into a bucket, by running the module at several sizes.
 
-Inputs of a smaller size are run unpadded, and again padded as the spec says. The valid part of the padded outputs must
-equal the unpadded outputs. Each dimension is tried by itself, at several sizes and with values of every kind.
-A dimension that changes an output is exact: a request has the bucket's size in it. The others are then tried at once.
-One more run, with other values as padding, shows whether outputs depend on the padding value. It is reported, and is
-no failure.
+Inputs of a smaller size are run unpadded, and again padded with the values of the spec. The valid part of the padded
+outputs must equal the unpadded outputs. Each dimension is tried separately, at several sizes and with values of every
+kind. A dimension that changes an output is exact: a request has the bucket's size in it. The others are then tried at
+once. One more run, with other values as padding, shows whether outputs depend on the padding value. It is reported, and
+is not a failure.
 
 `padding_graph` finds wrong answers for values beyond these samples. The gate gets inputs and outputs at smaller sizes
 too: the artifact, padded by the runtime, must give the same outputs.
@@ -33,7 +33,7 @@ Sizes = dict[str, int]
 
 
 def points(sizes: Sizes) -> list[Sizes]:
-    """Returns sizes inside a bucket to find the sizes of outputs: each dimension by itself, and all at once."""
+    """Returns sizes inside a bucket to find the sizes of outputs: each dimension separately, and all at once."""
     found = [{**sizes, dim: size - 1} for dim, size in sizes.items() if size > 1]
     if sizes:
         found.append({dim: (size + 1) // 2 for dim, size in sizes.items()})
@@ -64,7 +64,7 @@ class Unpadded:
     sizes: Sizes
     inputs: list[Any]
     outputs: list[Any]
-    # Why it failed, if the module does not take the size.
+    # The error, if the module does not accept the size.
     error: str | None = None
 
 
@@ -104,7 +104,7 @@ class Check:
         room, last = _FOR_GATE, None
         tried = [([dim], single(sizes, dim, self.kinds)) for dim in sizes if dim not in self.exact]
         for dims, points_ in (*tried, (None, None)):
-            # None: all at once, after each by itself.
+            # Without dimensions: all at once, after each one separately.
             dims = dims or [dim for dim in sizes if sizes[dim] > 1 and dim not in self.exact]
             own: list[Unpadded] = []
             for at, kind in points_ or combined(sizes, dims, self.kinds):

@@ -4,21 +4,21 @@ The samples of `padding` are some values of many: a maximum over zeros as paddin
 are negative. This walk needs no values. It goes through the graph once for each bucketed dimension, and keeps for each
 tensor the axes that carry the dimension, and the content of their padded part.
 
-Content of a padded part, from the best known to the least:
+Content of a padded part, from the most to the least specific:
 
 | content | meaning | example |
 |---|---|---|
 | `constant` | one known number | an input: its `pad`; a mask of zeros; their products |
 | `far` | any number plus a huge constant | scores with `finfo.min` added where the mask is zero |
 | `other` | a known operator computed it, and it is no constant | `linear` of anything: the bias is there |
-| `unknown` | the walk lost track | the result of an operator that the table does not have |
+| `unknown` | not known to the walk | the result of an operator that the table does not have |
 
-An axis may carry the dimension and others: `view` merges axes and splits them again. So a mark says how many
-positions lie outside (`before`) and inside (`after`) of the dimension within the axis. Where two axes of a tensor carry
-the dimension (attention scores), the content of one holds for the valid positions of the other. So a causal mask,
-which is constant above the diagonal, masks the padded keys of each valid query.
+An axis may carry the dimension and others: `view` merges axes and splits them again. So a mark has the number of
+positions outside (`before`) and inside (`after`) of the dimension within the axis. If two axes of a tensor carry the
+dimension (attention scores), the content of one holds for the valid positions of the other. So a causal mask, which is
+constant above the diagonal, masks the padded keys of each valid query.
 
-Constants of the graph are computed where they meet a marked axis, with the values that they have.
+Constants of the graph are evaluated where they meet a marked axis.
 
 `padding_rules` and `padding_moves` have the operators. An operator over a padded axis is a `Leak` where the padding
 changes a valid result: its content is known and is not the identity of the operator. With `unknown` content there is no
@@ -80,7 +80,7 @@ class Mark:
     content: Content
     before: int = 1
     after: int = 1
-    # Whether the padded part is the end of the dimension. Else it is elsewhere: `cat` puts other values after it.
+    # Whether the padded part is the end of the dimension. Otherwise other values follow, as after `cat`.
     at_end: bool = True
     # Whether it is the start, after a `flip`.
     flipped: bool = False
@@ -129,7 +129,7 @@ class Leak:
         return failures.line_of(self.node, root)
 
     def reason(self, root: Path) -> str:
-        """Returns it in words, with its place."""
+        """Returns the reason as text, with its place."""
         place = self.location(root)
         return f"{self.why} ({place})" if place else self.why
 
@@ -245,7 +245,7 @@ class Walk:
         return constant(low.item()) if low == high else OTHER
 
     def value(self, node: Any) -> Any:
-        """Returns a constant's values; None where they are too many, or can't be computed."""
+        """Returns a constant's values; None if they are too many, or can't be computed."""
         if node not in self._values:
             held, found = node.meta.get("val"), None
             if isinstance(held, torch.Tensor) and held.numel() <= _LARGEST:
@@ -268,7 +268,7 @@ class Walk:
         self._values[node] = self.evaluate(node, given)
 
     def evaluate(self, node: Any, given: dict[Any, Any]) -> Any:
-        """Runs an operator on real values; returns None where it fails."""
+        """Runs an operator on real values; returns None if it fails."""
         args, kwargs = (torch.fx.map_arg(part, lambda one: given[one]) for part in (node.args, node.kwargs))
         try:
             with fake.real_values(), torch.no_grad():

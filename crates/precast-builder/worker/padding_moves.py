@@ -85,7 +85,7 @@ def elementwise(walk: Walk, node: Any) -> Marked:
 
 
 def _combined(walk: Walk, node: Any, content: Callable[[Any], Content], varies: Callable[[Any], bool]) -> Content:
-    """Returns the content of an elementwise result; `varies` tells operands that differ along the axis."""
+    """Returns the content of an elementwise result; `varies` returns whether an operand differs along the axis."""
     name = overloads.name_of(node.target)
     args = [one for one in node.args if hasattr(one, "meta") or isinstance(one, bool | int | float)]
     parts = [content(one) for one in args]
@@ -200,7 +200,7 @@ def _slice(walk: Walk, node: Any) -> Marked:
     axes = dict(marked.axes)
     whole_end = end is None or end >= size
     if start == -walk.size:
-        # As many last positions as the dimension has: a prefix of constant length goes, as in `x[:, -ids.shape[1]:]`.
+        # The last positions, as many as the dimension has: `x[:, -ids.shape[1]:]` drops a prefix of constant length.
         start += size
     if start < 0 and mark.content != UNKNOWN and mark.plain:
         walk.leak(node, mark.content, "")

@@ -7,10 +7,10 @@
 | `amax`, `argmax`, `topk`, `sort` descending | the lowest value of the dtype, or of the operand: 0 after a `relu` |
 | `amin`, `argmin`, `kthvalue`, `sort` | the highest value |
 | `softmax`, `logsumexp`, attention (in its mask) | -1000 or less |
-| `mean`, `var`, `median`, norms of layers and groups, adaptive pools, losses | no value does: they count positions |
+| `mean`, `var`, `median`, norms of layers and groups, adaptive pools, losses | no value: they count positions |
 | convolutions, pools | their own fill value; anything where they don't pad: a valid result sees valid values only |
 | `cumsum` and the like | anything, as the padding comes last; after a `flip` as a reduction |
-| `select` and `slice` from the end, `roll`, RNNs in two directions, their last state | no value does |
+| `select` and `slice` from the end, `roll`, RNNs in two directions, their last state | no value |
 | elementwise operators, views, `cat`, `pad`, `embedding` | anything: see `padding_moves` |
 | all others | not known: the samples decide |
 """
@@ -108,7 +108,7 @@ def _span(walk: Walk, node: Any) -> tuple[float, float]:
 
 
 def _needs(walk: Walk, node: Any, name: str, kind: str) -> tuple[Callable[[Content], bool], str]:
-    """Returns whether a content is the identity of a reduction, and the identity in words."""
+    """Returns a test of a content for the identity of a reduction, and the identity in words."""
     dtype = node.args[0].meta["val"].dtype
     if kind in ("low", "high"):
         low, high = _span(walk, node.args[0])

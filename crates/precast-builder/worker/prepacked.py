@@ -107,7 +107,7 @@ def _fold(module: Any, weights: Weights) -> None:
 
 
 def prepack(module: Any, node: Any, weights: Weights) -> Any:
-    """Replaces a new node, which depends on constants alone, by a prepacked constant; returns the constant's node.
+    """Replaces a new node, which depends only on constants, by a prepacked constant; returns the constant's node.
 
     Returns None, and removes the node, if there is no recipe for it.
     """
@@ -145,7 +145,7 @@ def _recipe(module: Any, node: Any, value: Any, weights: Weights) -> Recipe | No
         call = _call(module, node, weights.prepacked, roots, remaining)
     except _NoRecipe:
         return None
-    # A pass of inductor may add constants of its own; blocks of columns may need some zeros.
+    # A pass of inductor may add constants; blocks of columns may need some zeros.
     if not roots or not roots.keys() <= weights.own or 8 * value.numel() > 9 * sum(roots.values()):
         return None
     shape = list(value.shape)
@@ -217,11 +217,11 @@ def _call(
 
 
 def _number(node: Any, value: float) -> dict[str, Any]:
-    """Returns the call that makes a tensor without axes of a number. Tensors with axes decide the dtype of a result."""
+    """Returns the call that creates a tensor without axes from a number. Tensors with axes decide a result's dtype."""
     others = [_without_data(operand) for operand in node.all_input_nodes]
     if isinstance(value, bool) or not all(isinstance(held, torch.Tensor) and held.dim() > 0 for held in others):
         raise _NoRecipe
-    # Beside integers a float64 tensor does decide the dtype, while a number has the default dtype.
+    # Next to integers a float64 tensor decides the dtype, while a number has the default dtype.
     if isinstance(value, float) and not any(held.is_floating_point() for held in others):
         raise _NoRecipe
     kind, dtype = ("int", torch.int64) if isinstance(value, int) else ("float", torch.float64)

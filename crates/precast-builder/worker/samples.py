@@ -84,7 +84,7 @@ def make(
 
 
 def _positions(spec: dict[str, Any], shape: list[int], salt: Any) -> Any:
-    """Returns consecutive positions: those of the call of this number, and of the sample behind `FILLING` calls."""
+    """Returns consecutive positions: of the call with this number, and of the sample after `FILLING` calls."""
     low, high = spec["range"]
     count = shape[-1] if shape else 1
     before = FILLING if salt == 0 else salt - 1 if isinstance(salt, int) else 0

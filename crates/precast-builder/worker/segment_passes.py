@@ -104,7 +104,7 @@ class Passes:
         """Returns inductor's options that run the other stages."""
 
         def hook(stage: str) -> Callable[[Any], None]:
-            # A function: inductor copies its options deeply, and functions not at all.
+            # A function, because inductor copies its options deeply, except functions.
             def run(graph: Any) -> None:
                 self._run(stage, graph.owning_module)
 

@@ -1,8 +1,8 @@
 """The smallest sizes that a captured graph answers: those below the bounds of its capture.
 
 torch.export captures dynamic dimensions from size 2, because a tensor with one element in an axis broadcasts. The
-operators of the captured graph mostly do the right thing at size 1 too, and below other bounds of a capture. So the
-graph runs there beside the module, on several inputs. A bound goes down to where both give the same.
+operators of the captured graph mostly give right results at size 1 too, and below other bounds of a capture. So the
+graph is compared with the module there, on several inputs. A bound is lowered to the smallest size at which both agree.
 
 A module with a branch for size 1 gets a second graph for it, and eager chooses between them by the size.
 
@@ -65,7 +65,7 @@ def _ones(
     stuck: list[str],
     capture: Callable[[dict[str, int]], Any],
 ) -> list[tuple[tuple[str, ...], Any]]:
-    """Returns a graph for each set of these dimensions at size 1, or none where one of them can't be had."""
+    """Returns a graph for each set of these dimensions at size 1; none if one of them can't be captured."""
     found = []
     for count in range(1, len(stuck) + 1):
         for dims in itertools.combinations(stuck, count):
@@ -158,7 +158,7 @@ class _Trial:
             return padding.Unpadded({**self.traced.sizes, **sizes}, inputs, [], failures.one_line(error))
 
     def _same(self, sizes: dict[str, int]) -> bool | None:
-        """Returns whether both give the same; None if the module refuses these sizes for all values."""
+        """Returns whether both give equal results; None if the module refuses these sizes for all values."""
         ran = False
         usual = samples.kinds(self.device, self.traced.graph.checks) == samples.KINDS[:1]
         for factor in _FACTORS[:1] if usual else _FACTORS:

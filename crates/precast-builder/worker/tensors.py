@@ -92,7 +92,7 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Maps a safetensors file: data is read when it is used, and writes into the tensors stay in memory."""
+    """Maps a safetensors file: data is read on use, and writes into the tensors stay in memory."""
     names = {short: name for name, short in DTYPES.items()}
     with open(path, "rb") as file:
         size = path.stat().st_size

@@ -1,9 +1,9 @@
-"""Records the project's files that are read while its model is made.
+"""Records the project's files that are read during the creation of its model.
 
 Python calls an audit hook for every file that it opens. The safetensors library opens files in Rust, without that hook,
 so its function `safe_open` is wrapped.
 
-Files are hashed after the model is made. A file that changed in between would give the key another content than the
+Files are hashed after the model is created. A file that changed in between would give the key another content than the
 model: so the state of each file (size, times) is kept when it is first opened, and compared after it was hashed.
 """
 
@@ -63,7 +63,7 @@ class Watch:
     def changed(self, path: str) -> bool:
         """Returns whether another process changed a file after the model read it.
 
-        A module with bytecode is imported without being opened: only the time of its last change tells.
+        A module with bytecode is imported without being opened: only the time of its last change shows a change.
         """
         if path in self._written:
             return False

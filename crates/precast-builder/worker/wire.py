@@ -1,4 +1,4 @@
-"""The protocol's lines, on descriptors of their own: stdout belongs to the model and to torch."""
+"""The protocol's lines, on separate descriptors: stdout belongs to the model and to torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROTOCOL = 2
 
 
 class Failure(Exception):
-    """The error of a request: a stable code, and one line that names the thing."""
+    """The error of a request: a stable code, and one line with the name of the subject."""
 
     def __init__(
         self, code: str, message: str, *, location: str | None = None, hint: str | None = None, spec: str | None = None
@@ -28,7 +28,7 @@ class Failure(Exception):
 
 
 class Wire:
-    """Reads requests and writes answers on descriptors that nothing else in the process knows."""
+    """Reads requests and writes answers on descriptors that nothing else in the process uses."""
 
     def __init__(self, read: int, write: int) -> None:
         self._read = os.fdopen(read, "r", encoding="utf-8", errors="replace")
@@ -45,7 +45,7 @@ class Wire:
     def send(self, document: dict[str, Any]) -> None:
         """Writes one line; raises BrokenPipeError when the other side has closed.
 
-        A copy of the worker, forked by the model, says so and ends: only the worker answers.
+        A copy of the worker, forked by the model, reports the fork and ends: only the worker answers.
         """
         if os.getpid() != self._process:
             os.write(self._write, b'{"kind":"forked"}\n')

@@ -16,7 +16,7 @@ pub struct Checks {
     pub model: String,
     /// Whether the exit code is 1.
     pub failed: bool,
-    /// One entry for each module that was looked at.
+    /// One entry for each checked module.
     pub modules: Vec<CheckedModule>,
     /// Entries of `[[check.allow]]` that no finding matches.
     pub unused: Vec<Allow>,
@@ -34,9 +34,9 @@ pub struct Padding {
     pub dim: String,
     /// Sizes that the spec has buckets for.
     pub buckets: Vec<u64>,
-    /// How many sizes the file has, and how many of them no bucket covers.
+    /// Number of sizes in the file, and number of sizes that no bucket covers.
     pub sizes: usize,
-    /// How many of these sizes are above the largest bucket.
+    /// Number of these sizes above the largest bucket.
     pub uncovered: usize,
     /// The share of padding in the covered sizes, 0 to 1; none without any.
     pub waste: Option<f64>,

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use precast_store::record::Sizes;
 
-/// The requests that one cell of the grid stands for: larger than the cell before it, up to this size.
+/// The requests of one cell of the grid: larger than the previous cell, up to this size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Cell {
@@ -14,7 +14,7 @@ pub struct Cell {
     pub sizes: Sizes,
     /// Whether the grid has a bucket of exactly these sizes.
     pub exact: bool,
-    /// The bucket that answers; none when nothing covers the cell.
+    /// The bucket that answers; none if no bucket covers the cell.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Sizes>,
     /// The share of the bucket that is padding, on average over the requests of the cell: 0 to 1.
@@ -22,7 +22,7 @@ pub struct Cell {
     pub waste: Option<f64>,
 }
 
-/// A module's buckets as a table: the first dimension down, the second across. Further dimensions stay at their largest
+/// A module's buckets as a table: the first dimension down, the second across. Further dimensions have their largest
 /// size.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -37,9 +37,9 @@ pub struct Grid {
     pub cells: Vec<Cell>,
 }
 
-/// Returns the grid of these buckets; none when they have no dimension.
+/// Returns the grid of these buckets; none if they have no dimension.
 ///
-/// `wanted` may have more buckets than `there`: failed ones have a cell too.
+/// `wanted` may have more buckets than `there`: failed ones also have a cell.
 pub fn grid(there: &[Sizes], wanted: &[Sizes]) -> Option<Grid> {
     let mut axes: BTreeMap<String, Vec<i64>> = BTreeMap::new();
     for sizes in there.iter().chain(wanted) {

@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use super::graph::{self, Graph};
 
-/// How two explained keys differ.
+/// The difference of two explained keys.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Keys {
-    /// In words, most telling first.
+    /// The reasons, most specific first.
     pub reasons: Vec<Reason>,
     /// Every field that differs.
     pub fields: Vec<Field>,
@@ -30,7 +30,7 @@ pub fn keys(old: &Value, new: &Value) -> Keys {
 /// Programs by `MODEL MODULE BUCKET DEVICE`.
 pub type Programs = BTreeMap<String, Digest>;
 
-/// How two sets of programs differ.
+/// The difference of two sets of programs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Sets {
@@ -40,7 +40,7 @@ pub struct Sets {
     pub added: Vec<Named>,
     /// Names with a different program in the second, with the reasons.
     pub changed: Vec<Changed>,
-    /// How many are the same in both.
+    /// Number of programs in both.
     pub same: u64,
 }
 

@@ -3,15 +3,15 @@
 //! ```text
 //! DIR/
 //! ├── bin/precast            this program
-//! ├── store/                 the releases and nothing else
+//! ├── store/                 only the releases
 //! ├── torch/version.py       the runtime reads the version of libtorch there
 //! ├── torch/lib/*.so         the libraries that `precast deps` lists
 //! └── nvidia/*/lib/*.so.*    in the layout of the wheels: their search paths are relative
 //! ```
 //!
-//! The folder is written under a temporary name in the same parent, checked, and renamed: it is there whole or not at
+//! The folder is written under a temporary name in the same parent, checked, and renamed: it appears whole or not at
 //! all. The next export into that parent removes the folder of a killed one. The check searches for the libraries
-//! again, in the copy alone.
+//! again, in the copy only.
 
 use std::{
     collections::BTreeSet,
@@ -61,7 +61,7 @@ pub enum ExportError {
 pub struct Copied {
     /// Relative to the folder.
     pub path: PathBuf,
-    /// Where it lies on this machine.
+    /// Its path on this machine.
     pub from: PathBuf,
     /// Bytes of the file.
     pub bytes: u64,
@@ -81,7 +81,7 @@ pub struct Export<'a> {
 }
 
 impl<'a> Export<'a> {
-    /// Lists what a folder for `releases` contains. `program` is the file of this program.
+    /// Lists the content of a folder for `releases`. `program` is the file of this program.
     pub fn new(
         store: &'a Store,
         releases: &'a [Release],
@@ -126,7 +126,7 @@ impl<'a> Export<'a> {
         self.object_bytes + self.files.iter().map(|file| file.bytes).sum::<u64>()
     }
 
-    /// Removes the folders of killed exports that would lie beside `folder`, and returns their paths.
+    /// Removes the folders of killed exports next to `folder`, and returns their paths.
     pub fn sweep(folder: &Path) -> Vec<PathBuf> {
         let parent = folder.parent().unwrap_or(Path::new("/"));
         scratch::sweep(parent, scratch::EXPORT, false)
@@ -153,7 +153,7 @@ impl<'a> Export<'a> {
         done(mode, || {
             format!("can't set the mode of `{}`", root.display())
         })?;
-        // An empty folder is replaced; one that has got files meanwhile is not.
+        // An empty folder is replaced. A folder with new files is not.
         done(temporary.publish(folder), || {
             format!("can't make `{}`", folder.display())
         })

@@ -39,7 +39,7 @@ impl fmt::Display for Graph {
     }
 }
 
-/// Compares the graphs of two programs, each in its store. Returns none where a graph is not known.
+/// Compares the graphs of two programs, each in its store. Returns none if a graph is not known.
 pub fn graph(
     (old_store, old): (&Store, &Program),
     (new_store, new): (&Store, &Program),

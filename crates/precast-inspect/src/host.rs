@@ -1,4 +1,4 @@
-//! Whether this host can run programs of a target.
+//! The check whether this host can run programs of a target.
 
 use precast_store::{
     Target,

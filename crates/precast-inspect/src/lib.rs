@@ -5,7 +5,7 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only; a test holds it.
+//! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
 //! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, usage, words

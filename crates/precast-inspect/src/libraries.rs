@@ -3,15 +3,15 @@
 //! The walk begins at the libraries that the runtime opens and at the objects of the store. It follows `DT_NEEDED` as
 //! glibc's loader does, breadth first, each name once. A name is looked for in these folders, in this order:
 //!
-//! 1. `DT_RPATH` of the library, then of the libraries that asked for it; skipped by a library that has `DT_RUNPATH`
+//! 1. `DT_RPATH` of the library, then of the libraries that need it; skipped for a library with `DT_RUNPATH`
 //! 2. the folders of `LD_LIBRARY_PATH`, which the caller passes
 //! 3. `DT_RUNPATH` of the library
 //! 4. the folders of the system
 //!
-//! A library found by 1 to 3 is a file that the host must be given. A library that only the system has is the host's
-//! own, and so are those of [`HOST`] wherever they are: they belong to the host's C library or to its driver.
+//! A library found by 1 to 3 is a file that the host needs. A library that only the system has belongs to the host, and
+//! so do the libraries of [`HOST`] in any folder: they belong to the host's C library or to its driver.
 //!
-//! Some libraries are opened while a program runs, so that no `DT_NEEDED` names them. [`OPENED`] lists the ones for
+//! Some libraries are opened while a program runs, so that no `DT_NEEDED` names them. [`OPENED`] lists the libraries of
 //! calls. NVSHMEM's transports and CUPTI's helpers are not in it: the runtime uses neither.
 
 use std::{
@@ -93,7 +93,7 @@ pub enum LibraryError {
 }
 
 impl LibraryError {
-    /// Returns what to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Io { .. } => "check the path, and who may read it",
@@ -111,7 +111,7 @@ impl LibraryError {
 pub struct Library {
     /// The name that the loader looks for, which is the file's name.
     pub name: String,
-    /// Where it lies on this machine.
+    /// Its path on this machine.
     pub path: PathBuf,
     /// Bytes of the file.
     pub bytes: u64,
@@ -239,7 +239,7 @@ pub fn torch_folder(named: &Path) -> Option<PathBuf> {
     found.canonicalize().ok()
 }
 
-/// Releases' needs, with the libtorch that they were looked up in.
+/// The needs of releases, with the libtorch of the lookup.
 #[derive(Clone, Debug)]
 pub struct Deps {
     /// The folder with libtorch.

@@ -48,7 +48,7 @@ impl OutputError {
         }
     }
 
-    /// Returns which share of its tolerance the worst element uses at most: 1 is the limit.
+    /// Returns the maximum share of its tolerance that an element uses: 1 is the limit.
     ///
     /// An element with error `e` against `x` passes when `e <= atol + rtol * |x|`, and `e` is at most the largest
     /// absolute error and at most the largest relative error times `|x|`.
@@ -83,13 +83,13 @@ pub struct ReceiptSummary {
     pub seconds: BTreeMap<String, f64>,
     /// The error of each output, in the order of the program's outputs.
     pub outputs: Vec<OutputError>,
-    /// Whether all runs of the gate gave the same bits; absent where there was no gate.
+    /// Whether all runs of the gate gave the same bits; absent without a gate.
     pub deterministic: Option<bool>,
     /// Of eager, without Python where that was measured.
     pub eager: Option<Latency>,
     /// Of the program's artifacts.
     pub artifact: Option<Latency>,
-    /// Whether eager answers in place of the artifact because it is faster.
+    /// Whether eager answers instead of the artifact because it is faster.
     pub slower: bool,
     /// The measurement that decided it.
     pub sign_test: Option<SignTest>,
@@ -97,7 +97,7 @@ pub struct ReceiptSummary {
     pub sensitive: Option<bool>,
     /// Peak bytes of eager and of the artifact.
     pub memory: Option<(u64, u64)>,
-    /// Option sets that it was compiled with, the module's own first; empty where there was one.
+    /// Option sets that it was compiled with, the module's own first; empty if there was only one.
     pub tuned: Vec<Tried>,
     /// The program whose choice it uses.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -146,7 +146,7 @@ impl ReceiptSummary {
         }
     }
 
-    /// Returns how many times as fast as eager it is.
+    /// Returns the ratio of eager's time to its time.
     pub fn speedup(&self) -> Option<f64> {
         let (eager, artifact) = (self.eager?.median, self.artifact?.median);
         (artifact > 0.0).then(|| eager / artifact)

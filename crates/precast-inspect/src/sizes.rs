@@ -58,7 +58,7 @@ pub enum SizesError {
 }
 
 impl SizesError {
-    /// Returns what the user can do; none where the source of the error decides.
+    /// Returns a hint for the user; none if the hint depends on the source of the error.
     pub fn hint(&self) -> Option<String> {
         let known = |dims: &[String]| {
             let names: Vec<String> = dims.iter().map(|dim| format!("`{dim}`")).collect();
@@ -110,7 +110,7 @@ impl RequestSizes {
     }
 }
 
-/// Returns the buckets of each dimension: from a file where it has its sizes, else those that were seen.
+/// Returns the buckets of each dimension: from a file if it has sizes of the dimension, else the observed sizes.
 pub fn buckets(
     seen: &BTreeMap<String, Vec<u64>>,
     wanted: Option<&RequestSizes>,
@@ -120,7 +120,7 @@ pub fn buckets(
     let mut buckets: BTreeMap<String, Vec<u64>> = own.collect();
     if let Some(wanted) = wanted {
         for (dim, sizes) in by_dimension(seen, wanted)? {
-            // Sizes without a name are lengths, whatever they are called.
+            // Sizes without a name are lengths, for every name of the dimension.
             let exact = dim == "batch" && matches!(wanted, RequestSizes::ByDimension(_));
             let step = if exact { 1 } else { STEP };
             buckets.insert(dim.to_owned(), choose(BUCKETS, sizes, step));
@@ -195,7 +195,7 @@ fn waste(pairs: &[(u64, u64)]) -> Option<f64> {
     (computed > 0.0).then(|| 1.0 - asked / computed)
 }
 
-/// Returns the buckets, at most `max`, that pad these sizes least. The largest size is always covered.
+/// Returns at most `max` buckets with the least padding of these sizes. The largest size is always covered.
 fn choose(max: usize, sizes: &[u64], step: u64) -> Vec<u64> {
     let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
     for size in sizes {

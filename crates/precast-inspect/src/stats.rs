@@ -10,7 +10,7 @@ use serde::Serialize;
 pub use precast_store::record::{Calls, Counts};
 use precast_store::record::{SCHEMA, Sizes};
 
-/// Why a file of counts can't be read.
+/// The reason why a file of counts can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum CountsError {
     /// The file is not JSON, or lacks a field.
@@ -25,7 +25,7 @@ pub enum CountsError {
 }
 
 impl CountsError {
-    /// Returns what to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Json(_) => {
@@ -71,14 +71,14 @@ pub struct ModuleStats {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Miss {
-    /// Empty where requests of many sizes were counted together.
+    /// Empty if requests of many sizes were counted together.
     pub sizes: Sizes,
-    /// How they were answered: `padded`, `dynamic`, `eager` or `refused`.
+    /// The kind of the answer: `padded`, `dynamic`, `eager` or `refused`.
     pub rung: String,
     /// The bucket that answered, if one did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Sizes>,
-    /// How many calls there were.
+    /// Number of calls.
     pub count: u64,
     /// The share of the bucket that was padding.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -99,7 +99,7 @@ struct Sum {
     stats: ModuleStats,
     /// By requested sizes, answering bucket and rung.
     misses: BTreeMap<(Sizes, Option<Sizes>, String), Miss>,
-    /// Elements that bucketed calls asked for, and elements of their buckets.
+    /// Elements of the requests of bucketed calls, and elements of their buckets.
     asked: f64,
     computed: f64,
 }
@@ -200,7 +200,7 @@ mod tests {
         assert_eq!(module.calls, 11);
         assert_eq!(module.hit_rate(), 6.0 / 11.0);
         assert_eq!(module.rungs["padded"], 3);
-        // 6 * 32 + 3 * 16 asked for, 9 * 32 computed.
+        // 6 * 32 + 3 * 16 requested, 9 * 32 computed.
         assert!((module.waste.unwrap() - (1.0 - 240.0 / 288.0)).abs() < 1e-9);
         let eager = &module.misses[1];
         assert_eq!((module.misses[0].count, eager.count), (3, 2));

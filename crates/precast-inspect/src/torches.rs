@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Torches {
-    /// Full version of the torch that it was made with; an older one is refused.
+    /// Full version of the torch of the build; an older one is refused.
     pub least: String,
     /// Newer versions under which the gates of a release that has it passed, the oldest first.
     pub also: Vec<String>,
@@ -63,13 +63,13 @@ pub fn of_release(store: &Store, release: &Release) -> Vec<String> {
     all
 }
 
-/// Returns the version of torch that a release was built with; none where its first program can't be read.
+/// Returns the version of torch that a release was built with; none if its first program is unreadable.
 fn built_with(store: &Store, release: &Release) -> Option<String> {
     let program = store.records().program(release.programs.first()?).ok()??;
     Some(program.target.torch)
 }
 
-/// Returns how the newest release of a model may run under the torch of `target`, where a newer torch is the only
+/// Returns a hint how the newest release of a model may run under the torch of `target`, if a newer torch is the only
 /// reason for a build.
 pub fn hint(
     store: &Store,
@@ -95,7 +95,7 @@ pub fn hint(
     })
 }
 
-/// Returns whether the reasons are a newer torch and at most changes that come with its environment.
+/// Returns whether the reasons are only a newer torch, and changes that come with its environment.
 fn is_newer_torch(reasons: &[Reason]) -> bool {
     let newer = |reason: &Reason| match reason {
         Reason::TargetChanged { field, old, new } if field == "torch" => old

@@ -10,17 +10,17 @@ use precast_store::{GroupBy, Store, StoreError};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Bytes {
-    /// Content, as if every program and every release had its own copy of all it needs.
+    /// Bytes of content, as if every program and every release had a separate copy of everything that it needs.
     pub logical: u64,
     /// Content of the distinct objects.
     pub content: u64,
-    /// The same as it lies on disk, compressed.
+    /// Bytes of the same content on disk, compressed.
     pub stored: u64,
     /// The part of `stored` that another group needs too.
     pub shared: u64,
     /// The part of `stored` that `precast gc --unreleased` would free.
     pub reclaimable: u64,
-    /// How many distinct objects.
+    /// Number of distinct objects.
     pub objects: u64,
 }
 
@@ -45,7 +45,7 @@ pub struct DiskUsage {
     pub rest: Bytes,
     /// Sorted by name.
     pub groups: Vec<Group>,
-    /// Bytes of unpacked copies of objects, which loading makes and `precast gc` counts.
+    /// Bytes of unpacked copies of objects, which loads create and `precast gc` counts.
     pub unpacked: u64,
 }
 
@@ -158,7 +158,7 @@ mod tests {
             stored(&a.object) + stored(&b.object) + stored(&log)
         );
         assert_eq!(usage.rest.objects, 1);
-        // `n` is in no release. The object that it shares with `m` stays.
+        // `n` is in no release. The object that it shares with `m` is kept.
         assert_eq!(n.bytes.reclaimable, stored(&b.object));
         assert_eq!(m.bytes.reclaimable, 0);
         assert_eq!(usage.total.reclaimable, stored(&b.object) + stored(&log));

@@ -1,4 +1,4 @@
-//! Why a program or an artifact was built: the differences between its key and that of its predecessor.
+//! The reasons why a program or an artifact was built: the differences between its key and that of its predecessor.
 
 use std::{
     collections::BTreeSet,
@@ -29,11 +29,11 @@ pub struct Why {
     pub name: String,
     /// Its key, or its digest for an object.
     pub id: Digest,
-    /// When it was built, in seconds since 1970, where its record says so.
+    /// Time of the build, in seconds since 1970, if its record has it.
     pub built: Option<i64>,
     /// Its predecessor, if there is one.
     pub before: Option<Digest>,
-    /// The option sets it was compiled with, where there were several.
+    /// The option sets it was compiled with, if there were several.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<Tried>,
     /// Most telling first. An artifact of another step or of another bucket may differ in much.

@@ -1,8 +1,8 @@
 //! Inputs and outputs as plain memory with a shape, for callers without tensors.
 //!
 //! [`Value`] is an input, [`Array`] an output. Both are copies, so that a call and its caller share no memory. Tensors
-//! that are on the device already are not copied. With the feature `ndarray` a `Value` is made of an array or a view,
-//! and an `Array` becomes an array.
+//! on the device of the model are not copied. With the feature `ndarray` a `Value` can be created from an array or a
+//! view, and an `Array` converted to an array.
 
 use precast_store::{Device, record::Dtype};
 
@@ -14,8 +14,8 @@ pub trait Argument: sealed::Input {}
 
 /// An input of a call: a copy of plain memory with a shape, in the host's memory.
 ///
-/// A model on a CUDA device takes it as well and copies it there. Of several devices it goes to the one with the fewest
-/// calls under way.
+/// A model on a CUDA device also accepts it and copies it to the device. Of several devices it goes to the one with the
+/// fewest running calls.
 ///
 /// ```
 /// use precast_runtime::{RuntimeError, Value};
@@ -274,7 +274,7 @@ mod tests {
         assert_eq!(value.dtype(), T::DTYPE);
         let back = Array::<T>::of(&value.0).unwrap();
         assert_eq!((back.shape(), back.data()), (&[2, 3][..], &data[..]));
-        // Of a view with other strides the elements come in the order of its axes.
+        // The elements of a view with other strides are in the order of its axes.
         let turned = Array::<T>::of(&value.0.transpose(0, 1).unwrap()).unwrap();
         assert_eq!(turned.shape(), [3, 2]);
         assert_eq!(turned.data()[..2], [data[0], data[3]]);

@@ -1,4 +1,4 @@
-//! The thread that loads the rest of a model that answers already.
+//! The thread that loads the remaining programs while the model answers.
 
 use std::{
     sync::{
@@ -16,7 +16,8 @@ use super::{ending, replica::Replica};
 /// The longest wait of a model's end for the program that is being loaded.
 const LONGEST: Duration = Duration::from_secs(5);
 
-/// The thread that loads the rest of a model. It ends with the model, after the program that it loads at that time.
+/// The thread that loads the remaining programs of a model. It ends with the model, after the program that it is
+/// loading.
 pub(super) struct Background {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -41,7 +42,7 @@ impl Drop for Background {
 impl Background {
     /// Starts the thread. It loads programs of a higher priority first.
     ///
-    /// At the end it sets `complete` to the time since `started`. Returns none where no thread can be started.
+    /// At the end it sets `complete` to the time since `started`. Returns none if no thread can be started.
     pub fn start(
         replicas: &Arc<Vec<Replica>>,
         complete: &Arc<OnceLock<Duration>>,

@@ -34,8 +34,8 @@ struct CallRecord {
     graphs: Vec<CallGraph>,
 }
 
-/// Reads a list and resolves its operators, whose libraries are loaded. Fails, naming the call, when one is not
-/// registered or its schema is another.
+/// Reads a list and resolves its operators, whose libraries are loaded. If an operator is not registered or has another
+/// schema, fails with the name of the call.
 pub(super) fn read(bytes: &[u8], device: Device) -> Result<Calls, TorchError> {
     let broken = |error| format!("its list of calls is not one that this version reads: {error}");
     let Format { format } = serde_json::from_slice(bytes).map_err(broken)?;
@@ -67,7 +67,7 @@ fn add(calls: &mut CallsBuilder, call: CallRecord, device: Device) -> Result<(),
     if call.op != "cond" {
         return calls.add(&call.op, &given, &kept);
     }
-    // Its arguments have their places for names, which a map has sorted as words.
+    // The names of its arguments are their positions, which a map has sorted as text.
     given.sort_by_key(|one| one.name.parse::<usize>().unwrap_or(usize::MAX));
     let branches = call.graphs.into_iter().map(|graph| build(graph, device));
     let branches: Vec<Calls> = branches.collect::<Result<_, _>>()?;

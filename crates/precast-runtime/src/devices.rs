@@ -8,7 +8,7 @@ use super::{RuntimeError, TorchError, ffi::cuda_for};
 pub struct Devices(Vec<Device>);
 
 impl Devices {
-    /// Returns the devices. Fails where one is not there, where none is named, or a CUDA device twice.
+    /// Returns the devices. Fails for a missing device, for an empty list, and for a CUDA device that is named twice.
     pub(super) fn checked(self) -> Result<Vec<Device>, RuntimeError> {
         let Self(devices) = self;
         let twice = devices
@@ -48,7 +48,7 @@ impl From<Vec<Device>> for Devices {
     }
 }
 
-/// Fails where the device is not there. `ordinals` are those of all CUDA devices that are asked for.
+/// Fails if the device is missing. `ordinals` are the ordinals of all requested CUDA devices.
 fn check(device: Device, ordinals: &[usize]) -> Result<(), RuntimeError> {
     let Device::Cuda(ordinal) = device else {
         return Ok(());

@@ -1,10 +1,10 @@
-//! Which bucket answers a request: a pure function over a table that is built once.
+//! The choice of the bucket for a request: a pure function over a table that is built once.
 //!
 //! For every bucketed dimension the table has the sorted sizes that occur. The size of a request is one of them, or
-//! lies below one: that names a cell of the grid, and the cell knows its answer, which is that of each request in it.
-//! It is the bucket of exactly these sizes, or the cheapest bucket that covers them and may be padded in each dimension
-//! that is smaller. Two binary searches and one look-up answer a request of two dimensions, with no allocation. Where
-//! the grid would be too large (many scattered points), buckets are tried in order of cost instead.
+//! lies below one. This selects a cell of the grid, and all requests in one cell have the same answer: the bucket of
+//! exactly these sizes, or the cheapest bucket that covers them and may be padded in each dimension that is smaller.
+//! Two binary searches and one look-up answer a request of two dimensions, with no allocation. If the grid would be too
+//! large (many scattered points), buckets are tried in order of cost instead.
 
 use smallvec::SmallVec;
 
@@ -16,7 +16,7 @@ pub struct Bucket {
     pub sizes: Vec<i64>,
     /// For each dimension, whether a request may be smaller and is padded.
     pub padded: SmallVec<[bool; 4]>,
-    /// The cost of a call, in any unit; the smallest wins.
+    /// The cost of a call, in any unit. The lowest one is chosen.
     pub cost: f64,
 }
 
@@ -44,7 +44,8 @@ pub struct Table {
 const MAX_CELLS: usize = 1 << 16;
 
 impl Table {
-    /// Makes the table of `buckets`, which all have as many sizes. Of two with the same sizes the cheaper is used.
+    /// Builds the table of `buckets`, which all have the same number of sizes. Of two with the same sizes the cheaper
+    /// is used.
     pub fn new(buckets: Vec<Bucket>) -> Self {
         let dims = buckets.first().map_or(0, |bucket| bucket.sizes.len());
         debug_assert!(buckets.iter().all(|bucket| bucket.sizes.len() == dims));
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// Numbers the buckets, and makes their table.
+    /// Numbers the buckets, and builds their table.
     fn table(mut buckets: Vec<Bucket>) -> Table {
         for (at, bucket) in buckets.iter_mut().enumerate() {
             bucket.program = at;

@@ -1,20 +1,20 @@
-//! DLPack: tensors of other libraries in, and tensors out to them, over one memory and without a copy.
+//! DLPack: exchange of tensors with other libraries, over the same memory and without a copy.
 //!
-//! NumPy, PyTorch, JAX, CuPy and others hand tensors to each other as a structure with a deleter, which a [`Capsule`]
-//! owns. [`Tensor::from_dlpack`] takes one, [`Tensor::into_dlpack`] makes one. The memory is freed with the last of
-//! both sides: the deleter is called once, by whichever thread drops the last handle.
+//! NumPy, PyTorch, JAX, CuPy and others exchange tensors as a structure with a deleter, which a [`Capsule`] owns.
+//! [`Tensor::from_dlpack`] consumes one, [`Tensor::into_dlpack`] creates one. The memory is freed when neither side
+//! uses it: the deleter is called once, by the thread that drops the last handle.
 //!
-//! **Streams.** On CUDA the side that has the tensor makes the stream of the other one wait for its own. In Python a
+//! **Streams.** On CUDA the producer of a tensor makes the stream of the consumer wait for its own. In Python a
 //! consumer passes the number of its stream to `__dlpack__`:
 //!
-//! | number | stream | [`Tensor::into_dlpack`] gets |
+//! | number | stream | argument of [`Tensor::into_dlpack`] |
 //! |---|---|---|
 //! | 1 or `None` | CUDA's default stream | [`Stream::from_raw`] of null |
 //! | 2 | the default stream of the thread | [`Stream::from_raw`] of 2 |
 //! | -1 | the consumer needs no order | `None` |
 //! | another | a `cudaStream_t` | [`Stream::from_raw`] of it |
 //!
-//! In the other direction [`stream`] returns the number that a producer is to get.
+//! In the other direction [`stream`] returns the number to pass to the producer.
 
 use precast_store::Device;
 
@@ -27,10 +27,10 @@ use super::{
     ffi::{Stream, cuda, stream_number},
 };
 
-/// Returns the number of the stream that is current on this thread, for a producer's `__dlpack__`; none for the CPU,
-/// which has no streams.
+/// Returns the number of this thread's current stream, for a producer's `__dlpack__`; none for the CPU, which has no
+/// streams.
 ///
-/// A call with the tensor on this stream comes after the writes of the producer.
+/// A call with the tensor on this stream runs after the writes of the producer.
 pub fn stream(device: Device) -> Result<Option<isize>, TorchError> {
     match device {
         Device::Cpu => Ok(None),
@@ -41,11 +41,11 @@ pub fn stream(device: Device) -> Result<Option<isize>, TorchError> {
 impl Tensor {
     /// Takes a tensor of another library without a copy: the same memory, dtype, sizes and strides.
     ///
-    /// The deleter is called once, when the last handle of the memory goes, on that thread. A tensor without elements
-    /// has no memory: its deleter is called at once. Pinned memory of the host is a tensor on the CPU.
+    /// The deleter is called once, when the last handle of the memory is dropped, on that thread. A tensor without
+    /// elements has no memory: its deleter is called at once. Pinned memory of the host is a tensor on the CPU.
     ///
-    /// On CUDA the stream that is current on this thread must come after the writes of the producer. It does where the
-    /// producer got the number of [`stream`].
+    /// On CUDA the current stream of this thread must run after the writes of the producer. It does if the producer
+    /// received the number of [`stream`].
     ///
     /// Fails, and calls the deleter, for
     /// - DLPack 2 or later, and memory that is read-only;

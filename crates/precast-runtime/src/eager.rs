@@ -1,8 +1,8 @@
 //! The last rung of the ladder: a program's exported graph, run without Python.
 //!
 //! It serves a program whose artifact does not load or was never built. The graph holds no weights: they are passed as
-//! inputs, so they are shared with every other program. It is a list of operator calls, which the shim makes, read when
-//! a slot needs it.
+//! inputs, so they are shared with every other program. It is a list of operator calls, which the shim runs. It is read
+//! when a slot needs it.
 
 use std::sync::Arc;
 
@@ -67,7 +67,7 @@ impl Eager {
         Ok(())
     }
 
-    /// Returns the weights that the graph takes. Fails where one is missing.
+    /// Returns the weights that the graph needs. Fails if one is missing.
     pub fn bind(&self, plan: &Plan, weights: &Weights) -> Result<Vec<Arc<Weight>>, RuntimeError> {
         let find = |name: &String| {
             let found = weights.any(name, &plan.aliases);

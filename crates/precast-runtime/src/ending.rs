@@ -21,7 +21,7 @@ static ENDING: AtomicBool = AtomicBool::new(false);
 static COUNTS: Mutex<Vec<Weak<Count>>> = Mutex::new(Vec::new());
 /// Loads, swaps and copies.
 static WORK: Count = Count::new(0);
-/// How long [`shut_down`] waits for calls.
+/// Maximum time for which [`shut_down`] waits for calls.
 const LONGEST: Duration = Duration::from_secs(5);
 
 /// Returns a count that the end waits for.
@@ -33,7 +33,7 @@ pub fn count() -> Arc<Count> {
     count
 }
 
-/// Counts a call; none when the process is ending and it must not begin.
+/// Counts a call; none when the process is ending and no call may begin.
 pub fn enter(count: &Count) -> Option<Entered<'_>> {
     // Either this sees the end, or the end sees this: both are sequentially consistent.
     count.fetch_add(1, SeqCst);
@@ -57,11 +57,11 @@ impl Drop for Entered<'_> {
     }
 }
 
-/// Lets no call, load or swap begin any more in this process, and waits up to five seconds for those under way; returns
-/// whether all of them ended.
+/// Prevents new calls, loads and swaps in this process, and waits up to five seconds for running ones. Returns whether
+/// all of them ended.
 ///
-/// `exit` runs libtorch's destructors while other threads go on, and a call that meets them can crash. A service whose
-/// threads may be in calls when it exits, calls this first. Calls that come later are refused with
+/// `exit` runs libtorch's destructors while other threads still run, and a call can crash in them. A service whose
+/// threads may be in calls at its exit must call this function first. Later calls are refused with
 /// [`super::RuntimeError::Unready`].
 ///
 /// ```no_run

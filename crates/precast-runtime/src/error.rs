@@ -19,14 +19,14 @@ mod torch;
 pub(super) use hint::passes;
 pub use torch::TorchError;
 
-/// Why a model did not load or a call was not answered.
+/// The error of a load or of a call.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum RuntimeError {
     /// A record or an object is not in the store, or can't be read from it.
     #[error("{what} can't be read from the store")]
     Store {
-        /// Which record or object, in words.
+        /// The record or object, in words.
         what: String,
         /// The store's own error.
         #[source]
@@ -41,7 +41,7 @@ pub enum RuntimeError {
     /// The device is not there, or libtorch can't use it.
     #[error("device `{device}` is not usable: {reason}")]
     NoDevice {
-        /// The device that was asked for.
+        /// The requested device.
         device: Device,
         /// The message of CUDA or libtorch.
         reason: TorchError,
@@ -52,8 +52,8 @@ pub enum RuntimeError {
         /// The file that is missing or can't be read.
         reason: String,
     },
-    /// There is no libtorch, an unsupported one, or two. Nothing of a refused libtorch has run, unless the process had
-    /// it already.
+    /// There is no libtorch, an unsupported one, or two. No code of a refused libtorch has run, unless the process had
+    /// loaded it before.
     #[error("libtorch can't be used: {reason}")]
     Libtorch {
         /// The libtorch that was found, or the folders of the search.
@@ -64,9 +64,9 @@ pub enum RuntimeError {
     NoShim {
         /// Full version of the torch of this process.
         torch: String,
-        /// Full versions of the torches that it has shims for.
+        /// Full versions of the torches for which it has shims.
         known: Vec<String>,
-        /// Whether it has one for this torch, from other sources than this version of Precast has.
+        /// Whether it has a shim for this torch, from other sources than those of this version of Precast.
         outdated: bool,
     },
     /// No device was named, or a CUDA device twice.
@@ -104,9 +104,9 @@ pub enum RuntimeError {
     WrongRecord {
         /// Kind of the record: `program` or `artifact`.
         what: &'static str,
-        /// The key that the record was asked for by.
+        /// The requested key.
         id: Digest,
-        /// How it differs from its name.
+        /// The difference from its name.
         reason: String,
     },
 
@@ -134,7 +134,7 @@ pub enum RuntimeError {
     WrongBytes {
         /// Digest in the artifact's record.
         object: Digest,
-        /// Digest of the bytes that are there.
+        /// Digest of the found bytes.
         found: Digest,
     },
     /// It is no shared object of this machine, or needs a symbol that nothing has.
@@ -150,16 +150,16 @@ pub enum RuntimeError {
     Crashes {
         /// Digest of the object.
         object: Digest,
-        /// How that process ended.
+        /// The end of that process, in words.
         reason: String,
     },
-    /// The process that was to load it first ended before it could tell anything about it. Nothing of it was loaded
-    /// here. The load is tried again: the host may be short of memory or threads for a moment.
+    /// The process that first loads the object ended without a result. This process did not load it. The load is tried
+    /// again: the host may be short of memory or threads for a short time.
     #[error("object `{}` is not loaded yet: the process that tries it first {reason}", object.short())]
     Untried {
         /// Digest of the object.
         object: Digest,
-        /// How that process ended.
+        /// The end of that process, in words.
         reason: String,
     },
     /// The process is to end, and waited for the first load of an object.
@@ -206,7 +206,7 @@ pub enum RuntimeError {
         what: &'static str,
         /// The number in the record.
         expected: usize,
-        /// The number that the artifact says.
+        /// The number in the artifact.
         got: usize,
     },
     /// A custom operator that the artifact calls can't be loaded or called.
@@ -245,7 +245,7 @@ pub enum RuntimeError {
         /// The tensor that was found for it, or that none was.
         reason: TorchError,
     },
-    /// A constant that an artifact has made of its weights, as a matrix in oneDNN's order, can't be made.
+    /// A prepacked constant of an artifact, such as a matrix in oneDNN's order, can't be computed.
     #[error("constant `{constant}` of artifact `{}` can't be made of its weights: {reason}", artifact.short())]
     Unprepared {
         /// Key of the artifact.
@@ -265,8 +265,8 @@ pub enum RuntimeError {
     },
 
     // Calls.
-    /// The device has an error that stays: an illegal access, a failed assertion. Every later call answers this.
-    /// So do calls that begin when the process is ending.
+    /// The device has a persistent error: an illegal access, a failed assertion. Every later call fails with this
+    /// error, and so does a call that begins when the process is ending.
     #[error("device `{device}` answers no more calls in this process: {reason}")]
     Unready {
         /// The device of the call.
@@ -279,12 +279,12 @@ pub enum RuntimeError {
     NoModule {
         /// Name of the model.
         model: String,
-        /// The name that was asked for.
+        /// The requested name.
         module: String,
         /// The names of its modules. They are shared, so that a refused call costs little.
         known: Arc<[String]>,
     },
-    /// The module does not take an input. It was refused before any foreign call.
+    /// The module does not take an input. It was refused before any call of an artifact.
     #[error("module `{module}`, input `{input}`: {problem}")]
     BadInput {
         /// Name of the module.
@@ -332,9 +332,9 @@ pub enum RuntimeError {
         known: Arc<[Sizes]>,
         /// The sizes that its programs for many sizes answer, as `eager for batch from 1, seq 1 to 512`.
         free: Box<[String]>,
-        /// The bucket that differs least, where there is one.
+        /// The bucket that differs least, if there is one.
         nearest: Option<Sizes>,
-        /// Why no rung of the ladder answers.
+        /// The reason why nothing answers.
         why: NoFit,
     },
     /// A call's parallel loops need more threads than can be made. Nothing ran: OpenMP would have ended the process.
@@ -380,7 +380,7 @@ pub enum RuntimeError {
         /// The error of that call.
         cause: Arc<str>,
     },
-    /// A state is not what a program, a caller or a file has for it. Nothing was changed.
+    /// A state does not match the program, the caller or the file. Nothing was changed.
     #[error("state `{state}`: {problem}")]
     State {
         /// Name of the state, or of the file.
@@ -388,7 +388,7 @@ pub enum RuntimeError {
         /// The difference.
         problem: String,
     },
-    /// A step failed or threw; the message is its own. The inputs are untouched and the model goes on answering.
+    /// A step failed or threw; the message is its own. The inputs are untouched, and the model can still be called.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {
         /// Name of the module.
@@ -400,18 +400,18 @@ pub enum RuntimeError {
         /// The error of the artifact or of libtorch.
         message: TorchError,
     },
-    /// A value that the program computed failed a check of the model's, as an index beyond a table. The answer is
-    /// dropped, the inputs are untouched and the model goes on answering.
+    /// A value that the program computed failed a check of the model, such as an index beyond a table. The answer is
+    /// dropped, the inputs are untouched, and the model can still be called.
     #[error("module `{module}` at {bucket}: the check `{check}` failed")]
     CheckFailed {
         /// Name of the module.
         module: Arc<str>,
         /// The bucket that was to answer.
         bucket: String,
-        /// The condition in words, and where the model asks for it, as far as that is known.
+        /// The condition in words, and its line in the model, as far as that is known.
         check: String,
     },
-    /// An artifact answered with another shape, dtype or device than its record says. The answer is dropped.
+    /// An output of an artifact has another shape, dtype or device than its record. The answer is dropped.
     #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
     BadOutput {
         /// Name of the module.
@@ -449,7 +449,7 @@ pub enum RuntimeError {
     },
 
     // Plain memory in and out.
-    /// The elements of an array are more or fewer than its shape says.
+    /// The number of elements of an array does not match its shape.
     #[error("an array of shape {shape:?} has {}, got {got}", elements(*needed))]
     Shape {
         /// The shape of the call.
@@ -464,19 +464,19 @@ pub enum RuntimeError {
     NoOutput {
         /// Name of the module.
         module: Arc<str>,
-        /// The name or number that was asked for.
+        /// The requested name or number.
         output: String,
         /// Names of its outputs, in order.
         known: Vec<String>,
     },
-    /// An output was asked for as another dtype than its own.
+    /// An output was requested with another dtype than its own.
     #[error("output `{output}` of module `{module}` is {got}, not {asked}")]
     OutputDtype {
         /// Name of the module.
         module: Arc<str>,
         /// Name of the output.
         output: String,
-        /// The dtype that was asked for.
+        /// The requested dtype.
         asked: Dtype,
         /// The output's own dtype.
         got: Dtype,
@@ -499,14 +499,14 @@ pub struct Quarantined {
     pub module: String,
     /// The sizes it is for.
     pub bucket: Sizes,
-    /// Where it was to run.
+    /// The device of the program.
     pub device: Device,
     /// The error of the load.
     #[source]
     pub error: RuntimeError,
 }
 
-/// Why no bucket answers a request.
+/// The reason why no bucket answers a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoFit {
     /// Larger than every bucket.
@@ -515,7 +515,7 @@ pub enum NoFit {
     PaddingRefused,
 }
 
-/// Makes the error for a record or an object that could not be read.
+/// Returns the error for a record or an object that could not be read.
 pub(super) fn in_store(what: String) -> impl FnOnce(SourceError) -> RuntimeError {
     move |source| RuntimeError::Store { what, source }
 }

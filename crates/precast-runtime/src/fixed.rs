@@ -14,12 +14,11 @@ use super::{
     threads,
 };
 
-/// One program of a bucket with static inputs and outputs of its own, from [`Model::fixed`](super::Model::fixed).
+/// One program of a bucket with static inputs and outputs, from [`Model::fixed`](super::Model::fixed).
 ///
-/// The fastest way to run one program again and again from one thread: write the inputs, run, read the outputs. On
-/// CUDA, where the program runs as a graph, a run is a launch of the graph and a copy of the outputs, on the thread's
-/// current stream. Other callers go on meanwhile, and never see its tensors. It keeps the weights that it was opened
-/// with.
+/// The fastest way to run one program repeatedly from one thread: write the inputs, run, read the outputs. On CUDA,
+/// where the program runs as a graph, a run is a launch of the graph and a copy of the outputs, on the thread's current
+/// stream. Other callers run at the same time, and do not see its tensors. It keeps the weights of its creation.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
@@ -122,7 +121,7 @@ impl Static<'_> {
         self.0.meta().sizes().to_vec()
     }
 
-    /// Returns the dtype; none for one that no module takes.
+    /// Returns the dtype; none for a dtype that no module accepts.
     pub fn dtype(&self) -> Option<Dtype> {
         self.0.meta().dtype()
     }

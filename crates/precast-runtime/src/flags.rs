@@ -1,21 +1,22 @@
-//! The check of values on a device: inputs that are there already, and indices that a program computes.
+//! The check of values on a device: inputs that the caller passes on the device, and indices that a program computes.
 //!
-//! An index beyond a table ends the kernel that reads by it, and CUDA's context with it: nothing in the process gets an
-//! answer from the device again. The host can't check such values before the call without waiting for the device. So an
+//! An index beyond a table ends the kernel that reads by it, and CUDA's context with it: the device then gives no more
+//! answers to this process. The host can't check such values before the call without waiting for the device. So an
 //! input is clamped to its bounds on the device, and the program clamps the indices that it computes (its record's
-//! `checks`). A small tensor on the device notes both, and comes back with the outputs:
+//! `checks`). A small tensor on the device notes both, and is returned with the outputs:
 //!
 //! | noted | by | read as |
 //! |---|---|---|
-//! | lowest and highest value of each input with bounds | the runtime, before the first step; captured into a graph | [`Problem::Value`] |
+//! | minimum and maximum of each input with bounds | the runtime, before the first step; captured into a graph | [`Problem::Value`] |
 //! | whether a check failed | the program's steps | [`RuntimeError::CheckFailed`] |
 //!
-//! [`Outputs::check`](super::Outputs::check) waits for it and reads it; [`Outputs::array`](super::Outputs::array) does
-//! so first. Callers that keep outputs on the device or take them as tensors call `check`. Nothing in the call waits,
-//! and a program without such inputs and checks does nothing of this.
+//! [`Outputs::check`](super::Outputs::check) waits for the tensor and reads it;
+//! [`Outputs::array`](super::Outputs::array) also calls it first. Callers that keep outputs on the device or take them
+//! as tensors must call `check`. The call itself does not wait, and a program without such inputs and checks has no
+//! notes.
 //!
 //! The inputs of a graph may be padded: there the pad value is within the bounds as well. Inputs from the host's memory
-//! were checked there, and are clamped all the same: another thread may have written to them since.
+//! were checked there, and are also clamped: another thread may have written to them since.
 
 use std::{cell::Cell, sync::Arc};
 

@@ -6,12 +6,12 @@
 //!
 //! The graph itself notes bad values: see flags.rs.
 //!
-//! Each slot of a program has a graph of its own; the containers they are captured with are made once per program. All
-//! graphs of a device share one memory pool: a graph uses the memory that earlier graphs freed during their capture, so
-//! activations take as much as the largest bucket needs, when that one is captured first. Therefore replays of one
-//! device must not overlap, and a replay may overwrite the outputs of any other graph. [`Shared`] orders them: callers
-//! enqueue one after the other, each copies its outputs before the next replay, and a stream waits for the stream of
-//! the replay before.
+//! Each slot of a program has a separate graph; the containers for captures are created once per program. All graphs of
+//! a device share one memory pool: a graph uses the memory that earlier graphs freed during their capture, so
+//! activations take as much as the largest bucket needs, if that one is captured first. Therefore replays of one device
+//! must not overlap, and a replay may overwrite the outputs of any other graph. [`Shared`] orders them: callers enqueue
+//! in sequence, each copies its outputs before the next replay, and a stream waits for the stream of the previous
+//! replay.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -64,7 +64,7 @@ pub(super) struct Captured {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // A replay on another stream may still read memory that the next owner of this stream is given.
+        // A replay on another stream may still read memory that the next owner of this stream receives.
         let _ = cuda().and_then(|cuda| cuda.synchronize(self.device));
     }
 }
@@ -120,8 +120,8 @@ impl Capture {
         })
     }
 
-    /// Captures the program with its weights; once more after an error for want of memory. The graph reads `inputs`,
-    /// and reads and writes `states`, which keep their values.
+    /// Captures the program with its weights. Tries again after an out-of-memory error. The graph reads `inputs`, and
+    /// reads and writes `states`, which keep their values.
     pub fn capture(
         self: &Arc<Self>,
         plan: &Plan,

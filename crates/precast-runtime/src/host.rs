@@ -9,10 +9,10 @@ use super::{
 
 use precast_store::{Device, Target, target::Torch};
 
-/// Gives back the unused memory of torch's allocator, after an error for want of memory on a CUDA device.
+/// Releases the unused memory of torch's allocator, after an out-of-memory error on a CUDA device.
 ///
-/// The allocator does so by itself before it fails. The driver does not ask it: it finds no room for the code of an
-/// artifact or for a graph where the allocator keeps the whole card.
+/// The allocator does so before it fails itself. The driver does not request it: it finds no memory for the code of an
+/// artifact or for a graph if the allocator keeps the whole card.
 pub(super) fn make_room(device: Device, error: &RuntimeError) {
     if let Device::Cuda(_) = device
         && error.is_out_of_memory()
@@ -21,8 +21,8 @@ pub(super) fn make_room(device: Device, error: &RuntimeError) {
     }
 }
 
-/// Does work that needs memory of the driver, and does it again after an error for want of memory, with the unused
-/// memory of torch's allocator given back.
+/// Runs `work`, which needs memory of the driver. After an out-of-memory error, releases the unused memory of torch's
+/// allocator and runs it again.
 pub(super) fn with_room<T>(work: impl FnMut() -> Result<T, TorchError>) -> Result<T, TorchError> {
     twice(work, release)
 }
@@ -76,7 +76,7 @@ pub fn host(device: Device) -> Result<Target, RuntimeError> {
     Ok(Target::on_host(device.kind(), "native", &torch, &sm))
 }
 
-/// Returns how the memory of a CUDA device is used. Fails on the CPU and when the device is not there.
+/// Returns the use of a CUDA device's memory. Fails for the CPU and for a missing device.
 pub fn device_memory(device: Device) -> Result<DeviceMemory, RuntimeError> {
     let memory = match device {
         Device::Cpu => Err("the CPU has no memory of its own".into()),

@@ -1,7 +1,7 @@
-//! The identity of a record: it has the requested ID, and is for this host.
+//! The identity of a record: it has the requested ID, and its target matches this host.
 //!
 //! A record is found by its ID, which is the digest of its key, and the record has the key. So the digest is computed
-//! again, and the target in the key must be the record's own. A record without a key, which no build makes, is not
+//! again, and the target in the key must equal the record's own. A record without a key, which no build creates, is not
 //! checked.
 
 use precast_store::{
@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use super::{RuntimeError, error::in_store, source::Source};
 
-/// Reads the record of an artifact. Fails when it is another's, or was built for another kind of host.
+/// Reads the record of an artifact. Fails if it has another ID, or was built for another kind of host.
 pub(super) fn artifact(
     source: &dyn Source,
     key: &Digest,
@@ -32,7 +32,7 @@ pub(super) fn artifact(
     })
 }
 
-/// Reads the record of a program. Fails when it is another's.
+/// Reads the record of a program. Fails if it has another ID.
 pub(super) fn program(source: &dyn Source, id: &Digest) -> Result<Program, RuntimeError> {
     let read = source.program(id);
     let record = read.map_err(in_store(format!("program `{}`", id.short())))?;

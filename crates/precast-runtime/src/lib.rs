@@ -2,38 +2,39 @@
 //!
 //! ```text
 //! Model: a release on one or more devices
-//!   └ Variant: the programs of a module that take the same inputs, and the table that picks one
+//!   └ Variant: the programs of a module with the same inputs, and the table that selects one
 //!       └ Program: one program and its load state
 //!           └ Loaded: its artifacts, its CUDA graph or eager
 //!               └ Slot: one caller's containers, graph and buffers, bound by pointer to one weight set
 //!
-//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (which bucket) ─▶ a slot for its time ─▶ steps ─▶ cut
+//! call ─▶ validate (safe Rust, on metadata) ─▶ dispatch (the bucket) ─▶ a slot for its time ─▶ steps ─▶ cut
 //! fixed program ─▶ holds a slot ─▶ steps, as often as it runs
 //! session ─▶ holds states, and a slot of each program that it uses
 //! ```
 //!
 //! **Ownership.** Shared objects are loaded once per digest and process, and nothing is ever unloaded: thread-local
 //! destructors, OpenMP workers and CUDA's own teardown may run their code after the last call. Dropping a [`Model`]
-//! frees everything else. Weights are shared by their readers and freed with the last one. Outputs are the caller's
-//! alone: an output in the memory of an input, a padding buffer or a weight is copied first. Static tensors, whose
-//! addresses a graph has, can be written and read and no more.
+//! frees everything else. Weights are shared by their readers and freed with the last one. Outputs belong only to the
+//! caller: an output in the memory of an input, a padding buffer or a weight is copied first. Static tensors, whose
+//! addresses a graph has, can only be written and read.
 //!
-//! **Threads.** [`Model`] is `Send + Sync`. A call has a slot of its program to itself, so an artifact's code never
-//! runs twice at once on one container, and one caller's failure never meets another's. Callers beyond the number of
-//! slots wait, up to the limit that they set. Programs are loaded before the model is handed out, by a thread of the
-//! model's, or by the first call of one. A swap of weights waits for loads under way; later loads have the new weights.
+//! **Threads.** [`Model`] is `Send + Sync`. A call has exclusive use of a slot of its program, so an artifact's code
+//! never runs twice at once on one container, and a failure of one caller does not affect another. Callers beyond the
+//! number of slots wait, up to the limit that they set. Programs are loaded before the model is returned, by a thread
+//! of the model, or by the first call of one. A swap of weights waits for running loads; later loads have the new
+//! weights.
 //!
 //! **Failure.** A program that can't be read, verified or loaded is set aside once ([`Model::quarantined`]); a request
-//! goes to the next rung of the ladder: a covering bucket, a dynamic artifact, eager. Where the host was at fault for a
-//! moment, a later call tries again. With a [`Trial`] a process of its own is the first to load an object, which may
+//! goes to the next rung of the ladder: a covering bucket, a dynamic artifact, eager. If the host had a temporary
+//! error, a later call tries again. With a [`Trial`] a separate process is the first to load an object, which may
 //! crash.
 //!
-//! **Ending.** libtorch's destructors must not meet a call. A process that exits while its threads are in calls first
-//! calls [`shut_down`].
+//! **Ending.** libtorch's destructors must not run during a call. A process that exits while its threads are in calls
+//! first calls [`shut_down`].
 //!
 //! **Trust.** Before code is executed, it is hashed in the memory that it is executed from, and its target is compared
-//! with this host. Inputs are checked completely before a foreign call. This is no sandbox: an artifact that was built
-//! to do harm can.
+//! with this host. Inputs are checked completely before a call of an artifact. This is no sandbox: a malicious artifact
+//! can do harm.
 //!
 //! **Monitoring.** [`Model::stats`] has counters by module, bucket and device, [`Model::counts`] the requests; both can
 //! be read at any time and written as JSON. [`Model::timings`] has the times of a load. Spans of the crate `tracing`,
@@ -43,7 +44,7 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only; a test holds it.
+//! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
 //! dispatch, ending, layout, options, pool, problem, source
@@ -167,7 +168,7 @@ pub mod sources {
     pub use crate::source::{Source, SourceError};
 }
 
-/// Items for the command `precast` alone. They may change with every version.
+/// Items for the command `precast` only. They may change with every version.
 #[doc(hidden)]
 pub mod command {
     pub use crate::exit::exit;

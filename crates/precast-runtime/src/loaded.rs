@@ -1,8 +1,8 @@
-//! One program, loaded on one device: checked, its artifacts loaded, ready to give its callers slots.
+//! One program, loaded on one device: it is checked, and its artifacts are loaded.
 //!
-//! Calls and fixed programs have slots of their own, so that a held one keeps no call waiting. Slots of sessions belong
-//! to the session. A program that runs as a CUDA
-//! graph has one slot for calls, captured when it is loaded: replays of a device follow each other anyway.
+//! Calls and fixed programs have separate slots, so that a held slot does not delay calls. Slots of sessions belong to
+//! the session. A program that runs as a CUDA graph has one slot for calls, captured when it is loaded: replays of a
+//! device do not overlap.
 //!
 //! Calls of it are in `loaded/run.rs`.
 
@@ -67,7 +67,7 @@ enum Kind {
 }
 
 impl Loaded {
-    /// Loads a program: checks its record and loads its artifacts. It has no slot yet: [`Self::prepare`] makes one.
+    /// Loads a program: checks its record and loads its artifacts. It has no slot yet: [`Self::prepare`] creates one.
     pub fn load(
         source: &Arc<dyn Source>,
         program: Arc<Program>,
@@ -174,8 +174,8 @@ impl Loaded {
         Ok(loaded)
     }
 
-    /// Makes the first slot of calls, so that a program that can't be bound fails at load and not at a call. One with
-    /// states has slots in sessions only.
+    /// Creates the first slot for calls, so that a program that can't be bound fails at load and not at a call. A
+    /// program with states has slots in sessions only.
     pub fn prepare(&self) -> Result<(), RuntimeError> {
         if self.keeps_states() {
             return self.trial_slot().map(drop);
@@ -193,7 +193,7 @@ impl Loaded {
             return;
         }
         if self.plan.program.dynamic.is_some() {
-            // A graph is of one size: replayed for another it would answer the wrong thing.
+            // A graph has one size: its replay for another size would give a wrong answer.
             self.refused = Some("its sizes are not fixed".to_owned());
             return;
         }
@@ -243,7 +243,7 @@ impl Loaded {
         Ok(slot)
     }
 
-    /// Makes a slot with these states, bound to these weights for good.
+    /// Creates a slot with these states, bound permanently to these weights.
     pub fn slot(&self, weights: &Arc<Weights>, states: Handles) -> Result<Slot, RuntimeError> {
         let mut buffers = Buffers::new(self.plan.program.inputs.len());
         Ok(Slot {
@@ -255,7 +255,7 @@ impl Loaded {
         })
     }
 
-    /// Makes the runner of a slot.
+    /// Creates the runner of a slot.
     fn runner(
         &self,
         buffers: &mut Buffers,
@@ -292,7 +292,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Makes the missing buffers of the inputs.
+    /// Creates the missing buffers of the inputs.
     fn fill_buffers(&self, buffers: &mut Buffers) -> Result<(), RuntimeError> {
         let inputs = buffers.inputs.iter_mut().zip(&self.plan.program.inputs);
         for (buffer, input) in inputs.filter(|(buffer, _)| buffer.is_none()) {
@@ -307,7 +307,7 @@ impl Loaded {
         !self.plan.program.states.is_empty()
     }
 
-    /// Returns a slot with states of its own, all zero.
+    /// Returns a slot with new states, all zero.
     fn trial_slot(&self) -> Result<Slot, RuntimeError> {
         let make = |state: &State| {
             let layout = &state.layout;
@@ -343,7 +343,7 @@ impl Loaded {
             self.serve(inputs, Sizes::Exact, Wait::Forever)
         };
         match answer {
-            // It ran; an index that a model computes of padding alone may be out of bounds.
+            // It ran. An index that a model computes only from padding may be out of bounds.
             Ok(_) | Err(RuntimeError::CheckFailed { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -355,7 +355,7 @@ impl Loaded {
         Ok(())
     }
 
-    /// Returns the word for its kind.
+    /// Returns the name of its kind.
     pub fn kind(&self) -> &'static str {
         match &self.kind {
             Kind::Graph(_) => "graph",
@@ -374,7 +374,7 @@ impl Loaded {
         matches!(self.kind, Kind::Graph(_))
     }
 
-    /// Makes every caller after it use `weights`. Callers that have a slot finish with their weights.
+    /// Makes every later caller use `weights`. Callers with a slot finish with their weights.
     pub fn swap(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
         if !self.is_graph() || self.keeps_states() {
             self.set_weights(weights);

@@ -1,8 +1,8 @@
 //! Loads the programs of one model on one device.
 //!
-//! A program whose artifact does not load or verify is set aside once: the reason is kept and the ladder answers in its
-//! place for the life of the model. Nothing is written to the store, which may be read-only or another host's. The
-//! process remembers bytes that are verified and no artifact; damage is looked for again with the next load.
+//! A program whose artifact does not load or verify is set aside once: the reason is kept, and the ladder answers
+//! instead for the life of the model. Nothing is written to the store, which may be read-only or another host's. The
+//! process remembers verified bytes, but no artifact; the next load checks for damage again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -32,7 +32,8 @@ use super::{
 pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
 
 impl Held {
-    /// Returns a weight set on a device, in the order that `programs` want; one that is there is shared in its own order.
+    /// Returns a weight set on a device, in the order of `programs`. A set that the device has is shared in its
+    /// existing order.
     pub fn on(
         &self,
         source: &dyn Source,
@@ -90,8 +91,7 @@ impl Held {
     }
 }
 
-/// Gives up a map that was read, in a thread of its own: where it is all of a file in memory, that takes milliseconds
-/// for each GB.
+/// Drops a map that was read, in a separate thread: for a whole file in memory, that takes milliseconds for each GB.
 fn unmap(bytes: Mapped) {
     let _ = thread::Builder::new().spawn(move || drop(bytes));
 }
@@ -255,7 +255,7 @@ impl Loader {
         }
     }
 
-    /// Returns the tensors that a program's code makes itself.
+    /// Returns the tensors that a program's code creates.
     fn extras(&self, key: &Digest) -> Result<Arc<Weights>, RuntimeError> {
         let record = identity::artifact(&*self.source, key, (self.device, &*self.host))?;
         let object = Some(record.object);
@@ -263,7 +263,7 @@ impl Loader {
             .on(&*self.source, object, self.device, self.limit, &[])
     }
 
-    /// Loads the exported graph of a program, where it has one. For a compiled program eager must be allowed.
+    /// Loads the exported graph of a program, if it has one. For a compiled program eager must be allowed.
     fn eager(&self, program: &Arc<Program>, with: &With) -> Result<Option<Loaded>, RuntimeError> {
         let allowed = self.eager || program.steps.is_empty();
         let (Some(exported), true) = (&program.eager, allowed) else {

@@ -46,7 +46,7 @@ pub struct Model {
     policy: Inputs,
     /// The longest wait of a call for a slot.
     limit: Option<Duration>,
-    /// Counts calls where there are several replicas, so that equally busy ones take them one after the other.
+    /// Counts calls if there are several replicas, so that equally busy replicas are used in rotation.
     calls: AtomicUsize,
     /// The time of the load, in seconds since 1970.
     pub(super) since: i64,
@@ -55,7 +55,7 @@ pub struct Model {
     pub(super) loaded: Duration,
     pub(super) first_answer: OnceLock<Duration>,
     pub(super) complete: Arc<OnceLock<Duration>>,
-    /// Loads the rest while the model answers.
+    /// Loads the remaining programs while the model answers.
     background: Option<Background>,
     /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
@@ -118,7 +118,7 @@ impl Model {
         }
     }
 
-    /// Starts the thread that loads the rest, programs of a higher priority first.
+    /// Starts the thread that loads the remaining programs, in order of priority.
     pub(super) fn load_rest(mut self, priority: &dyn Fn(&record::Program) -> i64) -> Self {
         self.background = Background::start(&self.replicas, &self.complete, self.started, priority);
         self
@@ -167,8 +167,8 @@ impl Model {
 
     /// Runs a module on inputs in the module's order.
     ///
-    /// Takes [`Value`](super::Value)s, or [`Tensor`](super::Tensor)s, which may be on the device already. Every input
-    /// is checked before any foreign call: see [`RuntimeError::BadInput`] and the variants after it. The outputs are
+    /// Takes [`Value`](super::Value)s, or [`Tensor`](super::Tensor)s, also on the device. Every input
+    /// is checked before any call of an artifact: see [`RuntimeError::BadInput`] and the variants after it. The outputs are
     /// new tensors on the model's device, cut to the request's sizes where a larger bucket was padded. On CUDA they are
     /// handed out when the work is in the stream of the calling thread, before it is done.
     ///
@@ -348,7 +348,7 @@ impl Model {
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
     /// began with, and sessions and fixed programs keep theirs; none sees both, and none fails.
     ///
-    /// Nothing is changed when a loaded program does not accept the set.
+    /// Changes nothing if a loaded program does not accept the set.
     pub fn swap(&self, weights: &WeightSet) -> Result<(), RuntimeError> {
         let _work = ending::work().ok_or_else(|| {
             let devices = self.replicas.iter().map(|replica| replica.device);
@@ -450,13 +450,13 @@ impl Model {
         result
     }
 
-    /// Holds the program of exactly these sizes, on the device with the fewest calls under way. It keeps no call
-    /// waiting, because it has a slot of its own until it is dropped.
+    /// Holds the program of exactly these sizes, on the device with the fewest running calls. It does not delay other
+    /// calls, because it has a separate slot until it is dropped.
     ///
-    /// A new slot of a program that runs as a CUDA graph is captured here, which takes milliseconds; later holders find
-    /// it. Fails with [`RuntimeError::Busy`] when it is held as often as
-    /// [`Runtime::instances`](super::Runtime::instances) says, with [`RuntimeError::NoBucket`] where no program has
-    /// these sizes, and with [`RuntimeError::NeedsSession`] for a module with states.
+    /// A new slot of a program that runs as a CUDA graph is captured here, which takes milliseconds; later holders
+    /// reuse it. Fails with [`RuntimeError::Busy`] if all [`Runtime::instances`](super::Runtime::instances) of it are
+    /// held, with [`RuntimeError::NoBucket`] if no program has these sizes, and with [`RuntimeError::NeedsSession`] for
+    /// a module with states.
     pub fn fixed(&self, module: &str, sizes: &Sizes) -> Result<Fixed<'_>, RuntimeError> {
         let replica = self.replica(&[]);
         let variants = self.variants(replica, module)?;

@@ -1,12 +1,12 @@
 //! Custom operators: the libraries that register them, and the description of an artifact's calls.
 //!
 //! An artifact calls an operator that has no C entry point by its number in a JSON description, which is an object of
-//! the store like the operator's library. Both are verified like everything that is executed: the library is loaded
-//! from the sealed memory it was hashed in, once per digest and process, before the artifact; the description has the
+//! the store like the operator's library. Both are verified like all executed code: the library is loaded from the
+//! sealed memory in which it was hashed, once per digest and process, before the artifact; the description has the
 //! operators and their arguments.
 //!
-//! libtorch ends the process when a second library registers an operator. So a library is not loaded when another one
-//! has registered its operators: that is an error of the artifact, and the ladder answers.
+//! libtorch ends the process when a second library registers an operator. So a library is not loaded if another one has
+//! registered its operators: that is an error of the artifact, and the ladder answers.
 
 use std::sync::Arc;
 
@@ -58,10 +58,10 @@ pub(super) fn prepare(
     Ok(Some(Arc::new(operators)))
 }
 
-/// Fails when an artifact's library seems to register an operator that the process has from another one.
+/// Fails if an artifact's library seems to register an operator that the process has from another library.
 ///
-/// A library has the names of the operators that it registers. One that only adds to another's operators shows it where
-/// its symbols were not stripped.
+/// A library contains the names of the operators that it registers. A library that only extends operators of another
+/// one is recognised by its symbols, unless they were stripped.
 fn unclaimed(
     source: &Arc<dyn Source>,
     artifact: &Artifact,
@@ -223,7 +223,7 @@ fn value(kind: &str, value: &Json) -> Option<OperatorArgument> {
     })
 }
 
-/// JSON has no infinities; torch writes them as words.
+/// JSON has no infinities; torch writes them as text.
 fn float(value: &Json) -> Option<f64> {
     match value.as_str() {
         Some("Infinity") => Some(f64::INFINITY),

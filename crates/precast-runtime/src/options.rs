@@ -2,7 +2,7 @@
 
 use precast_store::record::Program;
 
-/// Whether the runtime may copy an input that is right but for strides, alignment or device.
+/// Whether the runtime may copy an input that differs only in strides, alignment or device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inputs {
     /// Such an input is an error.
@@ -12,7 +12,7 @@ pub enum Inputs {
     MayCopy,
 }
 
-/// Which programs run as CUDA graphs, on a device that has them.
+/// The programs that run as CUDA graphs, on a device that supports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Graphs {
     /// Programs built with `mode = "reduce-overhead"` or `"max-autotune"`.
@@ -40,16 +40,16 @@ impl Graphs {
     }
 }
 
-/// When programs are loaded.
+/// The time at which programs are loaded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Loading {
     /// All of them before the model is handed out.
     #[default]
     Before,
-    /// One of each module before, the rest by a thread of its own in the order of their priority. A request for one
-    /// that is not there yet loads it.
+    /// One program of each module before, the others by a separate thread in the order of their priority. A request for
+    /// a program that is not loaded loads it.
     Background,
-    /// Each when a request needs it, so that nothing is loaded that nobody asks for. The memory that CUDA graphs share
-    /// grows with each larger one, where the other ways begin with the largest.
+    /// Each program at its first request, so that no unused program is loaded. The memory that CUDA graphs share grows
+    /// with each larger one; the other modes begin with the largest.
     OnDemand,
 }

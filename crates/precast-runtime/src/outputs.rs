@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{RuntimeError, Tensor, flags::Flags, validate::Request};
 
-/// Which rung of the ladder answered.
+/// The rung of the ladder that answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Rung {
     /// The bucket of exactly the request's sizes.
@@ -94,7 +94,7 @@ impl fmt::Debug for Served {
 
 /// The outputs of one call, in the module's order. They belong to the caller.
 ///
-/// On CUDA a call returns before the device has checked the values of inputs that were there already. If one of them is
+/// On CUDA a call returns before the device has checked the values of inputs on the device. If one of them is
 /// out of bounds, the outputs are invalid: [`Self::array`] fails, and so does [`Self::check`], for callers that take
 /// the tensors.
 #[derive(Debug)]
@@ -128,7 +128,7 @@ impl Outputs {
         names.map(|output| output.name.as_str()).zip(&self.tensors)
     }
 
-    /// Returns the tensors; [`Self::check`] comes before.
+    /// Returns the tensors. Call [`Self::check`] before.
     pub fn into_vec(self) -> Vec<Tensor> {
         self.tensors.into_vec()
     }

@@ -1,9 +1,10 @@
-//! The order of a weight set on a device: matrices that artifacts join are side by side, so that the joined one is a view.
+//! The order of a weight set on a device: matrices that artifacts concatenate are contiguous, so that the result is a
+//! view.
 //!
-//! An artifact may want several matrices as one, since one product is faster than several of the same rows. As a copy, like
-//! other [`super::prepacked`] constants, that would take memory: of a Llama with 1.1 B parameters in bfloat16 (2.2 GB), the
-//! query, key, value, gate and up matrices are 1.25 GB, which would be on the device twice. Without a gap between
-//! them, the joined matrix is a view of them.
+//! An artifact may use several matrices as one, since one product is faster than several of the same rows. As a copy,
+//! like other [`super::prepacked`] constants, that would take memory: of a Llama with 1.1 B parameters in bfloat16 (2.2
+//! GB), the query, key, value, gate and up matrices are 1.25 GB, which would be on the device twice. Without a gap
+//! between them, the concatenated matrix is a view of them.
 
 use std::{
     cmp::Reverse,
@@ -22,7 +23,7 @@ use super::{
     source::Source,
 };
 
-/// The names of tensors that are joined, a list for each joined tensor.
+/// The names of tensors to concatenate, a list for each resulting tensor.
 #[derive(Default)]
 pub(super) struct Joined(BTreeSet<Vec<String>>);
 
@@ -30,8 +31,8 @@ pub(super) struct Joined(BTreeSet<Vec<String>>);
 const ALIGNMENT: usize = 256;
 
 impl Joined {
-    /// Reads the joined tensors of programs from the records of their artifacts. A record that can't be read is an error
-    /// when its program is loaded, and none here.
+    /// Reads the concatenated tensors of programs from the records of their artifacts. An unreadable record is ignored
+    /// here; the load of its program reports it.
     pub fn of(source: &dyn Source, programs: &[Arc<Program>]) -> Self {
         let mut known: HashMap<Digest, Vec<Vec<String>>> = HashMap::new();
         let mut lists = BTreeSet::new();
@@ -55,8 +56,9 @@ impl Joined {
         Self(lists)
     }
 
-    /// Returns the offset of each of these tensors, given their names and bytes, and the bytes of all. A tensor of two lists
-    /// goes with the larger one. A list is ignored if the length of one of its tensors is not a multiple of the alignment.
+    /// Returns the offset of each of these tensors, given their names and bytes, and the total bytes. A tensor of two
+    /// lists goes with the larger list. A list is ignored if the length of one of its tensors is not a multiple of the
+    /// alignment.
     pub fn places(&self, tensors: &[(&str, usize)]) -> (Vec<usize>, usize) {
         let index: HashMap<&str, usize> = (tensors.iter().enumerate())
             .map(|(i, (name, _))| (*name, i))
@@ -93,7 +95,7 @@ impl Joined {
     }
 }
 
-/// Returns a view of tensors as one along their first axis; none if they are not side by side in one memory.
+/// Returns a view of tensors as one along their first axis; none if they are not contiguous in one memory.
 pub(super) fn as_one(call: &Recipe, parts: &[Handle]) -> Option<Handle> {
     let first = parts.first().filter(|_| call.joined().is_some())?.meta();
     let (_, row) = first.sizes().split_first()?;

@@ -39,7 +39,7 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Makes a buffer that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
+    /// Creates a buffer that holds the pad value. It is filled on the CPU: the first fill on a device loads a kernel.
     pub fn new(input: &Input, device: Device) -> Result<Self, TorchError> {
         let layout = &input.layout;
         let make = |device| Handle::empty(&layout.shape, &layout.stride, layout.dtype, device);
@@ -139,7 +139,7 @@ fn bytes_of(pad: Pad, dtype: Dtype) -> Result<SmallVec<[u8; 8]>, TorchError> {
     })
 }
 
-/// How one axis of an output follows one of the request's sizes.
+/// The dependence of one output axis on one of the request's sizes.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
     axis: i64,
@@ -149,7 +149,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Returns the axis and how long it is for a request.
+    /// Returns the axis and its size for a request.
     pub fn size(&self, request: &[i64]) -> (usize, i64) {
         (
             self.axis as usize,

@@ -1,9 +1,9 @@
-//! The memory of a call beyond the memory of its process before.
+//! The memory of a call, beyond the memory of its process before the call.
 //!
-//! On the CPU that is resident memory as the kernel counts it: the heap's free pages are given back, the kernel's
-//! high-water mark is set to the rest, and read again after the call. Memory of other threads counts too, so it is for
-//! processes that do nothing else. On CUDA it is the memory of torch's allocator; that of a captured graph was
-//! allocated by the capture.
+//! On the CPU that is resident memory as the kernel counts it: the free pages of the heap are released, the kernel's
+//! high-water mark is reset, and read again after the call. Memory of other threads counts too, so it is for processes
+//! with no other work. On CUDA it is the memory of torch's allocator; the memory of a captured graph was allocated by
+//! the capture.
 
 use std::fs;
 
@@ -14,7 +14,7 @@ use super::{
     host::device_memory,
 };
 
-/// Returns the result of `call` and its maximum of memory, in bytes; none where the system does not measure it.
+/// Returns the result of `call` and its peak memory, in bytes; none if the system does not measure it.
 pub fn peak<T>(device: Device, call: impl FnOnce() -> T) -> (T, Option<u64>) {
     let before = mark(device);
     let result = call();

@@ -1,8 +1,8 @@
 //! The steps of a program, and the containers that run them.
 //!
-//! Each container loads the GPU code of its artifact for itself. A caller of its own containers has one per step, bound
-//! once to one weight set. The containers that a graph is captured with run a few times only, so one per artifact
-//! serves all its steps, bound anew before each of them: 24 equal blocks load their code once.
+//! Each container loads the GPU code of its artifact separately. A caller with its own containers has one per step,
+//! bound once to one weight set. The containers for the capture of a graph run a few times only, so one per artifact
+//! serves all its steps, bound again before each of them: 24 equal blocks load their code once.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -31,7 +31,7 @@ pub(super) struct With {
     pub device: Device,
     pub weights: Arc<Weights>,
     pub aliases: Arc<BTreeMap<String, String>>,
-    /// Tensors that the program's code makes itself.
+    /// Tensors that the program's code creates.
     pub extras: Option<Arc<Weights>>,
     /// The number of slots for calls, and that of slots for fixed programs.
     pub instances: usize,
@@ -47,7 +47,7 @@ pub(super) struct Plan {
     pub device: Device,
     pub steps: Vec<PlanStep>,
     pub aliases: Arc<BTreeMap<String, String>>,
-    /// Tensors that the program's code makes itself: bindings may name them beside the weight set's.
+    /// Tensors that the program's code creates: bindings may name them, like those of the weight set.
     pub extras: Option<Arc<Weights>>,
 }
 
@@ -66,7 +66,7 @@ pub(super) struct Containers {
     containers: Vec<Container>,
     /// The binding of each step, where steps share containers.
     shared: Option<Bindings>,
-    /// The addresses of tensors that were made of the weights, sorted.
+    /// The addresses of prepacked constants, sorted.
     prepared: Vec<usize>,
 }
 
@@ -74,7 +74,7 @@ pub(super) struct Containers {
 pub(super) type Bindings = Arc<[(usize, Vec<Arc<Weight>>)]>;
 
 impl Plan {
-    /// Makes one container per step. They must be bound before they run.
+    /// Creates one container per step. They must be bound before they run.
     pub fn containers(&self) -> Result<Containers, RuntimeError> {
         let containers = self.steps.iter().map(|step| self.container(step));
         Ok(Containers {
@@ -84,7 +84,7 @@ impl Plan {
         })
     }
 
-    /// Makes one container per artifact, for a caller that runs them a few times only. They must be bound before they
+    /// Creates one container per artifact, for a caller that runs them a few times only. They must be bound before they
     /// run.
     pub fn shared_containers(&self) -> Result<Containers, RuntimeError> {
         let mut containers = Vec::new();
@@ -290,7 +290,7 @@ impl Plan {
                 .is_some_and(|extras| extras.contains(address))
     }
 
-    /// Returns the program's bucket in words.
+    /// Returns the name of the program's bucket.
     pub fn bucket(&self) -> String {
         self.program.bucket()
     }
@@ -365,7 +365,7 @@ impl Plan {
 }
 
 impl Containers {
-    /// Returns whether an address is that of a tensor that was made of the weights.
+    /// Returns whether an address belongs to a prepacked constant.
     pub fn prepared(&self, address: usize) -> bool {
         self.prepared.binary_search(&address).is_ok()
     }

@@ -1,5 +1,5 @@
-//! A bounded number of items for any number of callers: each caller has an item of its own, and callers beyond the
-//! limit wait.
+//! A bounded number of items for any number of callers: each caller has exclusive use of an item, and callers beyond
+//! the limit wait.
 
 use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError},
@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a caller waits for others.
+/// The maximum wait of a caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Wait {
     #[default]
     Forever,
-    /// Until that time; not at all when it is past.
+    /// Until that time; a past time means no wait.
     Until(Instant),
 }
 
@@ -28,7 +28,7 @@ impl Wait {
         Self::Until(Instant::now())
     }
 
-    /// Returns the rest of it; none without end.
+    /// Returns the remaining time; none without a limit.
     fn left(self) -> Option<Duration> {
         match self {
             Self::Forever => None,
@@ -37,9 +37,10 @@ impl Wait {
     }
 }
 
-/// Locks `mutex`; none when the wait was over first.
+/// Locks `mutex`; none if the wait ended first.
 ///
-/// A mutex has no wait with an end, so it is tried again and again. Only a call that hangs holds one of these for long.
+/// A mutex has no wait with a limit, so the lock is tried repeatedly. Only a call that hangs holds one of these for
+/// long.
 pub(super) fn lock<T>(mutex: &Mutex<T>, wait: Wait) -> Option<MutexGuard<'_, T>> {
     const FIRST: Duration = Duration::from_micros(20);
     const LONGEST: Duration = Duration::from_millis(2);
@@ -72,8 +73,8 @@ struct Items<T> {
     waiting: usize,
 }
 
-/// A caller's place in a pool. On drop its item goes back. Without an item, as after a panic of a caller that took it
-/// out, the next caller may make one.
+/// A caller's place in a pool. A drop returns its item to the pool. If the item was lost, as in a panic, the next
+/// caller may create a new one.
 pub(super) struct Place<'a, T> {
     pool: &'a Pool<T>,
     pub item: Option<T>,
@@ -94,7 +95,7 @@ impl<T> Pool<T> {
         }
     }
 
-    /// Starts with one item, and makes no other beside it.
+    /// Starts with one item, and creates no other.
     pub fn of(item: T) -> Self {
         let pool = Self::new(1);
         {
@@ -105,7 +106,7 @@ impl<T> Pool<T> {
         pool
     }
 
-    /// Drops the idle items. Later callers make new ones.
+    /// Drops the idle items. Later callers create new ones.
     pub fn drop_idle(&self) {
         let idle = {
             let mut state = self.lock();
@@ -115,12 +116,12 @@ impl<T> Pool<T> {
         drop(idle);
     }
 
-    /// Returns how many callers may have one at once.
+    /// Returns the maximum number of items.
     pub fn limit(&self) -> usize {
         self.limit
     }
 
-    /// Takes a place, with an idle item if there is one; none when the wait was over first. The caller makes a missing
+    /// Takes a place, with an idle item if there is one; none if the wait ended first. The caller creates a missing
     /// item.
     pub fn take(&self, wait: Wait) -> Option<Place<'_, T>> {
         let mut state = self.lock();
@@ -205,7 +206,7 @@ mod tests {
         Ok(item.unwrap_or(7))
     }
 
-    /// Takes one, and makes it where there is none.
+    /// Takes an item. Creates a missing one.
     fn taken(pool: &Pool<usize>, wait: Wait) -> Option<Place<'_, usize>> {
         let mut place = pool.take(wait)?;
         place.item = make(place.item.take()).ok();
@@ -261,7 +262,7 @@ mod tests {
             assert!(caught.is_err());
         };
         for _ in 0..8 {
-            // While it is made, and while it is used.
+            // A panic during the creation, and during the use.
             panics(&|| {
                 let worked: Worked = with(&pool, Wait::no(), |_| panic!("as meant"), |_| Ok(1));
                 worked.unwrap().unwrap();
@@ -270,7 +271,7 @@ mod tests {
                 let worked: Worked = with(&pool, Wait::no(), make, |_| panic!("as meant"));
                 worked.unwrap().unwrap();
             });
-            // An error of the work loses nothing.
+            // An error of the work does not lose the item.
             assert_eq!(
                 with(&pool, Wait::no(), make, |_| Err::<(), _>(())),
                 Some(Err(()))

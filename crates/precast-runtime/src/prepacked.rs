@@ -1,18 +1,19 @@
-//! Prepacked constants: made of weights when these are bound, once for each weight set.
+//! Prepacked constants: computed when weights are bound, once for each weight set.
 //!
-//! An artifact may want a weight in another form: a matrix in the order of oneDNN's kernels, a filter with the batch norm
-//! after it multiplied in. Its record has the recipe, as calls of torch's operators on constants
-//! ([`precast_store::record::Prepared`]), and the first program that wants it follows it. The result is kept with the weight
-//! set, under the recipe and the names of its tensors: buckets, steps and execution contexts share it, another weight set
-//! has its own, and it is dropped with its weights.
+//! An artifact may need a weight in another form: a matrix in the order of oneDNN's kernels, or a filter multiplied by
+//! the following batch norm. Its record has the recipe, as calls of torch's operators on constants
+//! ([`precast_store::record::Prepared`]), and the first program that needs the result runs it. The result is kept with
+//! the weight set, under the recipe and the names of its tensors: buckets, steps and slots share it, another weight set
+//! has a separate one, and it is dropped with its weights.
 //!
-//! Recipes are followed one after the other, with all threads that an operator may use: the order that oneDNN chooses for a
-//! filter depends on their number, and in the order for one thread a call took twice as long on four.
+//! Recipes run in sequence, with all threads that an operator may use: the order that oneDNN chooses for a filter
+//! depends on their number, and in the order for one thread a call took twice as long on four.
 //!
-//! A recipe calls only operators of torch itself that write nothing: weights are mapped for reading.
+//! A recipe calls only operators of torch itself that write nothing: weights are mapped read-only.
 //!
-//! The weights stay where they are. On the CPU that is the mapped object, whose pages are not read any more, so that the
-//! system may take them back. On a device, joined matrices are views ([`super::packing`]); filters are there twice.
+//! The original weights are kept. On the CPU that is the mapped object, whose pages are no longer read, so that the
+//! system may reclaim them. On a device, concatenated matrices are views ([`super::packing`]), and filters take their
+//! memory twice.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -32,7 +33,7 @@ const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
 /// The constants of one step.
 pub(super) struct Bound<'a> {
     pub weights: &'a Weights,
-    /// Tensors that the program's code makes itself.
+    /// Tensors that the program's code creates.
     pub extras: Option<&'a Weights>,
     pub aliases: &'a BTreeMap<String, String>,
     pub artifact: &'a Artifact,
@@ -40,7 +41,7 @@ pub(super) struct Bound<'a> {
 }
 
 impl Bound<'_> {
-    /// Returns the layout that the artifact's record says of a constant.
+    /// Returns the layout of a constant in the artifact's record.
     pub fn layout(&self, constant: &str) -> Result<&Layout, TorchError> {
         let mut known = self.artifact.constants.iter();
         let found = known.find(|known| known.name == constant);
@@ -118,7 +119,7 @@ impl Bound<'_> {
         }
     }
 
-    /// Makes a call after the calls that it needs. `of` gets the tensors of its constants.
+    /// Runs a call after the calls that it needs. `of` receives the tensors of its constants.
     fn make(&self, call: &Recipe, of: &mut Vec<Arc<Weight>>) -> Result<Handle, TorchError> {
         let known = call.operator.split_once("::");
         if !known.is_some_and(|(space, _)| NAMESPACES.contains(&space)) {
@@ -191,7 +192,7 @@ impl Bound<'_> {
 /// Returns an error if a result does not have the form that the artifact was compiled for.
 fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
     let right = match &wanted.stride {
-        // Only its operators can read the rest, and check it.
+        // Only its operators can read the data, and check it.
         None => !made.dense(),
         Some(stride) => {
             made.dense()

@@ -18,14 +18,14 @@ pub enum Problem {
     Device {
         /// The device that the model is on.
         expected: Device,
-        /// The tensor's device, in torch's words.
+        /// The name of the tensor's device in torch.
         got: String,
     },
     /// Of another dtype. Nothing is converted.
     Dtype {
         /// The dtype that the module takes.
         expected: Dtype,
-        /// The tensor's dtype, in torch's words.
+        /// The name of the tensor's dtype in torch.
         got: String,
     },
     /// Of another number of axes.
@@ -85,9 +85,9 @@ pub enum Problem {
     },
     /// An element is not among the values that the module takes, as an index beyond a table.
     Value {
-        /// The first such element: its index on each axis. None where only the device has seen it.
+        /// The first such element: its index on each axis. Absent if only the device has the value.
         position: Option<Vec<i64>>,
-        /// The value there; none where only the device has seen it.
+        /// The value there; absent if only the device has it.
         value: Option<i64>,
         /// The lowest value that is taken, and one past the highest.
         bounds: [i64; 2],

@@ -4,10 +4,10 @@
 //! |---|---|---|
 //! | not loaded | loaded | a load: artifacts, a CUDA graph or eager |
 //! | | failed | a load: nothing runs it, and the ladder answers for the life of the model |
-//! | | resting | a load during which the host was at fault for a moment (no file handle, no memory, a failed read) |
-//! | resting | loaded, failed, resting | the first call after the pause; a pause is twice as long as the one before it |
+//! | | resting | a load during which the host had a temporary error (no file handle, no memory, a failed read) |
+//! | resting | loaded, failed, resting | the first call after the pause; each pause is twice as long as the previous one |
 //!
-//! A load that fails for any other reason is the caller's error and leaves the state.
+//! A load that fails for any other reason is the caller's error and does not change the state.
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
@@ -32,7 +32,7 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(1
 pub(super) struct Program {
     pub record: Arc<record::Program>,
     pub counters: Counters,
-    /// Set once, by the load that settles the program; none where it failed. Calls read it without a lock.
+    /// Set once, by the load that settles the program; none if it failed. Calls read it without a lock.
     settled: OnceLock<Option<Loaded>>,
     /// Eager, which answers while the program rests.
     instead: OnceLock<Loaded>,
@@ -105,7 +105,7 @@ impl Program {
         *pause = Some(Pause { until, length });
     }
 
-    /// Returns the program that answers calls, where it is loaded.
+    /// Returns the loaded program that answers calls; none if it is not loaded.
     pub fn loaded(&self) -> Option<&Loaded> {
         match self.settled.get() {
             Some(loaded) => loaded.as_ref(),
@@ -147,7 +147,7 @@ impl Program {
         self.loaded().map_or_else(never_compiled, Loaded::is_eager)
     }
 
-    /// Loads it where it is not settled and does not rest. Waits for another caller that loads it.
+    /// Loads it unless it is settled or rests. Waits for another caller that loads it.
     pub fn load(&self, loader: &Loader) -> Result<(), RuntimeError> {
         self.load_in(loader, Wait::Forever)
     }

@@ -29,7 +29,7 @@ pub(super) struct Replica {
     pub sessions: Pool<States>,
     /// Calls under way.
     pub running: Arc<Count>,
-    /// The device's error that stays, after which its answers can't be trusted.
+    /// The device's persistent error, after which its answers can't be trusted.
     pub broken: OnceLock<String>,
 }
 
@@ -61,12 +61,12 @@ impl Replica {
         self.programs().filter_map(Program::loaded)
     }
 
-    /// Runs `work` on it, and counts the call while it lasts.
+    /// Runs `work` on it, and counts the call as running.
     ///
-    /// After a call that failed on CUDA, asks the device whether its error is one that stays (an illegal access, a
-    /// failed assertion). From then on every call is refused, because the answers of such a context can't be trusted.
-    /// After an error for want of memory, gives back the unused memory of torch's allocator, before the caller has the
-    /// error and may try again.
+    /// After a call that failed on CUDA, checks whether the device has a persistent error (an illegal access, a failed
+    /// assertion). From then on every call is refused, because the answers of such a context can't be trusted. After an
+    /// out-of-memory error, releases the unused memory of torch's allocator, before the error is returned and the
+    /// caller may try again.
     pub fn admit<R>(
         &self,
         work: impl FnOnce() -> Result<R, RuntimeError>,
@@ -109,8 +109,8 @@ pub(super) fn choose(replicas: &[Replica], at: Option<Device>, call: usize) -> &
     })]
 }
 
-/// Returns the index of the smallest load of `count`: first of those that are not elsewhere, then by calls, then
-/// counted from `first`.
+/// Returns the index of the minimum `load` of `count`: first by its flag, then by its calls, then in order from
+/// `first`.
 fn pick(count: usize, first: usize, load: impl Fn(usize) -> (bool, usize)) -> usize {
     let distance = |index: usize| (index + count - first % count) % count;
     let best = (0..count).min_by_key(|&index| (load(index), distance(index)));
@@ -121,7 +121,7 @@ fn pick(count: usize, first: usize, load: impl Fn(usize) -> (bool, usize)) -> us
 mod tests {
     use super::*;
 
-    /// None is a load elsewhere.
+    /// A missing load is on another device.
     fn picked(loads: &[Option<usize>], first: usize) -> usize {
         pick(loads.len(), first, |index| {
             (loads[index].is_none(), loads[index].unwrap_or(0))

@@ -62,7 +62,7 @@ pub struct Runtime {
     sessions: usize,
     inputs: Inputs,
     wait: Option<Duration>,
-    /// How first loads are tried, for each device; empty where they are not.
+    /// The trials of first loads, for each device; empty without trials.
     trials: Vec<Arc<Trials>>,
     graphs: Graphs,
     limit: Option<u64>,
@@ -72,16 +72,16 @@ pub struct Runtime {
     held: Arc<Held>,
 }
 
-/// Says how soon a program is to be loaded; the highest first.
+/// Returns the priority of a program for loading. The highest is loaded first.
 type Priority = Arc<dyn Fn(&record::Program) -> i64 + Send + Sync>;
 
 impl Runtime {
-    /// Opens libtorch for this process: the one that the process has, as with Python's torch in it, else that of
-    /// `folder`, which is the package `torch` or the folder with its libraries.
+    /// Opens libtorch for this process: the copy that the process has loaded, for example in a Python with torch, or
+    /// else the copy in `folder`, which is the package `torch` or the folder with its libraries.
     ///
     /// Without this call a runtime uses the libtorch of the process. A version of torch newer than the tried ones is
-    /// refused, unless `untried` is set. Fails with [`RuntimeError::Libtorch`], also where the process has another one
-    /// than `folder`'s.
+    /// refused, unless `untried` is set. Fails with [`RuntimeError::Libtorch`], also if the process has loaded another
+    /// one than that of `folder`.
     ///
     /// ```no_run
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -98,22 +98,22 @@ impl Runtime {
         open_libtorch(folder, untried).map_err(|reason| RuntimeError::Libtorch { reason })
     }
 
-    /// Makes a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0),
+    /// Creates a runtime over a store on one or several devices, as `Device::Cpu` or `[Device::Cuda(0),
     /// Device::Cuda(1)]`.
     ///
-    /// A model has a replica on each. A call whose inputs are on one of the devices is answered there; any other goes
-    /// to the replica with the fewest calls under way ([`Model::devices`] counts); equally busy ones take them one
-    /// after the other. The CPU may be named several times, each a replica with slots of its own; all of them share one
-    /// copy of the weights.
+    /// A model has a replica on each device. A call whose inputs are on one of the devices is answered there. Any other
+    /// call goes to the replica with the fewest running calls ([`Model::devices`] counts them); equally busy replicas
+    /// are used in rotation. The CPU may be named several times, each a replica with separate slots; all of them share
+    /// one copy of the weights.
     ///
-    /// Fails with [`RuntimeError::NoDevice`] when one is not there, where CUDA ordinals are those of this process
-    /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] when none is named or a CUDA device twice. The
-    /// caller's current CUDA device does not change, here and in every call.
+    /// Fails with [`RuntimeError::NoDevice`] if one is missing, where CUDA ordinals are those of this process
+    /// (`CUDA_VISIBLE_DEVICES`), and with [`RuntimeError::Devices`] for an empty list, or for a CUDA device that is
+    /// named twice. The caller's current CUDA device does not change, here and in every call.
     pub fn new(store: &Store, devices: impl Into<Devices>) -> Result<Self, RuntimeError> {
         Self::over(Arc::new(store.clone()), devices)
     }
 
-    /// Makes a runtime over another source than a store, as a build does for unpublished artifacts.
+    /// Creates a runtime over another source than a store, as a build does for unpublished artifacts.
     pub fn over(
         source: Arc<dyn Source>,
         devices: impl Into<Devices>,
@@ -141,15 +141,16 @@ impl Runtime {
         })
     }
 
-    /// Sets the number of slots of one program on one device: so many calls run at once, and others wait. As many
-    /// can be held by [`Model::fixed`]. A program that runs as a CUDA graph answers one call after the other. 4 unless set.
+    /// Sets the number of slots of one program on one device: so many calls run at once, and others wait. The same
+    /// number can be held by [`Model::fixed`]. A program that runs as a CUDA graph answers one call at a time. The
+    /// default is 4.
     pub fn instances(mut self, instances: usize) -> Self {
         self.instances = instances.max(1);
         self
     }
 
-    /// Sets the number of sessions of a model that can be open at once on one device: each has states of its own, of
-    /// [`Model::session_bytes`]. 16 unless set.
+    /// Sets the maximum number of open sessions of a model on one device: each has separate states, of
+    /// [`Model::session_bytes`]. The default is 16.
     pub fn sessions(mut self, sessions: usize) -> Self {
         self.sessions = sessions.max(1);
         self
@@ -171,9 +172,9 @@ impl Runtime {
         self
     }
 
-    /// Has artifacts and shims that were never loaded on this kind of host loaded by a process of its own first, once.
-    /// An artifact that crashes or hangs in it is set aside; such a shim is an error. None is tried, unless set. The
-    /// command line does it.
+    /// Sets that a separate process first loads, once, every artifact and shim that was never loaded on this kind of
+    /// host. An artifact that crashes or hangs in it is set aside; such a shim is an error. There is no trial by
+    /// default. The command line uses it.
     ///
     /// ```no_run
     /// # use precast_runtime::{Device, Runtime, Store, Trial};
@@ -195,8 +196,8 @@ impl Runtime {
         self
     }
 
-    /// Sets whether the exported graph of a compiled program may answer in its place: where its artifact does not load,
-    /// or was slower when it was built. It may, unless set.
+    /// Sets whether the exported graph of a compiled program may answer instead: if its artifact does not load, or was
+    /// slower at its build. The default is true.
     pub fn eager_fallback(mut self, allowed: bool) -> Self {
         self.eager = allowed;
         self
@@ -219,14 +220,14 @@ impl Runtime {
         self
     }
 
-    /// Throttles uploads of weights to so many bytes a second, for loading beside a model that serves.
+    /// Limits uploads of weights to so many bytes a second, for loads next to a model that serves.
     pub fn upload_limit(mut self, bytes_per_second: u64) -> Self {
         self.limit = Some(bytes_per_second.max(1));
         self
     }
 
     /// Loads the newest release of a model that was built for this kind of host and may run under this torch, or a
-    /// named one as `model@release`. Where there is none for this host, the error is that of the newest one.
+    /// named one as `model@release`. If there is none for this host, the error is that of the newest release.
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
@@ -278,20 +279,20 @@ impl Runtime {
     pub fn weights_of(&self, model: &str) -> Result<WeightSet, RuntimeError> {
         let (_, release, _hold) = self.release(model)?;
         self.open_shims(&release.shims)?;
-        // Programs only give the order of tensors on a device: a copy of joined matrices replaces it.
+        // Programs only set the order of tensors on a device: without it, concatenated matrices are copied.
         let programs = self.programs(&release).unwrap_or_default();
         self.weights_for(release.weights, &programs)
     }
 
-    /// Puts a weight set on every device. One that a loaded model has already is shared.
+    /// Puts a weight set on every device. A set of a loaded model is shared.
     ///
-    /// Matrices that artifacts join are copied when a model is loaded with it; [`Self::weights_of`] knows them and puts them
-    /// side by side, so that they need no copy.
+    /// Matrices that artifacts concatenate are copied when a model is loaded with it. [`Self::weights_of`] knows them
+    /// and makes them contiguous, so that they need no copy.
     pub fn weights(&self, digest: Option<Digest>) -> Result<WeightSet, RuntimeError> {
         self.weights_for(digest, &[])
     }
 
-    /// Brings a weight set to every device, in the order that `programs` want.
+    /// Copies a weight set to every device, in the order of `programs`.
     fn weights_for(
         &self,
         digest: Option<Digest>,
@@ -308,12 +309,12 @@ impl Runtime {
         ))
     }
 
-    /// Gives the unused device memory of torch's allocator back to its devices: for another process, or for memory
-    /// outside the allocator, as the code of artifacts, CUDA graphs and libraries.
+    /// Releases the unused device memory of torch's allocator: for another process, or for memory outside the
+    /// allocator, such as the code of artifacts, CUDA graphs and libraries.
     ///
-    /// As `torch.cuda.empty_cache()`: it concerns all CUDA devices of the process, tensors keep their memory, and the
-    /// next calls are slower, because they take memory from the driver again. Call it before a large model is loaded
-    /// next to one that had a peak. The runtime does it by itself after an error for want of memory
+    /// Like `torch.cuda.empty_cache()`: it concerns all CUDA devices of the process, tensors keep their memory, and the
+    /// next calls are slower, because they allocate from the driver again. Call it before loading a large model next to
+    /// a model that had a peak. The runtime also does it after an out-of-memory error
     /// ([`RuntimeError::is_out_of_memory`]). Does nothing on the CPU.
     ///
     /// ```
@@ -396,8 +397,8 @@ impl Runtime {
     /// Loads the programs that must be there before the model is handed out.
     fn load_before(&self, replica: &Replica) -> Result<(), RuntimeError> {
         let loader = &replica.loader;
-        // Graphs first, the largest of them before the others: it makes their pool as large as it must be. On demand
-        // the pool grows as they come.
+        // Graphs first, in order of decreasing size: the first one makes their pool as large as it must be. On demand
+        // the pool grows with each larger graph.
         let wanted = |program: &&Program| {
             self.loading != Loading::OnDemand && loader.graph_wanted(&program.record)
         };

@@ -1,4 +1,4 @@
-//! A session: states that stay from call to call, for one caller.
+//! A session: states that are kept from call to call, for one caller.
 
 use std::{collections::BTreeMap, path::Path};
 
@@ -24,12 +24,12 @@ const NO_STATE: &str = "the model has no state of this name";
 
 /// The states of a model for one caller, from [`Model::session`].
 ///
-/// A module that keeps something from call to call, as a cache of keys and values, runs in a session. Modules share
-/// states by name: one fills what another reads. Sessions never see each other's states, and all of them use one copy of
-/// the weights: those that the model had when the session was opened, also after [`Model::swap`].
+/// A module with states, such as a cache of keys and values, runs in a session. Modules share states by name: one
+/// module fills a state that another reads. Sessions never see each other's states. All of them use one copy of the
+/// weights: the weights of the model when the session was opened, also after [`Model::swap`].
 ///
-/// A call that is refused (an error about its inputs or its sizes) leaves the states as they were. After one that fails
-/// while it runs, the states may be half written: every later call fails with [`RuntimeError::SessionFailed`], until
+/// A refused call (an error about its inputs or its sizes) does not change the states. After a call that fails during
+/// its run, the states may be partly written: every later call fails with [`RuntimeError::SessionFailed`], until
 /// [`Self::reset`] or [`Self::load`].
 ///
 /// ```no_run
@@ -80,7 +80,7 @@ impl<'m> Session<'m> {
 
     /// Runs a module on inputs in the module's order, as [`Model::run`] does, and on the states of this session.
     ///
-    /// A module without states runs as it does without a session.
+    /// A module without states runs in the same way as without a session.
     pub fn run<A: Argument>(
         &mut self,
         module: &str,
@@ -114,12 +114,12 @@ impl<'m> Session<'m> {
         }
     }
 
-    /// Runs the module `prefill` on the tokens of a prompt, after those that the session has. Returns the outputs for the
-    /// last ones.
+    /// Runs the module `prefill` on the tokens of a prompt, after the tokens of the session. Returns the outputs for
+    /// the last tokens.
     ///
-    /// The tokens go through the buckets that they fill, the largest first, and the rest through `decode` one by one.
-    /// Both modules take tokens of one sequence, their positions (an input whose `range` ends at a dimension of the
-    /// states), and `more`: their other inputs, in their order.
+    /// The tokens go through the buckets that they fill, the largest first, and the remaining ones through `decode` one
+    /// by one. Both modules have as inputs the tokens of one sequence, their positions (an input whose `range` ends at
+    /// a dimension of the states), and `more`: their other inputs, in their order.
     pub fn prefill(&mut self, tokens: &[i64], more: &[Value]) -> Result<Outputs, RuntimeError> {
         let sizes = self.chunks("prefill")?;
         let mut rest = tokens;
@@ -146,7 +146,7 @@ impl<'m> Session<'m> {
         states.map_or(0, |states| usize::try_from(states.position).unwrap_or(0))
     }
 
-    /// Goes back to an earlier position: the tokens after it are forgotten.
+    /// Returns to an earlier position: the tokens after it are dropped.
     pub fn seek(&mut self, position: usize) -> Result<(), RuntimeError> {
         let own = self.position();
         if position > own {
@@ -263,8 +263,8 @@ impl<'m> Session<'m> {
         tensors::write(path, &all).map_err(|error| file(path, error))
     }
 
-    /// Reads states from a file that [`Self::save`] wrote; the others get their first values. A file of another model,
-    /// or one that is cut short, changes nothing.
+    /// Reads states from a file that [`Self::save`] wrote; other states get their first values. A file of another
+    /// model, or a truncated file, changes nothing.
     pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
         let bytes = std::fs::read(path).map_err(|error| file(path, error))?;
         let mut read = tensors::read(&bytes).map_err(|error| file(path, error))?;

@@ -1,10 +1,11 @@
-//! One caller's hold of a program: containers, eager's calls or a captured graph, and buffers of the bucket's sizes.
+//! One caller's exclusive part of a program: containers, eager's calls or a captured graph, and buffers of the bucket's
+//! sizes.
 //!
 //! A call takes a slot for its time, a [`Fixed`](super::fixed::Fixed) program holds one, and a
-//! [`Session`](super::session::Session) one of each program that it uses. No other caller has it
-//! meanwhile, so no container ever has two callers and one caller's failure never meets another's. Slots are made on
-//! first use, up to a limit, and kept. A slot with an earlier weight set is bound to the new one before its next caller
-//! has it, so a caller sees one weight set, whole.
+//! [`Session`](super::session::Session) one of each program that it uses. No other caller uses it during this time, so
+//! no container ever has two callers, and a failure of one caller does not affect another. Slots are created on first
+//! use, up to a limit, and kept. A slot with an earlier weight set is bound to the new one before its next caller
+//! receives it, so a caller sees one weight set, whole.
 
 use std::sync::Arc;
 
@@ -37,13 +38,13 @@ pub(super) enum Runner {
 }
 
 impl Slot {
-    /// Returns the buffers as inputs. Those that were not made are left out.
+    /// Returns the buffers as inputs. Leaves out missing ones.
     pub fn static_inputs(&self) -> Handles {
         let buffers = self.buffers.inputs.iter().flatten();
         buffers.map(|buffer| buffer.tensor.share()).collect()
     }
 
-    /// Returns whether a storage belongs to the slot or the model, so that it can't be given to a caller.
+    /// Returns whether a storage belongs to the slot or the model, so that it can't be returned to a caller.
     pub fn owns(&self, plan: &Plan, storage: usize) -> bool {
         let prepared = match &self.runner {
             Runner::Containers(containers) => containers.prepared(storage),

@@ -1,4 +1,4 @@
-//! Where the runtime takes records and objects from.
+//! The source of the runtime's records and objects.
 
 use std::{
     fs::File,
@@ -26,21 +26,21 @@ pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
 pub struct NoRelease {
     /// Name of the model.
     pub model: String,
-    /// Number or name of the release that was asked for; none for the newest.
+    /// Number or name of the requested release; none for the newest.
     pub release: Option<String>,
     /// Number of the last partial release, where the model has no other ones.
     pub partial: Option<u64>,
-    /// Names of all models that are there.
+    /// Names of all existing models.
     pub known: Vec<String>,
 }
 
 /// Records and verified objects: a store, or the unpublished artifacts of a build.
 ///
-/// `memfd` and `map` return bytes that hash to the requested digest. The runtime hashes code once more, in the sealed
-/// memory it executes it from; it trusts the source for weights.
+/// `memfd` and `map` return bytes that hash to the requested digest. The runtime hashes code again, in the sealed
+/// memory from which it executes it; it trusts the source for weights.
 pub trait Source: Send + Sync {
-    /// Returns the newest release of `model`, or the one with this name. The error is a [`NoRelease`] where there is
-    /// none.
+    /// Returns the newest release of `model`, or the one with this name. The error is a [`NoRelease`] if it does not
+    /// exist.
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError>;
 
     /// Returns the newest whole release of `model` for which `is` holds. A source with one release only returns none.
@@ -52,8 +52,8 @@ pub trait Source: Send + Sync {
         Ok(None)
     }
 
-    /// Keeps a release's content from being removed for as long as the hold lives; none where nothing is removed. After
-    /// an error the release can be read all the same.
+    /// Protects a release's content from removal while the hold lives; none if nothing is ever removed. After an error
+    /// the release can still be read.
     fn hold(&self, _release: &Release) -> Result<Option<Hold>, SourceError> {
         Ok(None)
     }
@@ -69,14 +69,14 @@ pub trait Source: Send + Sync {
     /// Returns the artifact with this key.
     fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError>;
 
-    /// Returns a shared object's bytes as a sealed file in memory, as [`sealed`] makes them.
+    /// Returns a shared object's bytes as a sealed file in memory, as from [`sealed`].
     fn memfd(&self, object: &Digest) -> Result<File, SourceError>;
 
     /// Returns an object's bytes mapped, so that several processes can share them.
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError>;
 
-    /// As [`Self::map`], where the bytes may still be looked at while they are taken to a device: nothing is answered
-    /// with them before [`Checking::wait`] says that they are right.
+    /// Like [`Self::map`], but the check of the bytes may still run while they are copied to a device. They must not be
+    /// used for an answer before [`Checking::wait`] has returned true.
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
         Ok((self.map(object)?, Checking::done()))
     }
@@ -138,7 +138,7 @@ impl Source for Store {
     }
 }
 
-/// Returns `bytes` as a file in memory that nobody can change any more.
+/// Returns `bytes` as a file in memory that can't be changed.
 pub fn sealed(name: &str, bytes: &[u8]) -> io::Result<File> {
     let mut file = File::from(memfd_create(
         name,

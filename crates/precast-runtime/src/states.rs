@@ -1,14 +1,14 @@
 //! The states of one session: tensors that programs read and write, and a slot of each program that uses them.
 //!
-//! A tensor is made when a program first needs it. Programs share tensors by name, as one that fills a cache and one
-//! that extends it. A slot stays with its tensors: its CUDA graph has their addresses.
+//! A tensor is created when a program first needs it. Programs share tensors by name, for example one that fills a
+//! cache and one that extends it. A slot always has the same tensors: its CUDA graph has their addresses.
 //!
 //! Work on a device is asynchronous, and each call may come from a thread with another stream: a stream waits for the
-//! one that used the tensors before.
+//! previous stream that used the tensors.
 //!
-//! Tensors and slots of one bucket's sizes form a [`Level`]. A session begins at the smallest level that its first call
-//! fits into. When a call needs a larger one, every tensor is copied into its tensor there, once. Levels are kept: the
-//! next session of the model takes them over, and only writes first values.
+//! Tensors and slots of one bucket's sizes form a [`Level`]. A session begins at the smallest level for its first call.
+//! When a call needs a larger one, every tensor is copied into its tensor there, once. Levels are kept: the next
+//! session of the model reuses them, and only writes first values.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -35,7 +35,7 @@ pub(super) struct States {
     loader: Arc<Loader>,
     /// The stream that used the tensors last.
     last: Option<RawStream>,
-    /// The number of tokens that it has, where the session counts them.
+    /// The number of its tokens, if the session counts them.
     pub position: i64,
     /// The first error of a call that may have left tensors half written.
     failed: Option<Arc<str>>,
@@ -61,7 +61,7 @@ struct StateTensor {
 }
 
 impl States {
-    /// Makes one without tensors and slots, on the newest weights.
+    /// Creates a session's states without tensors and slots, on the newest weights.
     pub fn new(loader: &Arc<Loader>) -> Self {
         Self {
             levels: vec![],
@@ -83,7 +83,7 @@ impl States {
         self.reset();
     }
 
-    /// Starts anew: the first call gives the tensors of its level their first values.
+    /// Starts again: the first call gives the tensors of its level their first values.
     pub fn reset(&mut self) {
         self.at = None;
         self.position = 0;
@@ -100,7 +100,7 @@ impl States {
         }
     }
 
-    /// Returns the size of the tensors in a dimension, where one has it.
+    /// Returns the size of the tensors in a dimension, if one of them has it.
     pub fn size(&self, dim: &str) -> Option<i64> {
         self.level()?.sizes.get(dim).copied()
     }
@@ -146,7 +146,7 @@ impl States {
         Ok(())
     }
 
-    /// Starts anew at these sizes, with these values for the states of programs; the others get their first values.
+    /// Starts again at these sizes, with these values for the states of programs; the others get their first values.
     pub fn fill(
         &mut self,
         sizes: &Sizes,
@@ -165,8 +165,8 @@ impl States {
         Ok(())
     }
 
-    /// Runs a program that has states on checked inputs, in a session that is [usable](Self::usable). After a failure it
-    /// is not.
+    /// Runs a program with states on checked inputs, in a session that is [usable](Self::usable). After a failure it is
+    /// not usable.
     pub fn serve(
         &mut self,
         loaded: &Loaded,
@@ -191,7 +191,7 @@ impl States {
         result
     }
 
-    /// Puts the thread's current stream behind the last one that used the tensors.
+    /// Makes the thread's current stream wait for the last stream that used the tensors.
     pub fn order(&mut self) -> Result<(), TorchError> {
         let Device::Cuda(ordinal) = self.loader.device else {
             return Ok(());
@@ -231,8 +231,8 @@ impl States {
         Ok(at)
     }
 
-    /// Moves to the level of a program's sizes. Returns its number, and the tensors of the program's states; those that
-    /// are missing are made.
+    /// Moves to the level of a program's sizes. Returns its number, and the tensors of the program's states. Creates
+    /// the missing ones.
     fn fit(&mut self, program: &Program) -> Result<(usize, Handles), RuntimeError> {
         let refused = |message| RuntimeError::Tensor {
             module: program.module.as_str().into(),
@@ -267,7 +267,8 @@ impl States {
         Ok((at, handles))
     }
 
-    /// Brings the session to the level of these sizes, and returns its number: another one's tensors are copied into it.
+    /// Moves the session to the level of these sizes, and returns its number. The tensors of the previous level are
+    /// copied into it.
     fn at_sizes(&mut self, wanted: Sizes) -> Result<usize, TorchError> {
         let Some(from) = self.at else {
             return self.begin(&wanted);

@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::{outputs::Rung, validate::Request};
 
-/// One program's counters. Reading them stops nobody.
+/// One program's counters. Reading them does not block calls.
 #[derive(Default)]
 pub(super) struct Counters {
     exact: AtomicU64,
@@ -23,13 +23,13 @@ pub(super) struct Counters {
     /// Moving mean of the seconds of the calls that were timed, as bits; where an answer means that the work is done.
     mean: AtomicU64,
     timed: AtomicU64,
-    /// Requested and computed elements of padded calls, to tell what padding wastes.
+    /// Requested and computed elements of padded calls, to measure the waste of padding.
     asked: AtomicU64,
     computed: AtomicU64,
 }
 
 impl Counters {
-    /// Timed calls before the mean tells anything; from then on it moves by one part in so many.
+    /// Timed calls before the mean counts; from then on, the weight of a new call is one part in so many.
     const ENOUGH: u64 = 16;
 
     /// Returns whether the next call should be timed: the first ones, then one of eight.
@@ -65,7 +65,7 @@ impl Counters {
         }
     }
 
-    /// Returns the mean time of a call in seconds, once there were enough to tell.
+    /// Returns the mean time of a call in seconds, after enough calls.
     fn measured(&self) -> Option<f64> {
         let enough = self.timed.load(Relaxed) >= Self::ENOUGH;
         enough.then(|| f64::from_bits(self.mean.load(Relaxed)))
@@ -95,7 +95,7 @@ struct Asked {
     /// By rung, in the ladder's order.
     answered: [AtomicU64; RUNGS.len()],
     refused: AtomicU64,
-    /// The program that padded calls of this size had last.
+    /// The last program of padded calls of this size.
     bucket: AtomicUsize,
 }
 

@@ -1,8 +1,8 @@
-//! Tensors: handles of libtorch's, with copies, views and conversions. Operators are for models.
+//! Tensors: handles of libtorch, with copies, views and conversions. They have no operators: those belong to models.
 //!
-//! [`Tensor::share`], [`Tensor::view`] and [`Tensor::narrow`] give other handles of the same memory, as in torch: a
-//! write through one is read through all of them. The types do not keep two threads from reading and writing one memory
-//! at the same time: that is a data race, which the caller prevents.
+//! [`Tensor::share`], [`Tensor::view`] and [`Tensor::narrow`] return other handles of the same memory, as in torch: a
+//! write through one is read through all of them. The types do not prevent two threads from reading and writing one
+//! memory at the same time: that is a data race, which the caller must prevent.
 
 use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};
@@ -34,7 +34,7 @@ pub trait Element: sealed::Plain + Copy + 'static {
 }
 
 impl Tensor {
-    /// Makes a tensor with undefined elements.
+    /// Creates a tensor with undefined elements.
     pub fn empty(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         Self::empty_strided(shape, &contiguous(shape), dtype, device)
     }
@@ -49,7 +49,7 @@ impl Tensor {
         Ok(Self(Handle::empty(shape, stride, dtype, device)?))
     }
 
-    /// Makes a tensor of zeros.
+    /// Creates a tensor of zeros.
     pub fn zeros(shape: &[i64], dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         let made = Self::empty(shape, dtype, device)?;
         made.0.zero()?;
@@ -114,8 +114,8 @@ impl Tensor {
         Self(self.0.share())
     }
 
-    /// Returns a tensor over this one's memory: `offset` elements behind its first one, with these sizes and strides.
-    /// Fails where that is not in the memory.
+    /// Returns a tensor over this one's memory: `offset` elements after its first one, with these sizes and strides.
+    /// Fails if it would exceed the memory.
     pub fn view(&self, shape: &[i64], stride: &[i64], offset: usize) -> Result<Self, TorchError> {
         let dtype = self.dtype().ok_or_else(|| self.dtype_name())?;
         let offset = offset
@@ -148,7 +148,7 @@ impl Tensor {
         self.view(&shape, &stride, 0)
     }
 
-    /// Returns a copy on a device, or another handle where it is there already. On CUDA it does not wait.
+    /// Returns a copy on a device, or another handle if the tensor is on that device. On CUDA it does not wait.
     pub fn to_device(&self, device: Device) -> Result<Self, TorchError> {
         match (self.device() == Some(device), self.dtype()) {
             (true, _) => Ok(self.share()),
@@ -157,7 +157,7 @@ impl Tensor {
         }
     }
 
-    /// Returns a copy with another dtype, or another handle where it has it already.
+    /// Returns a copy with another dtype, or another handle if the tensor has that dtype.
     pub fn to_dtype(&self, dtype: Dtype) -> Result<Self, TorchError> {
         match (self.dtype() == Some(dtype), self.device()) {
             (true, _) => Ok(self.share()),
@@ -166,7 +166,7 @@ impl Tensor {
         }
     }
 
-    /// Returns a copy without gaps, the last axis moving fastest, with memory of its own.
+    /// Returns a copy in new memory without gaps, in row-major order.
     pub fn contiguous(&self) -> Result<Self, TorchError> {
         match (self.dtype(), self.device()) {
             (Some(dtype), Some(device)) => self.converted(dtype, device),
@@ -174,7 +174,7 @@ impl Tensor {
         }
     }
 
-    /// Returns a copy without gaps, with memory of its own.
+    /// Returns a copy in new memory without gaps.
     pub(super) fn converted(&self, dtype: Dtype, device: Device) -> Result<Self, TorchError> {
         let copy = Self::empty(self.0.meta().sizes(), dtype, device)?;
         copy.0.copy_from(&self.0)?;
@@ -251,7 +251,7 @@ impl From<&Tensor> for tch::Tensor {
 mod sealed {
     use super::{Handle, TorchError};
 
-    /// How elements get into a tensor and out of one.
+    /// Conversion of elements to and from a tensor.
     pub trait Plain: Sized {
         fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, TorchError>;
         fn data(tensor: &Handle) -> Result<Vec<Self>, TorchError>;
@@ -292,7 +292,7 @@ impl Element for bool {
     const DTYPE: Dtype = Dtype::Bool;
 }
 
-/// A kernel may have written any byte for true; a Rust `bool` may hold none but 1.
+/// A kernel may have written any byte for true; a Rust `bool` must be 0 or 1.
 impl sealed::Plain for bool {
     fn tensor(data: &[Self], shape: &[i64]) -> Result<Handle, TorchError> {
         let bytes: Vec<u8> = data.iter().map(|&bit| bit.into()).collect();

@@ -1,4 +1,4 @@
-//! Tensors from and to safetensors files: how the command line and the gate hand them over.
+//! Tensors from and to safetensors files, for the command line and the gate.
 
 use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
 
@@ -7,7 +7,7 @@ use safetensors::{SafeTensorError, SafeTensors, tensor::View};
 
 use super::{Tensor, TorchError};
 
-/// Why tensors could not be read or written.
+/// An error of reading or writing tensors.
 #[derive(Debug, thiserror::Error)]
 pub enum TensorFileError {
     /// The bytes are no safetensors file.
@@ -21,10 +21,10 @@ pub enum TensorFileError {
     Dtype {
         /// Name of the tensor.
         name: String,
-        /// Its dtype, as it was found.
+        /// Its dtype in the file.
         dtype: String,
     },
-    /// libtorch did not make or copy a tensor.
+    /// libtorch failed to create or copy a tensor.
     #[error("tensor `{name}` can't be made: {reason}")]
     Torch {
         /// Name of the tensor.
@@ -35,7 +35,7 @@ pub enum TensorFileError {
 }
 
 impl TensorFileError {
-    /// Returns what to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Format(_) => {
@@ -74,8 +74,7 @@ pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
     Ok(tensors)
 }
 
-/// Writes tensors, from wherever they live, as one safetensors file: whole or not at all, unless `path` is a device or
-/// a pipe.
+/// Writes tensors on any device as one safetensors file: whole or not at all, unless `path` is a device or a pipe.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
     let blobs = tensors
         .iter()

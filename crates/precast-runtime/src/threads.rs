@@ -1,11 +1,11 @@
-//! Whether the threads of a call's parallel loops can be started.
+//! A check that the threads of a call's parallel loops can be started.
 //!
-//! Generated loops and libtorch's own run on OpenMP, whose library ends the process when it can't start a thread: at the limit
-//! of a user (`ulimit -u`) or of a container (`pids.max`). So the first call on a thread, which is when OpenMP makes the
-//! team of that thread, first starts as many threads, ends them, and returns an error if that fails. The team stays with
-//! its thread: later calls compare two numbers.
+//! Generated loops and libtorch's own run on OpenMP, whose library ends the process when it can't start a thread: at
+//! the limit of a user (`ulimit -u`) or of a container (`pids.max`). OpenMP creates the team of a thread in the first
+//! call on it. So that call first starts as many threads, ends them, and returns an error if that fails. The team is
+//! kept for the thread: later calls compare two numbers.
 //!
-//! Other code may take the threads between this check and the first loop.
+//! Other code may use up the threads between this check and the first loop.
 
 use std::{
     cell::Cell,

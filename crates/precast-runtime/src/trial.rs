@@ -1,32 +1,32 @@
-//! The first load of a shared object on a host, tried in a process of its own.
+//! The first load of a shared object on a host, tried in a separate process.
 //!
-//! Loading a shared object runs its initialisers. An initialiser that crashes or hangs takes the process with it: at
+//! Loading a shared object runs its initialisers. An initialiser that crashes or hangs ends or blocks the process: at
 //! every start, and with the system's loader locked for all threads. So with a [`Trial`] an artifact or a shim that was
 //! never loaded on this kind of host is loaded by a helper process first. An artifact that crashes the helper is set
 //! aside like any artifact that does not load, and the ladder answers.
 //!
 //! The helper writes two lines to a pipe: `loading WORD` before it loads the object and `loaded WORD` after. The word
-//! is random; the object can't find it without a search of the helper's memory. The helper's end gives the verdict:
+//! is random; the object can't find it without a search of the helper's memory. The result depends on the helper's end:
 //!
-//! | the helper | verdict |
+//! | the helper | result |
 //! |---|---|
 //! | wrote `loaded` | it loads; remembered |
 //! | ended by a fault signal after `loading`, or not in time | it does not load; remembered for a day |
-//! | ended in any other way | none: the host may be short of something. The program rests and is tried again |
-//! | can't be started, for a reason that stays | the object is loaded without a trial |
+//! | ended in any other way | none: the host may be short of memory or threads. The program rests and is tried again |
+//! | can't be started, for a permanent reason | the object is loaded without a trial |
 //!
-//! The memory is a line of a file for each verdict, by the digest of the host's target and of the object:
+//! Results are kept in a file with a line for each, by the digest of the host's target and of the object:
 //!
 //! ```text
 //! 3f9c… 81aa… loads 1767225600
 //! 3f9c… 07d2… it ended with signal 11 1767225611
 //! ```
 //!
-//! The file is used only where no other user can have written it, and it starts again at [`LONGEST`]. The gate of a
-//! build loads artifacts in a process of its own, and writes the same lines.
+//! The file is used only if no other user can have written it. Above [`LONGEST`] it is started again. The gate of a
+//! build loads artifacts in a separate process, and writes the same lines.
 //!
-//! The helper's process group is killed after the verdict. Not promised: the end of processes in a session of their
-//! own; that a container can be made of an artifact, or that it runs, which the gate looks at.
+//! The helper's process group is killed after the result. Not promised: the end of processes in a separate session;
+//! that a container can be created from an artifact, or that it runs. The gate checks these.
 
 use std::{
     collections::{HashMap, hash_map::RandomState},
@@ -63,7 +63,7 @@ use super::{
     source::{Source, SourceError, sealed},
 };
 
-/// The argument that makes `precast` the helper.
+/// The argument that starts `precast` as the helper.
 pub const ARGUMENT: &str = "__trial";
 
 /// Returns the file of a store that remembers loads.
@@ -71,13 +71,13 @@ pub fn memory(store: &Path) -> PathBuf {
     store.join("cache").join("loads")
 }
 
-/// How long a failure counts, in seconds.
+/// Time for which a failure counts, in seconds.
 const DAY: i64 = 86_400;
 
-/// How many bytes the memory may have: some 6,000 lines.
+/// Maximum bytes of the file of results: some 6,000 lines.
 const LONGEST: u64 = 1 << 20;
 
-/// How the first load of an artifact is tried: see [`Runtime::trial`](super::Runtime::trial).
+/// The trial of an artifact's first load: see [`Runtime::trial`](super::Runtime::trial).
 #[derive(Clone, Debug)]
 pub struct Trial {
     /// The helper; without one, loads are only remembered.
@@ -113,7 +113,7 @@ impl Trial {
         self
     }
 
-    /// Sets how long a load may take. A minute, unless set.
+    /// Sets the maximum time of a load. The default is a minute.
     pub fn limit(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -331,7 +331,7 @@ impl Trials {
     fn read(&self) -> HashMap<Digest, (Found, i64)> {
         let mut bytes = Vec::new();
         let file = self.open(OpenOptions::new().read(true));
-        // Beyond its limit by one line of each process at most.
+        // It exceeds its limit by at most one line of each process.
         let _ = file.map(|file| file.take(2 * LONGEST).read_to_end(&mut bytes));
         let host = self.host.hex();
         let line = |line: &str| {
@@ -366,7 +366,7 @@ fn check_permissions(meta: &Metadata) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// How a wait for the helper ended.
+/// The end of a wait for the helper.
 enum End {
     Loaded,
     Ended,
@@ -409,7 +409,7 @@ impl Messages {
         }
     }
 
-    /// Returns the helper's own error, which it can only say before it loads something.
+    /// Returns the helper's own error, which it can only report before it loads something.
     fn error(&mut self) -> String {
         match String::from_utf8_lossy(&self.text).trim() {
             text if self.loading || text.is_empty() => String::new(),
@@ -448,7 +448,7 @@ fn request(
     Ok(file)
 }
 
-/// Returns whether a process ended by a signal of its own fault.
+/// Returns whether a process ended by a fault signal.
 fn faulted(status: ExitStatus) -> bool {
     let faults = [
         libc::SIGABRT,

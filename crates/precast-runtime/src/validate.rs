@@ -1,9 +1,9 @@
-//! The checks of inputs before any foreign call.
+//! The checks of inputs before any call of an artifact.
 //!
-//! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, a short tensor reads past its end. So
+//! An artifact checks nothing: a wrong dtype or stride gives wrong numbers, and a short tensor is read past its end. So
 //! everything is checked here, in safe Rust, on metadata that the shim reads in one call per tensor. A good call
-//! allocates nothing, except an alias of each input that has clones: another thread may resize those meanwhile. The
-//! same walk reads the request's sizes from the inputs and checks that they agree with each other.
+//! allocates nothing, except an alias of each input that has clones: another thread may resize those at the same time.
+//! The same walk reads the request's sizes from the inputs and checks that they agree with each other.
 //!
 //! **Values.** Metadata comes first, and bounds the number of values. When a program is found for the sizes, the values
 //! of inputs in host memory are compared with the program's own bounds ([`outside`](super::ffi::outside)), before
@@ -64,9 +64,9 @@ pub enum Fit {
 const CUDA_ALIGNMENT: usize = 16;
 
 impl Signature {
-    /// Makes the signature of a program's inputs. `dims` are the bucketed dimensions in their order.
+    /// Creates the signature of a program's inputs. `dims` are the bucketed dimensions in their order.
     ///
-    /// Fails, with words for it, on a record whose input has other numbers of axes, strides and dims, or a dimension
+    /// Fails, with a message, for a record whose input has different numbers of axes, strides and dims, or a dimension
     /// that is not among `dims`.
     pub fn new(inputs: &[Input], dims: &[String]) -> Result<Self, String> {
         let specs = inputs
@@ -89,7 +89,7 @@ impl Signature {
         })
     }
 
-    /// Returns whether two programs have one signature, so that one table can serve both.
+    /// Returns whether two programs have the same signature, so that one table can serve both.
     pub fn agrees(&self, other: &Self) -> bool {
         self.dims == other.dims
             && self.inputs.len() == other.inputs.len()
@@ -263,14 +263,14 @@ impl Spec {
         }
     }
 
-    /// Returns the strides a kernel wants for a tensor of these sizes.
+    /// Returns the strides that a kernel requires for a tensor of these sizes.
     pub fn strides(&self, sizes: &[i64]) -> Vec<i64> {
         self.fixed_strides
             .clone()
             .unwrap_or_else(|| strides_of(sizes, &self.order))
     }
 
-    /// Returns whether the strides are those a kernel was made for. An axis of size 1 may have any, and so may a tensor
+    /// Returns whether a kernel supports the strides. An axis of size 1 may have any stride, and so may a tensor
     /// without elements.
     fn strided(&self, sizes: &[i64], strides: &[i64]) -> bool {
         if sizes.contains(&0) {
@@ -303,7 +303,7 @@ fn aligned(meta: &Meta<'_>, device: Device, dtype: Dtype) -> bool {
     meta.address().is_multiple_of(alignment(device, dtype))
 }
 
-/// Returns how many elements lie between the first and the end of the last; none when that overflows.
+/// Returns the number of elements from the first one to the end of the last one; none if it overflows.
 fn extent(sizes: &[i64], strides: &[i64]) -> Option<i64> {
     let mut last = 0i64;
     for (&size, &stride) in sizes.iter().zip(strides) {
@@ -318,7 +318,7 @@ fn extent(sizes: &[i64], strides: &[i64]) -> Option<i64> {
 /// Returns the axes from the fastest to the slowest. Of axes with equal strides the later is the faster.
 fn memory_order(shape: &[i64], stride: &[i64]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..shape.len()).rev().collect();
-    // An axis of size 1 has no stride of its own; it stays where a contiguous tensor has it.
+    // The stride of an axis of size 1 has no meaning; the axis keeps its place of a contiguous tensor.
     let key = |axis: usize| match shape[axis] {
         1 => shape[axis + 1..]
             .iter()
@@ -333,7 +333,7 @@ fn memory_order(shape: &[i64], stride: &[i64]) -> Vec<usize> {
     order
 }
 
-/// Returns the strides of a tensor of `sizes` whose axes lie densely in `order`.
+/// Returns the strides of a dense tensor of `sizes` with its axes in `order`.
 fn strides_of(sizes: &[i64], order: &[usize]) -> Vec<i64> {
     let mut strides = vec![1; sizes.len()];
     let mut next = 1i64;

@@ -30,7 +30,7 @@ use super::{
     validate::{Fit, Request, Signature},
 };
 
-/// How one call is to be answered.
+/// The options of one call.
 #[derive(Clone, Copy)]
 pub(super) struct CallOptions {
     pub policy: Inputs,
@@ -44,13 +44,13 @@ pub(super) struct Variant {
     pub names: Arc<[String]>,
     /// Programs of one bucket, then programs for every size within bounds: compiled ones, then eager ones.
     pub programs: Vec<Program>,
-    /// How many are for one bucket, and their sizes.
+    /// Number of programs for one bucket, and their sizes.
     buckets: usize,
     sizes: Arc<[Sizes]>,
     device: Device,
     loader: Arc<Loader>,
     routes: RwLock<Routes>,
-    /// Whether some program is to be tried again.
+    /// Whether the load of some program must be tried again.
     rests: AtomicBool,
     seen: Seen,
     /// Whether its programs have states, so that only sessions run them.
@@ -61,7 +61,8 @@ pub(super) struct Variant {
 struct Routes {
     /// Buckets whose artifacts run, or that are eager by choice.
     first: Table,
-    /// Buckets that eager answers because their artifacts do not load: asked after everything else that was compiled.
+    /// Buckets that eager answers because their artifacts do not load. They are tried after all other compiled
+    /// programs.
     last: Table,
 }
 
@@ -148,7 +149,7 @@ impl Variant {
             span.record("rung", rung.name());
         }
         threads::find(self.device)?;
-        // After the sizes, which bound how much there is to look at.
+        // After the sizes, which limit the number of values to check.
         loaded.plan.check_values(&handles)?;
         // Not before something answers requests of these sizes: a view of a few bytes can be larger than any memory.
         for input in copies {
@@ -231,8 +232,8 @@ impl Variant {
         Ok(states)
     }
 
-    /// Returns the smallest size of a dimension, from `least` on, that the values of inputs within it allow; the largest
-    /// where none does.
+    /// Returns the smallest size of a dimension, from `least` on, that allows the values of all inputs within it; the
+    /// largest size if no size does.
     fn size_for(&self, dim: &str, least: i64, inputs: &Handles) -> i64 {
         let specs = &self.programs[0].record.inputs;
         let within = |spec: &&Input| spec.within.as_deref() == Some(dim);
@@ -249,8 +250,8 @@ impl Variant {
         enough.min().or(sizes.max()).unwrap_or(least)
     }
 
-    /// Returns the program for a request and the rung it stands on: exact, covering, dynamic, then eager. Loads it if
-    /// need be; one that does not load is passed over.
+    /// Returns the program for a request and its rung of the ladder: exact, covering, dynamic, then eager. Loads it if
+    /// necessary. Skips a program that does not load.
     fn pick(
         &self,
         request: &Request,
@@ -316,7 +317,7 @@ impl Variant {
     ) -> Result<(Handles, SmallVec<[usize; 8]>), RuntimeError> {
         let (mut handles, mut copies) = (Handles::new(), SmallVec::new());
         for (i, (tensor, spec)) in inputs.iter().zip(&self.signature.inputs).enumerate() {
-            // Checked and used are one and the same: nobody can change it in between.
+            // The same handle is checked and used: no other thread can change it in between.
             let handle = tensor.own();
             let meta = handle.meta();
             let bad = |problem| RuntimeError::BadInput {
@@ -337,7 +338,7 @@ impl Variant {
         Ok((handles, copies))
     }
 
-    /// Makes the routes again from the loaded programs.
+    /// Rebuilds the routes from the loaded programs.
     pub fn reroute(&self) {
         let made = routes(&self.programs[..self.buckets]);
         *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
@@ -399,11 +400,11 @@ impl Variant {
     }
 
     fn copied(&self, input: usize, given: &Handle) -> Result<Handle, RuntimeError> {
-        // Also for a copy to another device: it is made contiguous on the CPU first.
+        // Also for a copy to another device: it is first made contiguous on the CPU.
         threads::find(Device::Cpu)?;
         let meta = given.meta();
         let strides = self.signature.inputs[input].strides(meta.sizes());
-        // It was checked: it has the dtype that the module takes.
+        // A checked input has a dtype that the module accepts.
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name().into());
         let copy = dtype.and_then(|dtype| {
             let copy = Handle::empty(meta.sizes(), &strides, dtype, self.device)?;
@@ -415,7 +416,7 @@ impl Variant {
         })
     }
 
-    /// Returns the sizes that dynamic and eager programs answer, in words.
+    /// Returns the sizes that dynamic and eager programs answer, as text.
     fn free(&self) -> Box<[String]> {
         let programs = self.programs[self.buckets..].iter();
         programs
@@ -473,8 +474,8 @@ fn routes(programs: &[Program]) -> Routes {
     }
 }
 
-/// Returns the cost of a call of each program, all in one unit: the seconds that the build's gate measured, or the number
-/// of input elements where one of them has none.
+/// Returns the cost of a call of each program, all in one unit: the seconds that the build's gate measured, or the
+/// number of input elements if one of the programs has no measurement.
 fn costs(programs: &[&Program]) -> Vec<f64> {
     let seconds = |p: &&Program| p.record.seconds(p.is_eager());
     let costs = programs.iter().map(seconds).collect::<Option<Vec<f64>>>();
@@ -484,8 +485,8 @@ fn costs(programs: &[&Program]) -> Vec<f64> {
     at_most_covering(&sizes, &costs)
 }
 
-/// Returns costs where no bucket's is above that of one that covers it: a measurement that says otherwise is noise, and
-/// would send requests to the larger bucket.
+/// Returns costs in which no bucket is more expensive than a bucket that covers it: a measurement of the opposite is
+/// noise, and would send requests to the larger bucket.
 fn at_most_covering(sizes: &[&Sizes], costs: &[f64]) -> Vec<f64> {
     let covers = |a: &Sizes, b: &Sizes| a.values().zip(b.values()).all(|(a, b)| a >= b);
     let cheapest = |small: &&Sizes| {

@@ -20,11 +20,11 @@ pub struct Timings {
     pub loaded: Duration,
     /// Until the first call was answered. On CUDA an answer is handed out when its work is in the stream.
     pub first_answer: Option<Duration>,
-    /// Until every program was loaded or set aside, where they are loaded without being asked for.
+    /// Time until every program was loaded or set aside, if all programs are loaded without a request.
     pub complete: Option<Duration>,
 }
 
-/// How one device of a model is doing.
+/// The state of one device of a model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct DeviceStats {
     /// The device, as `cpu` or `cuda:0`.
@@ -35,16 +35,16 @@ pub struct DeviceStats {
     pub answered: u64,
     /// Calls since then that failed in a program.
     pub failed: u64,
-    /// The reason that it answers no more calls in this process, where it does not.
+    /// The reason why it answers no more calls in this process, if it does not.
     pub broken: Option<String>,
 }
 
 impl Model {
-    /// Opens a session, on the device with the fewest calls under way: states for one caller, with their first values.
+    /// Opens a session, on the device with the fewest running calls: states for one caller, with their first values.
     ///
     /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
-    /// sessions take them over. As many can be open as [`Runtime::sessions`](super::Runtime::sessions) says; beyond it
-    /// this waits as a call does, and fails with [`RuntimeError::SessionsBusy`].
+    /// sessions reuse them. [`Runtime::sessions`](super::Runtime::sessions) sets the maximum of open sessions. Beyond
+    /// it this method waits like a call, and fails with [`RuntimeError::SessionsBusy`].
     pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
         Session::open(self)
     }
@@ -65,7 +65,7 @@ impl Model {
         }
     }
 
-    /// Returns whether calls are answered: no device has an error that stays.
+    /// Returns whether calls are answered: no device has a persistent error.
     pub fn is_ready(&self) -> bool {
         self.replicas
             .iter()
@@ -144,7 +144,7 @@ impl Model {
         stats
     }
 
-    /// Returns how each device is doing, in the order the runtime was given them.
+    /// Returns the state of each device, in the order of the runtime's devices.
     pub fn devices(&self) -> Vec<DeviceStats> {
         let row = |replica: &Replica| {
             let variants = replica.modules.values().flatten();

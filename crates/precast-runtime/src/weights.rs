@@ -46,28 +46,29 @@ impl WeightSet {
         self.digest
     }
 
-    /// Returns how many bytes the weights take on each device. On the CPU they are the mapped object's pages.
+    /// Returns the bytes of the weights on each device. On the CPU they are the mapped object's pages.
     pub fn bytes(&self) -> usize {
         self.on
             .first()
             .map_or(0, |(_, weights)| weights.memory.len())
     }
 
-    /// Returns the bytes of prepacked constants on each device, beside the weights: a matrix in the order of its kernel, a
-    /// filter with the batch norm after it. Each is made once.
+    /// Returns the bytes of prepacked constants on each device, in addition to the weights: a matrix in the order of
+    /// its kernel, or a filter multiplied by the following batch norm. Each is computed once.
     pub fn prepared_bytes(&self) -> usize {
         self.on
             .first()
             .map_or(0, |(_, weights)| weights.made_bytes.load(Relaxed))
     }
 
-    /// Returns how long the copies from the file to the devices took in all; none where nothing was copied, as on the CPU.
+    /// Returns the total time of the copies from the file to the devices; none without a copy, as on the CPU.
     pub fn upload_time(&self) -> Option<Duration> {
         let took = self.on.iter().map(|(_, weights)| weights.took);
         took.flatten().reduce(|a, b| a + b)
     }
 
-    /// Returns a copy of one tensor in the host's memory, as the first device has it; none without a tensor of that name.
+    /// Returns a copy of one tensor in the host's memory, read from the first device; none without a tensor of that
+    /// name.
     pub fn read(&self, name: &str) -> Option<Tensor> {
         let (_, weights) = self.on.first()?;
         let held = Tensor(weights.tensors.get(name)?.weight.handle().share());
@@ -96,7 +97,7 @@ pub struct Weights {
     made_bytes: AtomicUsize,
     /// Addresses of the memory every tensor views.
     memory: Range<usize>,
-    /// How long the upload took.
+    /// Duration of the upload.
     took: Option<Duration>,
 }
 
@@ -107,8 +108,8 @@ struct Entry {
 }
 
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`. `joined` gives the order of an upload, `limit`
-    /// throttles it, in bytes a second.
+    /// Makes the tensors of a mapped safetensors object usable on `device`. `joined` sets the order of an upload,
+    /// `limit` its maximum bytes a second.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
@@ -140,7 +141,7 @@ impl Weights {
                 start..start + view.data().len(),
             ));
         }
-        // In file order, so that an upload reads the file from front to back, but for joined tensors.
+        // In file order, except for concatenated tensors, so that an upload reads the file from front to back.
         views.sort_by_key(|(.., range)| range.start);
         let (tensors, memory, took) = match device {
             Device::Cpu => {
@@ -166,7 +167,7 @@ impl Weights {
         })
     }
 
-    /// Makes an empty weight set, for a model without parameters and buffers.
+    /// Creates an empty weight set, for a model without parameters and buffers.
     pub fn none(device: Device) -> Self {
         Self {
             device,
@@ -183,8 +184,8 @@ impl Weights {
         self.memory.contains(&address)
     }
 
-    /// Returns the tensor `name` laid out as `layout` wants it, or why there is none. A copy that was needed for it is
-    /// kept for others if `keep`.
+    /// Returns the tensor `name` in the layout `layout`, or the reason why there is none. With `keep`, a necessary copy
+    /// is kept for later calls.
     pub fn get(
         &self,
         name: &str,
@@ -216,7 +217,7 @@ impl Weights {
         }
     }
 
-    /// Returns the result under this key. Without one, `make` makes it and returns the bytes that it takes.
+    /// Returns the result under this key. Without one, `make` computes it and returns its bytes.
     pub fn made(
         &self,
         key: String,
@@ -282,8 +283,8 @@ impl Weights {
 impl Drop for Weights {
     fn drop(&mut self) {
         if let (Device::Cuda(ordinal), false) = (self.device, self.tensors.is_empty()) {
-            // Kernels that were launched may still read them, on streams the allocator does not know of. A device that
-            // can't be waited for runs nothing any more.
+            // Launched kernels may still read them, on streams that the allocator does not know. A device that fails to
+            // synchronize runs nothing more.
             let _ = cuda().and_then(|cuda| cuda.synchronize(ordinal));
         }
     }

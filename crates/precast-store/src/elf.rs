@@ -96,7 +96,7 @@ pub struct Section<'d> {
     pub offset: u64,
     /// Its bytes in the file.
     pub size: u64,
-    /// True where it is loaded and not executable.
+    /// True if it is loaded and not executable.
     pub data: bool,
 }
 

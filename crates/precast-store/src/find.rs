@@ -54,9 +54,9 @@ pub type Dated<T> = Result<(T, i64), StoreError>;
 /// Selects programs of a listing; an empty filter selects all.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Name of the model; programs of all models where it is absent.
+    /// Name of the model; absent for programs of all models.
     pub model: Option<String>,
-    /// Name of the module; programs of all modules where it is absent.
+    /// Name of the module; absent for programs of all modules.
     pub module: Option<String>,
     /// As `batch=8 seq=128`.
     pub bucket: Option<String>,

@@ -198,7 +198,7 @@ impl Trust {
         if mode & 0o002 != 0 {
             return Err(Distrust::Everybody);
         }
-        // Many systems give each user a group of their own, with the same number.
+        // Many systems have a private group for each user, with the same number.
         if mode & 0o020 != 0 && self.group != Some(gid) && gid != uid {
             return Err(Distrust::Group(gid));
         }

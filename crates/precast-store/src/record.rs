@@ -562,7 +562,7 @@ pub struct Shim {
     pub source: Digest,
     /// Digest of the shared object.
     pub object: Digest,
-    /// Digest of the shared object for CUDA; none where it was compiled without CUDA's headers.
+    /// Digest of the shared object for CUDA; none if it was compiled without CUDA's headers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cuda: Option<Digest>,
 }

@@ -19,13 +19,13 @@ use crate::{
 #[cfg_attr(test, derive(schemars::JsonSchema))]
 pub(super) struct Figures {
     pub calls: usize,
-    /// From the call until its outputs are there.
+    /// From the call until its outputs are computed.
     pub median: f64,
     pub p99: f64,
     /// The time between two answers when a thread does not wait for one before the next call. On the CPU, where a call
     /// returns its answer, it is the mean.
     pub pipelined: f64,
-    /// The run of a fixed program, pipelined, where there is a graph: its inputs are static and not copied.
+    /// The run of a fixed program, pipelined, if there is a graph: its inputs are static and not copied.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replay: Option<f64>,
     /// Answers a second, over all threads.
@@ -42,7 +42,7 @@ struct Taken {
     seconds: f64,
 }
 
-/// How often models take turns.
+/// Number of alternations between models.
 const TURNS: u32 = 8;
 
 /// One request, and how it is measured.
@@ -85,7 +85,7 @@ impl<'a> Caller<'a> {
 }
 
 impl Load<'_> {
-    /// Measures each model, in turns where there are several.
+    /// Measures each model, in alternation if there are several.
     pub(super) fn measure(&self, models: &[&Model]) -> Result<Vec<Figures>> {
         for model in models {
             let warm_up = Instant::now();
@@ -108,7 +108,7 @@ impl Load<'_> {
         Ok(figures.collect())
     }
 
-    /// Makes single calls, and waits for each; a few at least.
+    /// Makes single calls, at least a few, and waits for each.
     fn single(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
         const LEAST: usize = 10;
         let mut caller = Caller::of(model, self.program)?;
@@ -123,7 +123,7 @@ impl Load<'_> {
         Ok(())
     }
 
-    /// Makes calls by every thread at once, and waits for none.
+    /// Makes calls from every thread at once, without waiting for each.
     fn parallel(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
         let stop = AtomicBool::new(false);
         let begin = Instant::now();

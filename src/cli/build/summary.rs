@@ -153,7 +153,7 @@ fn published(release: &Release, before: Option<u64>) {
     }
 }
 
-/// Returns some names, and how many more there are.
+/// Returns some names, and the number of further names.
 fn few<T: AsRef<str>>(names: &[T]) -> String {
     const SOME: usize = 3;
     let some: Vec<&str> = names.iter().take(SOME).map(AsRef::as_ref).collect();
@@ -212,7 +212,7 @@ fn exact_only(summary: &Summary) -> BTreeMap<&str, Vec<&str>> {
     found
 }
 
-/// Returns the new programs with fewer sizes than the spec asks for, and their sizes.
+/// Returns the new programs with fewer sizes than the spec requests, and their sizes.
 fn narrowed(summary: &Summary) -> impl Iterator<Item = (&str, &str)> {
     let built = summary.programs.iter();
     built.filter_map(|(name, outcome)| match outcome {
@@ -230,13 +230,13 @@ pub(in crate::cli) enum Last<'a> {
         programs: Vec<ProgramLine<'a>>,
         /// The findings about modules that could not be captured.
         findings: Vec<Stopped<'a>>,
-        /// How many artifacts were compiled.
+        /// Number of compiled artifacts.
         compiled: usize,
-        /// The newest release; null where there is none.
+        /// The newest release; null if there is none.
         release: Option<Newest<'a>>,
         /// Whether that release is new.
         published: bool,
-        /// Names of programs that the release before had.
+        /// Names of lost programs of the previous release.
         lost: &'a [String],
         /// Requests without a program.
         unanswered: &'a [String],

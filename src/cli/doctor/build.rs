@@ -233,7 +233,7 @@ fn on_path(program: &Path) -> PathBuf {
     found.unwrap_or_else(|| program.to_owned())
 }
 
-/// Returns the C++ library that a shared object was linked with, in words; empty if it can't be read.
+/// Returns the C++ library that a shared object was linked with, as text; empty if it can't be read.
 fn cpp_library(object: &Path) -> String {
     let Ok(Content::SharedObject(object)) = external::inspect(object).map(|report| report.content)
     else {

@@ -178,7 +178,7 @@ fn key(name: &str) -> String {
     }
 }
 
-/// Returns text that stays on one line of a comment.
+/// Returns text that fits on one line of a comment.
 fn one_line(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { ' ' } else { c })

@@ -1,7 +1,7 @@
-//! The JSON schemas in docs/schema, made from the types that the commands print.
+//! The JSON schemas in docs/schema, generated from the types that the commands print.
 //!
-//! A doc comment of a type or a field is its description. After a change of a type,
-//! `UPDATE_SCHEMAS=1 cargo test schemas_are_those_of_the_types` writes the files anew.
+//! A doc comment of a type or a field is its description. After a change of a type, `UPDATE_SCHEMAS=1 cargo test
+//! schemas_are_those_of_the_types` writes the files again.
 
 use std::{collections::BTreeSet, fs, path::Path};
 

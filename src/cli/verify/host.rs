@@ -1,4 +1,4 @@
-//! `precast verify --host`: runs the gates of releases on this host, under its torch, and remembers those that pass.
+//! `precast verify --host`: runs the gates of releases on this host, under its torch, and publishes releases that pass.
 //!
 //! The gates are in `precast_builder::gate::host`; here are the command's arguments and lines.
 
@@ -91,7 +91,7 @@ fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Re
     Ok(gated)
 }
 
-/// Refuses a torch that is older than the one that a program was built with.
+/// Refuses a torch that is older than the torch of a program's build.
 fn not_older(program: &Program, device: Device, host: &Target) -> Result<(), RuntimeError> {
     if !Torch::is_older(&host.torch, &program.target.torch) {
         return Ok(());

@@ -7,14 +7,14 @@
 //! | `coordinate_descent_tuning=true`, `epilogue_fusion=false`, `max_autotune=true` | by `--tune`, unless the settings set it |
 //! | `layout_optimization=false` | by `--tune`, where the graph has convolutions |
 //! | `attention=efficient`, `attention=flash` | by `--tune`, on CUDA, where the graph has attention, unless the settings set it |
-//! | `attention=efficient coordinate_descent_tuning=true` | under the conditions of both: together they are often best for small sizes |
+//! | `attention=efficient coordinate_descent_tuning=true` | under the conditions of both: the combination is often best for small sizes |
 //! | `freezing=false` | by `--tune`, on a CPU where weights are prepacked at load: compares with plain weights |
 //! | offers of installed packages, such as `precast_kernels:split_k triton.enable_pdl=true` | by `--tune`, where the package offers it for the program's segments ([`SegmentPasses::offered`]), unless the settings set all of it |
 //!
 //! The fastest attention kernel depends on sizes: on an H200 torch chooses cuDNN's, which is best for large sizes only.
-//! `attention=cudnn` is not tried, because torch chooses it by itself on devices that it is made for (compute capability 9.0
-//! and 10.0). `triton.enable_pdl=true` is tried with the passes that offer it only: alone it took 0.98 to 1.07 times as long
-//! on an H200 (`benches/results/kernels-h200.json`).
+//! `attention=cudnn` is not tried, because torch chooses it by default on the devices that it is for (compute
+//! capability 9.0 and 10.0). `triton.enable_pdl=true` is tried with the passes that offer it only: without them it took
+//! 0.98 to 1.07 times as long on an H200 (`benches/results/kernels-h200.json`).
 //!
 //! **Keys.** The choice depends on a measurement, so it can't be part of a key that is computed before. The request key
 //! of a tuned program has only the fact that it is tuned; its artifact keys have the chosen options. A build without
@@ -45,7 +45,7 @@ pub(crate) struct OptionSet {
     pub name: String,
 }
 
-/// An option set for one program, with the keys of its artifacts. `refused` says why it can't be chosen.
+/// An option set for one program, with the keys of its artifacts. `refused` is the reason why it can't be chosen.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     pub set: OptionSet,
@@ -55,7 +55,8 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Returns the name of a task of it: the program's, with the option set where there are several candidates.
+    /// Returns the name of a task of this candidate: the name of the program, with the option set if there are several
+    /// candidates.
     pub fn of(&self, program: &str, candidates: usize) -> String {
         match candidates {
             1 => program.to_owned(),
@@ -87,7 +88,7 @@ impl Has {
 
 /// Returns the option sets to compile a program with; the first is kept unless another is faster.
 ///
-/// `all`: as `--tune` says.
+/// `all`: whether `--tune` is set.
 pub(crate) fn option_sets(
     settings: &Compile,
     all: bool,
@@ -124,7 +125,7 @@ pub(crate) fn option_sets(
     sets
 }
 
-/// Returns the options that `--tune` tries, each beside the module's own.
+/// Returns the options that `--tune` tries, each in addition to the module's own.
 fn tuned(settings: &Compile, has: Has, own: &OptionSet) -> Vec<OptionSet> {
     let implied: &[&str] = if settings.mode.autotunes() {
         &["coordinate_descent_tuning", "max_autotune"]
@@ -208,7 +209,7 @@ fn is_named(option: &(&String, &Value)) -> bool {
     *option != (&"freezing".to_owned(), &true.into())
 }
 
-/// Returns an option as `--set` takes it: words without quotes.
+/// Returns an option in the syntax of `--set`: text without quotes.
 fn option((key, value): (&String, &Value)) -> String {
     match value {
         Value::String(word) => format!("{key}={word}"),

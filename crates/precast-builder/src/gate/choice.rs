@@ -1,12 +1,12 @@
-//! Gates the candidates of a program and keeps the fastest one that passes.
+//! The gates of a program's candidates, and the choice of the fastest candidate that passes.
 //!
 //! A [candidate](super::candidates) is an option set for all segments of a program. `--tune` adds a few to the module's
-//! own. A `mode` that autotunes has two candidates. Torch autotunes each kernel alone, which does not measure the
+//! own. A `mode` that autotunes has two candidates. Torch autotunes each kernel separately, which does not measure the
 //! program (on an H200 such a choice made a whole block a fifth slower), so its choice competes with `mode =
 //! "default"`.
 //!
-//! Every candidate has artifacts of its own, with ordinary keys: a segment is compiled once per option set. Each
-//! candidate is gated in a process of its own. A candidate that fails to compile, fails its gate, crashes or hangs is
+//! Every candidate has separate artifacts, with ordinary keys: a segment is compiled once per option set. Each
+//! candidate is gated in a separate process. A candidate that fails to compile, fails its gate, crashes or hangs is
 //! refused with the reason. The program fails only if all are refused. The others are then measured in alternating
 //! calls, as whole programs, in one process and with no other task running.
 //!
@@ -41,12 +41,12 @@ struct Passed {
 pub(crate) struct Fastest {
     pub steps: Vec<Step>,
     pub report: Gate,
-    /// A row for each candidate; empty where there is only one.
+    /// A row for each candidate; empty if there is only one.
     pub tuned: Vec<Tried>,
 }
 
-/// Gates every candidate that is not refused, and returns the fastest one. `steps` makes the steps of a candidate from
-/// its artifacts.
+/// Gates every candidate that is not refused, and returns the fastest one. `steps` returns the steps of a candidate
+/// from its artifacts.
 pub(crate) fn fastest(
     slot: &Slot<'_>,
     job: &Job<'_>,
@@ -71,7 +71,8 @@ pub(crate) fn fastest(
                     failed.get_or_insert(error);
                     Err(why)
                 }
-                // The first may be for exact sizes only. The others must not lose padding that it has.
+                // The first candidate may be for exact sizes only. Another one must not lose padding that the first one
+                // has.
                 Ok(report) => match lost_padding(passed.first(), &report) {
                     Some(why) if index > 0 => Err(why),
                     _ => Ok(report),
@@ -215,15 +216,15 @@ fn measure(
     }
     let runs = report.artifact_runs.unwrap_or(0);
     let wins = report.others_wins.iter().flatten();
-    // Where the first candidate passed, the others have to beat it.
+    // If the first candidate passed, another one must be faster.
     let clear: Vec<bool> = std::iter::once(true)
         .chain(wins.map(|wins| passed[0].candidate != 0 || sign_test::significant(*wins, runs)))
         .collect();
     Ok(least(&all, &clear, passed[0].candidate == 0))
 }
 
-/// Returns the minimum of `latencies` among those that are `clear`, or the first where that one is to be beaten and
-/// none is lower by enough.
+/// Returns the minimum of the `clear` latencies. If `first` is set, returns the first one unless another is lower by
+/// enough.
 fn least(latencies: &[f64], clear: &[bool], first: bool) -> usize {
     let left = (0..latencies.len()).filter(|index| clear.get(*index) == Some(&true));
     let least = left.min_by(|a, b| latencies[*a].total_cmp(&latencies[*b]));
@@ -233,7 +234,7 @@ fn least(latencies: &[f64], clear: &[bool], first: bool) -> usize {
     }
 }
 
-/// Returns the compile time of the artifacts of a candidate, each counted once; none where one of them is missing.
+/// Returns the compile time of the artifacts of a candidate, each counted once; none if one of them is missing.
 fn seconds(store: &Store, keys: &[Digest]) -> Result<Option<f64>, StoreError> {
     let mut total = 0.0;
     for (index, key) in keys.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The gates of a release on another host than the one that built it: under a newer torch.
+//! The gates of a release on another host than that of the build: under a newer torch.
 //!
 //! An artifact needs functions that newer versions of torch keep, so it may run there. Its gates decide: each program
 //! is compared with eager under that torch, with the tolerances of its first gate. Inputs are drawn from the program's
@@ -32,7 +32,7 @@ pub struct HostOptions<'a> {
     pub launcher: Launcher,
     /// Starts the process that compares a program with eager.
     pub gate: GateCommand,
-    /// Where private folders are made; they are removed at the end.
+    /// Parent of private folders, which are removed at the end.
     pub scratch: PathBuf,
     /// Set from outside to end it early.
     pub cancel: Arc<AtomicBool>,
@@ -54,7 +54,7 @@ pub struct GatedRelease {
     pub programs: Vec<GatedProgram>,
     /// Whether every program passed.
     pub passed: bool,
-    /// Number of the release that may run here; none where a gate failed.
+    /// Number of the release that may run here; none if a gate failed.
     pub runs_as: Option<u64>,
 }
 
@@ -68,7 +68,7 @@ pub struct GatedProgram {
     pub module: String,
     /// The bucket.
     pub bucket: String,
-    /// Largest absolute difference to eager; none where nothing was compared.
+    /// Largest absolute difference from eager; none without a comparison.
     pub max_abs: Option<f64>,
     /// The reason of a failure.
     pub error: Option<String>,
@@ -95,8 +95,8 @@ impl HostGates {
         Ok(Self { release, programs })
     }
 
-    /// Gates every program on a host, and publishes the release for it if all pass. `each` gets the result of each
-    /// program. Returns whether the release is new, too.
+    /// Gates every program on a host, and publishes the release for it if all pass. Calls `each` with the result of
+    /// each program. Also returns whether the release is new.
     pub fn run(
         self,
         options: &HostOptions<'_>,
@@ -201,7 +201,7 @@ impl HostGates {
     }
 }
 
-/// Returns the program with the graph for every size of the module, of the variant with these inputs, if it has one.
+/// Returns the program with a graph for every size, of the same module and variant as `program`, if there is one.
 fn any_size<'a>(programs: &'a [Program], program: &Program) -> Option<&'a Program> {
     programs.iter().find(|other| {
         other.title() == program.title() && other.dynamic.is_some() && other.eager.is_some()
@@ -232,7 +232,7 @@ fn smaller(program: &Program, any_size: &Program) -> Vec<Sizes> {
     all
 }
 
-/// Returns the shim for a host's torch: that of an earlier release of the model, or one that a worker compiles.
+/// Returns the shim for a host's torch: the shim of an earlier release of the model, or a newly compiled one.
 fn shim(options: &HostOptions<'_>, model: &str, host: &Target) -> Result<Shim, BuildError> {
     let HostOptions {
         store,

@@ -1,7 +1,7 @@
-//! The gate: a program is published only after it ran and its outputs were compared with eager.
+//! The gate: a program is published only after a run whose outputs were compared with eager.
 //!
-//! The candidate runs through the same runtime that production uses. It has a process of its own, so that a crash or a
-//! hang affects no other candidate. Its objects and artifact records are in the store already. The program's record is
+//! The candidate runs through the same runtime that production uses. It has a separate process, so that a crash or a
+//! hang affects no other candidate. Its objects and artifact records are already in the store. The program's record is
 //! not; the process receives it in the request.
 //!
 //! An output passes when it has eager's dtype and shape, no NaN and no infinity where eager has none, and each element
@@ -14,7 +14,7 @@
 //!
 //! | file | holds |
 //! |---|---|
-//! | `request` | the questions to a gate's process, and its answer |
+//! | `request` | the requests to a gate's process, and its answers |
 //! | `process` | the process: its start, its limits and its end |
 //! | `candidates` | the option sets that a program can be compiled with |
 //! | `choice` | the gates of a program's candidates, and the fastest one |
@@ -37,8 +37,8 @@ use precast_store::record::Dtype;
 pub(crate) use self::process::{GateProcess, LIMIT};
 pub use self::request::{GateRequest, Question, Samples, SmokeRequest, StoredWeights, Verdict};
 
-/// Returns the relative and the absolute tolerance of an output of this dtype where the spec has none. The absolute one
-/// is to be scaled.
+/// Returns the default relative and absolute tolerance of an output of this dtype. The absolute tolerance must be
+/// scaled.
 pub fn tolerance(dtype: Dtype) -> (f64, f64) {
     match dtype {
         Dtype::Float64 => (1e-7, 1e-8),

@@ -19,7 +19,7 @@ use crate::{
     limits::{Limits, Stop, end_family},
 };
 
-/// How long a candidate may run.
+/// Maximum time of a candidate's run.
 pub(crate) const LIMIT: Duration = Duration::from_secs(900);
 
 /// The start and the limits of a gate's process.
@@ -31,14 +31,15 @@ pub(crate) struct GateProcess<'a> {
 }
 
 impl GateProcess<'_> {
-    /// Asks a process a question, and returns the report for a candidate's receipt.
+    /// Sends a request to a gate's process, and returns the report for a candidate's receipt.
     pub fn ask(&self, request: &impl Serialize) -> Result<Gate, BuildError> {
         let request = serde_json::to_vec(request).map_err(|e| BuildError::Protocol {
             message: e.to_string(),
         })?;
         let (mut child, _lifeline) = self.start()?;
         if let Some(mut stdin) = child.stdin.take() {
-            // In a thread: a child that loads libtorch does not read yet. The status tells of a child that died early.
+            // In a thread: a child that is loading libtorch does not read yet. The exit status shows that a child ended
+            // early.
             thread::spawn(move || stdin.write_all(&request));
         }
         let out = collect(child.stdout.take());

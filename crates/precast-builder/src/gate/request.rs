@@ -28,7 +28,7 @@ pub struct GateRequest {
     /// The steps of other candidates, to be measured in rounds with the program's.
     #[serde(default)]
     pub others: Vec<Vec<Step>>,
-    /// Whether no other task of the build runs at the same time: then it is measured for longer, and the result
+    /// Whether no other task of the build runs at the same time. The measurement then takes longer, and its result
     /// decides.
     #[serde(default)]
     pub exclusive: bool,
@@ -40,7 +40,7 @@ pub struct GateRequest {
     pub aliases: BTreeMap<String, String>,
     /// Inputs, and eager's outputs for them.
     pub samples: Samples,
-    /// How often to run it.
+    /// Number of runs.
     pub steps: u32,
     /// Relative tolerance of the spec; none for that of the dtype.
     pub rtol: Option<f64>,
@@ -77,7 +77,7 @@ pub struct SmokeRequest {
     pub programs: Vec<Program>,
     /// The shim for this torch.
     pub shim: Shim,
-    /// The current weights; none where no release has the programs. Then only NaN is wrong.
+    /// The current weights; none if no release has the programs. Then only NaN is an error.
     pub before: Option<StoredWeights>,
     /// The weights that are to be published.
     pub after: StoredWeights,

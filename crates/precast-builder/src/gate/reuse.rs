@@ -8,11 +8,11 @@
 //! |---|---|
 //! | the program | its record except key, receipt and provenance: steps with their artifacts and bindings, the exported graph, constants, layouts, checks, padding |
 //! | the gate | the digest of the samples (inputs, and eager's outputs), the weight set and its aliases, smoke steps, tolerances, the compute dtype of each output |
-//! | the host | the machine, its CPU model, the number of cores for the build, and the driver where it has a GPU |
+//! | the host | the machine, its CPU model, the number of cores for the build, and the driver if it has a GPU |
 //! | precast | its version |
 //!
 //! The second to fourth are in the receipt as `gate_given`; `gated_by` names the predecessor. When a program is tuned
-//! again, every candidate is gated. A program of which a file was lost is gated again too.
+//! again, every candidate is gated. A program that lost a file is gated again too.
 
 use std::{fs, thread};
 
@@ -36,7 +36,8 @@ pub(crate) struct Earlier {
     pub padding: Padding,
 }
 
-/// Returns the inputs of a gate beside the program. Without readable samples there are none, and the gate will fail.
+/// Returns the inputs of a gate, in addition to the program. Returns none without readable samples: the gate will then
+/// fail.
 pub(crate) fn given(request: &GateRequest) -> Option<Given> {
     let Samples::File(samples) = &request.samples else {
         return None;
@@ -56,7 +57,7 @@ pub(crate) fn given(request: &GateRequest) -> Option<Given> {
     })
 }
 
-/// Returns the gate of the previous program in this one's place, if it had the same inputs.
+/// Returns the gate of the previous program, to be used for this one, if both have the same inputs.
 pub(crate) fn earlier(
     store: &Store,
     job: &Job<'_>,
@@ -64,7 +65,7 @@ pub(crate) fn earlier(
     candidates: &[Candidate],
     given: &Given,
 ) -> Result<Option<Earlier>, StoreError> {
-    // An artifact that was lost has other bytes under the same key now.
+    // A rebuilt artifact has other bytes under the same key.
     let lost = matches!(job.reasons, [Reason::ObjectMissing { .. }]);
     let (Some(before), [Candidate { refused: None, .. }], false) = (&job.before, candidates, lost)
     else {
@@ -96,7 +97,7 @@ pub(crate) fn earlier(
 /// Returns the properties of a host that decide its answers and its speed.
 fn host(device: DeviceKind) -> Host {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-    // The ID of a machine is not for others to see. An image without one has that of the boot.
+    // The ID of a machine is private. An image without one has the ID of its boot.
     let machine = match read("/etc/machine-id") {
         id if id.trim().is_empty() => read("/proc/sys/kernel/random/boot_id"),
         id => id,

@@ -1,28 +1,29 @@
-//! A sign test: the faster one of two programs, from alternating calls of both.
+//! A sign test: finds the faster one of two programs from alternating calls of both.
 //!
-//! Two medians say little on a machine with other work. A program counts as faster only if it was faster in more rounds
-//! than chance explains and, where the choice has a cost, by more than a margin.
+//! Two medians prove little on a machine with other work. A program counts as faster only if it was faster in more
+//! rounds than chance explains and, if the choice has a cost, by more than a margin.
 //!
-//! **Artifact or eager.** The gate of a program runs beside compiles and other gates. That noise does not affect both
-//! equally: a program that uses all cores waits for the slowest one. The measurement is good enough to show that an
-//! artifact is not slower, which nearly always holds. If eager seems faster, the program is measured again at once, for
-//! more rounds and with no other task running; only this measurement marks it as slower. It costs a process and some
-//! seconds, and the other workers wait for it after their current task. Without a decision, the artifact answers.
+//! **Artifact or eager.** The gate of a program runs at the same time as compiles and other gates. That noise does not
+//! affect both equally: a program that uses all cores waits for the slowest one. The measurement is good enough to show
+//! that an artifact is not slower, which nearly always holds. If eager seems faster, the program is measured again at
+//! once, for more rounds and with no other task running; only this measurement marks it as slower. It costs a process
+//! and some seconds, and the other workers wait for it after their current task. Without a decision, the artifact
+//! answers.
 //!
 //! The runtime also measures calls, to choose between buckets. It does not choose between a program's artifact and
 //! eager: it loads only one of them. A rebuilt program is measured again.
 
 use precast_store::record::{Faster, SignTest, receipt::Gate};
 
-/// How likely two equal programs may be taken for a faster and a slower one.
+/// Maximum probability that two equal programs count as a faster and a slower one.
 const CHANCE: f64 = 0.01;
 
-/// How many times as long as eager an artifact must take for eager to answer in its place.
+/// Minimum ratio of the artifact's time to eager's for eager to run instead.
 const SLOWER: f64 = 1.1;
 
-/// Returns whether chance does not explain `wins` of `rounds`.
+/// Returns whether `wins` of `rounds` are more than chance explains.
 pub(crate) fn significant(wins: u64, rounds: u64) -> bool {
-    // The chance of `k` wins of equals, from k = 0 on.
+    // The probability of `k` wins of two equal programs, from k = 0 on.
     let mut exactly = 0.5_f64.powi(i32::try_from(rounds).unwrap_or(i32::MAX));
     let mut at_least = 0.0;
     for k in 0..=rounds {

@@ -13,10 +13,10 @@ use precast_store::Digest;
 pub struct Field {
     /// Names and list positions, from the outside in.
     pub path: Vec<String>,
-    /// Absent on one side: not there at all.
+    /// The value in the older key; absent if it has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub old: Option<Value>,
-    /// The value in the newer key; absent where it has no such field.
+    /// The value in the newer key; absent if it has no such field.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub new: Option<Value>,
 }

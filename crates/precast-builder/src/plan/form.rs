@@ -19,7 +19,7 @@ pub struct Form {
     pub dynamic: Option<record::Dynamic>,
     /// False for a program that only eager runs.
     pub compiled: bool,
-    /// Whether the module can do without it: it is only there for requests that nothing else answers.
+    /// Whether the module works without it: it only answers requests that nothing else answers.
     pub optional: bool,
 }
 
@@ -34,7 +34,7 @@ impl Form {
         !self.compiled && self.dynamic.is_some()
     }
 
-    /// Returns the sizes in its key. Eager for any size does not depend on the buckets, so it has sizes of its own.
+    /// Returns the sizes in its key. Eager for any size does not depend on the buckets, so it has separate sizes.
     pub fn key_sizes(&self) -> Sizes {
         if self.is_eager() {
             self.sizes.keys().map(|dim| (dim.clone(), 2)).collect()
@@ -43,8 +43,8 @@ impl Form {
         }
     }
 
-    /// Returns whether a capture holds for fewer sizes than were asked for. A compiled one starts at 2: size 1 has a
-    /// form of its own.
+    /// Returns whether a capture supports fewer sizes than requested. A compiled program starts at 2: size 1 has a
+    /// separate form.
     pub fn is_narrowed_by(&self, held: &record::Dynamic) -> bool {
         let least = if self.compiled { 2 } else { 1 };
         self.dynamic.iter().flatten().any(|(dim, asked)| {
@@ -84,7 +84,7 @@ pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
     let asked: Option<record::Dynamic> = match &settings.dynamic {
         Dynamic::All(false) => None,
         Dynamic::All(true) => Some(every()),
-        // A default speaks to modules that do not have all of its dimensions.
+        // A default also applies to modules without some of its dimensions.
         Dynamic::Dims(dims) => {
             let own = |(dim, _): &(&String, _)| largest.contains_key(*dim);
             let own: record::Dynamic = dims
@@ -139,8 +139,8 @@ fn largest(module: &Module) -> Sizes {
     largest
 }
 
-/// Returns forms of a dynamic program for size 1: one for each set of the dimensions that go down to it. A tensor with
-/// one element in an axis broadcasts, so each has a graph of its own.
+/// Returns forms of a dynamic program for size 1: one for each set of the dimensions whose minimum is 1. A tensor with
+/// one element in an axis broadcasts, so each set has a separate graph.
 fn at_one(form: &Form, dims: &record::Dynamic) -> Vec<Form> {
     let mut found = vec![form.clone()];
     for dim in dims

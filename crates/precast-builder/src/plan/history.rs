@@ -12,19 +12,19 @@ use super::readable;
 /// The module, bucket and device that successive programs are for.
 #[derive(Clone, Debug, Default)]
 pub struct Place<'a> {
-    /// Name of the module, or its title where it has variants.
+    /// Name of the module, or its title if it has variants.
     pub module: &'a str,
     /// As `batch=8 seq=128`, `dynamic` or `eager`.
     pub bucket: &'a str,
     /// `cpu` or `cuda`.
     pub device: &'a str,
-    /// The names of the inputs; none when they are not known.
+    /// The names of the inputs; none if they are not known.
     pub inputs: Option<BTreeSet<String>>,
     /// The inputs of the module's other variants.
     pub siblings: Vec<BTreeSet<String>>,
 }
 
-/// The history of one model. Releases are read when they are asked for, each one once.
+/// The history of one model. Releases are read lazily, each one once.
 pub struct History<'a> {
     store: &'a Store,
     model: &'a str,
@@ -88,7 +88,7 @@ impl<'a> History<'a> {
         self.last(rows, than)
     }
 
-    /// Returns the names of the inputs of other variants that a release has beside `program`.
+    /// Returns the names of the inputs of the other variants in the release of `program`.
     pub fn siblings(&self, program: &Program) -> Result<Vec<BTreeSet<String>>, StoreError> {
         let release = match self.store.releases().released(&program.id)? {
             Some(seq) => self.store.releases().at(self.model, seq)?,
@@ -115,7 +115,7 @@ impl<'a> History<'a> {
         Ok(found)
     }
 
-    /// Returns the newest of `rows`, which stood for one thing, or the newest before `than`.
+    /// Returns the newest of `rows`, all for the same program of the spec, or the newest one before `than`.
     fn last(
         &mut self,
         rows: Vec<ProgramRow>,
@@ -223,7 +223,7 @@ mod tests {
             Some(b),
             "not released: newer than all releases"
         );
-        // Back to an older state: what was before it is what was before its first release.
+        // Back to an older state: its predecessor is the program before its first release.
         store
             .releases()
             .put(&testing::release("m", None, &[a]))
@@ -276,7 +276,7 @@ mod tests {
         };
         assert_eq!(ask(&["ids", "image"], &[&["ids"]], None), Some(image.id));
         assert_eq!(ask(&["ids"], &[&["ids", "image"]], None), Some(text.id));
-        // An input was renamed: what it was before is the variant that no other one is.
+        // An input was renamed: the predecessor is the variant that no other program matches.
         assert_eq!(ask(&["tokens"], &[&["ids", "image"]], None), Some(text.id));
 
         let later = put("c", &["ids"]);

@@ -17,7 +17,7 @@
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
-//! | `padding`: who says whether requests may be padded | yes | no |
+//! | `padding`: the rule for padded requests | yes | no |
 //! | whether `--tune` was given | yes | no: its choice is in `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -25,9 +25,9 @@
 //!
 //! `fullgraph` and `fail_policy` decide how a build handles a failed capture and a missing artifact; they do not change
 //! a finished program. Smoke steps and tolerances decide whether a program is published; a program that was published
-//! under looser ones stays. A tuned program has a key of its own, so that the store can have it beside the untuned one;
-//! a build without `--tune` uses it if it exists. The padding value and the range of samples change no artifact, but
-//! they are in the program's record, so they are in its key.
+//! under looser ones stays. A tuned program has a separate key, so that the store can have it in addition to the
+//! untuned one; a build without `--tune` uses it if it exists. The padding value and the range of samples change no
+//! artifact, but they are in the program's record, so they are in its key.
 
 use std::collections::BTreeMap;
 
@@ -42,8 +42,8 @@ use precast_store::canon::{self, Shared};
 
 use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedState};
 
-/// The version of the worker: part of every key, so that a change in how it captures or compiles makes every old
-/// artifact miss. What only makes new artifacts faster leaves it as it is.
+/// The version of the worker, a part of every key: a change in its capture or compilation makes every old artifact
+/// miss. A change that only makes new artifacts faster does not change the version.
 pub(crate) const PROTOCOL: u32 = 2;
 
 /// The fields that all programs of a model have in common, written once by [`Common::shared`].
@@ -53,7 +53,7 @@ pub struct Common<'a> {
     pub model: &'a str,
     /// The spec's entry, as `module:callable`.
     pub entry: &'a str,
-    /// The spec's callable for sample inputs, as `module:callable`; none where it names none.
+    /// The spec's callable for sample inputs, as `module:callable`; none if it has none.
     pub samples: Option<&'a str>,
     /// Whether the spec names a file of weights: programs then hold the constants that such a file lacks.
     pub weights_file: bool,
@@ -76,7 +76,7 @@ pub struct RequestKey<'a> {
     pub path: &'a str,
     /// Name of the method that is captured.
     pub method: &'a str,
-    /// At this bucket, in call order; none when they are captured from sample inputs.
+    /// At this bucket, in call order; none if they are captured from sample inputs.
     pub inputs: Option<&'a [Input]>,
     /// The states that the spec names, at this bucket.
     pub state: &'a [SizedState],
@@ -92,7 +92,7 @@ pub struct RequestKey<'a> {
     pub settings: &'a Compile,
     /// The rule for padding a smaller request into it.
     pub padding: PaddingRule,
-    /// Whether it is to be chosen among several option sets by measuring.
+    /// Whether measurements choose it among several option sets.
     pub tuned: bool,
 }
 
@@ -130,7 +130,8 @@ pub struct HeldKey<'a> {
 pub(crate) struct Pass {
     /// As the spec names it.
     pub callable: String,
-    /// Of the project's files that it is made of; of an installed one the version and every Python file of its package.
+    /// Digest of the project's files of the pass; for an installed one, the version and every Python file of its
+    /// package.
     pub source: Digest,
 }
 
@@ -152,7 +153,7 @@ impl Common<'_> {
 }
 
 impl RequestKey<'_> {
-    /// Returns the key's digest alone: all that a build with nothing to do needs.
+    /// Returns only the key's digest: a build with nothing to do needs no more.
     pub fn digest(&self) -> Digest {
         canon::digest_with(&self.own(), "common", self.common)
     }
@@ -160,7 +161,7 @@ impl RequestKey<'_> {
     /// Returns the key and its digest.
     pub fn explained(&self) -> (Digest, Value) {
         let mut fields = self.own();
-        // Where a reader of `diff` looks for it: before the fields of the module.
+        // At the place where a reader of `diff` expects it: before the fields of the module.
         fields.shift_insert(3, "common".to_owned(), self.common.value().clone());
         (self.digest(), fields.into())
     }

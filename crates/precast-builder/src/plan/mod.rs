@@ -51,7 +51,7 @@ use crate::spec::{CommandLine, Compile, Effective, Module, Origin, Overrides, Sp
 /// The code of a failure by lack of memory, of the device or the host.
 pub(crate) const OUT_OF_MEMORY: &str = "out_of_memory";
 
-/// Why a plan can't be made.
+/// The reason why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// A source of the model can't be read.
@@ -71,7 +71,7 @@ pub enum PlanError {
         path: String,
         /// Name of the method that it is for.
         method: String,
-        /// The first thing that is wrong.
+        /// The first problem.
         message: String,
     },
     /// The glob of `--only` matches no program of the spec.
@@ -99,7 +99,7 @@ impl PlanError {
     }
 }
 
-/// One program that a spec asks for.
+/// One program of a spec.
 #[derive(Clone, Debug)]
 pub struct Item {
     /// Index into [`Spec::modules`].
@@ -108,15 +108,15 @@ pub struct Item {
     pub form: Form,
     /// Settings of its module, with the layer of each.
     pub settings: Effective,
-    /// Why the spec leaves its module to eager, if it does.
+    /// The reason why the spec leaves its module to eager, if it does.
     pub left_to_eager: Option<String>,
-    /// Whether it is in the store.
+    /// The state of the program in the store.
     pub state: State,
     /// Its place among all programs of the spec.
     pub place: usize,
 }
 
-/// Whether a program is there.
+/// The state of a program in the store.
 #[derive(Clone, Debug)]
 pub enum State {
     /// It is in the store.
@@ -128,14 +128,14 @@ pub enum State {
     Miss {
         /// The request key and its explanation.
         key: Option<(Digest, Value)>,
-        /// Why it is missing, the strongest reason first.
+        /// The reasons why it is missing, the strongest one first.
         reasons: Vec<Reason>,
-        /// The previous program in its place.
+        /// The previous program.
         before: Option<Digest>,
-        /// Whether it is known that every artifact is there: it is captured, and nothing is compiled for it.
+        /// Whether every artifact is known to exist: the program is captured, and nothing is compiled for it.
         capture_only: bool,
     },
-    /// The module can do without it, and the last attempt with this very key failed.
+    /// The module works without it, and the last attempt with the same key failed.
     Skipped {
         /// The request key.
         key: Digest,
@@ -172,7 +172,7 @@ impl Item {
         format!("{} {}", spec.title(self.module), self.form.name())
     }
 
-    /// Returns the program, if it is there.
+    /// Returns the program, if it is in the store.
     pub fn hit(&self) -> Option<Digest> {
         match self.state {
             State::Hit { id } => Some(id),
@@ -185,7 +185,8 @@ impl Item {
         !matches!(self.state, State::Skipped { .. })
     }
 
-    /// Returns whether eager answers uncovered requests by the default of `fail_policy`, and not because the spec asks.
+    /// Returns whether eager answers uncovered requests by the default of `fail_policy`, and not because the spec
+    /// requests it.
     pub fn eager_unasked(&self) -> bool {
         self.form.is_eager()
             && self.left_to_eager.is_none()
@@ -225,7 +226,7 @@ pub struct PlanRequest {
     pub only: Option<String>,
     /// Settings from the command line.
     pub command_line: CommandLine,
-    /// Whether every compiled program is to be the fastest of several option sets.
+    /// Whether to choose the fastest of several option sets for every compiled program.
     pub tune: bool,
 }
 
@@ -270,7 +271,7 @@ pub fn plan(
             let state = match &common {
                 None => never_opened(release.as_ref()),
                 Some(common) => {
-                    // A program that is not selected is kept as it is.
+                    // A program that is not selected does not change.
                     let tune = request.tune && selected;
                     let program = (module, &form, &settings.compile);
                     state(common, program, tune, siblings(spec, module), past.as_mut())?
@@ -316,7 +317,8 @@ fn never_opened(release: Option<&Release>) -> State {
     }
 }
 
-/// Returns the state of a program: of the tuned one if it is to be tuned, or is there and no release has the plain one.
+/// Returns the state of a program. It is the state of the tuned program if the program is to be tuned, or if the tuned
+/// one exists and no release has the untuned one.
 fn state(
     common: &Shared,
     (module, form, settings): (&Module, &Form, &Compile),
@@ -406,7 +408,7 @@ fn has_artifacts(store: &Store, program: &Program) -> Result<bool, StoreError> {
     Ok(true)
 }
 
-/// Returns a program. One with a damaged record is treated as missing: the build makes it again.
+/// Returns a program. A program with a damaged record counts as missing: the build creates it again.
 fn readable(store: &Store, id: &Digest) -> Result<Option<Program>, StoreError> {
     undamaged(store.records().program(id))
 }

@@ -1,4 +1,4 @@
-//! Why a program is built or found: reasons as values, with the old and the new state.
+//! Reasons why a program is built or found, as values with the old and the new state.
 //!
 //! A record has its explained key. The comparison with the current explained key gives [`Field`]s ([`super::diff`], for
 //! `precast diff`); these give [`Reason`]s ([`reasons`], for `plan` and `why`). Both need only the explanations, so
@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use super::diff::{Field, bare, compare, shown};
 
-/// Why a program or an artifact has to be built, or why a change did not matter.
+/// The reason why a program or an artifact has to be built, or why a change had no effect.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "reason", rename_all = "kebab-case")]
@@ -152,18 +152,18 @@ pub enum Reason {
         /// The field with its old and new value.
         field: Field,
     },
-    /// Why nothing was rebuilt: a file changed that the entry neither imports nor reads.
+    /// Nothing was rebuilt: the entry neither imports nor reads the changed file.
     NotASource {
         /// Relative to the spec's folder, with `/`.
         path: String,
     },
-    /// Why nothing was rebuilt: nothing changed.
+    /// Nothing was rebuilt: nothing changed.
     Unchanged,
 }
 
 impl Reason {
-    /// Returns whether no artifact can be another one for this: it only changes a program's record, as the names of
-    /// things and what pads an input.
+    /// Returns whether this leaves every artifact unchanged. It then only changes a program's record, such as names and
+    /// padding values.
     pub fn leaves_artifacts(&self) -> bool {
         match self {
             Self::SettingChanged { name, .. } => matches!(&**name, "model" | "module" | "padding"),
@@ -270,8 +270,8 @@ fn gained_and_lost(old: &Value, new: &Value) -> String {
     format!("`{}`", all.join(" "))
 }
 
-/// Returns why a thing whose key was explained as `old` is another one now, most telling first; empty when both are
-/// the same.
+/// Returns the reasons why the key `new` of a thing differs from its key `old`, most specific first; empty if both are
+/// equal.
 pub fn reasons(old: &Value, new: &Value) -> Vec<Reason> {
     let mut found = Vec::new();
     let empty = Map::new();
@@ -461,7 +461,7 @@ fn passes(found: &mut Vec<Reason>, old: &Value, new: &Value) {
     }));
 }
 
-/// Returns what both maps have: `(name, old, new)`, in the order of the old one, then what only the new one has.
+/// Returns the entries of both maps as `(name, old, new)`: those of the old map in its order, then the new ones.
 fn pairs(
     old: &Map<String, Value>,
     new: &Map<String, Value>,

@@ -48,7 +48,7 @@ struct Stamp {
     ctime: i128,
     inode: u64,
     device: u64,
-    /// When it was hashed.
+    /// Time at which it was hashed.
     hashed: i128,
     digest: Digest,
 }
@@ -60,7 +60,7 @@ impl StatCache {
         Self::of(file, fs::File::open(file))
     }
 
-    /// Reads the cache of a store; an empty one when there is none that can be read, or others could have written it.
+    /// Reads the cache of a store. Returns an empty one if it is missing, unreadable, or writable by other users.
     pub fn in_store(store: &Store) -> Self {
         let file = store.path().join("cache").join("sources.json");
         Self::of(&file, store.open_file(&file))
@@ -130,11 +130,11 @@ fn nanoseconds(time: SystemTime) -> i128 {
     }
 }
 
-/// Returns the parts of keys that are known without Python: none when the model was never built from
-/// this entry, or when its torch or the GPU is not to be found.
+/// Returns the parts of keys that are known without Python. Returns none if the model was never built from this entry,
+/// or if its torch or the GPU is missing.
 ///
-/// `torch` is the folder of the package that a build would use; without it, it is that of the last build. A store may
-/// have releases made with several.
+/// `torch` is the folder of the package for the build. Without it, the torch of the last build counts. A store may have
+/// releases for several versions of torch.
 pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<Known>, PlanError> {
     let model = &spec.model.name;
     let with_torch = match torch {
@@ -193,7 +193,7 @@ pub fn file_digest(path: &Path, store: &Store) -> Result<Digest, PlanError> {
     Ok(digest)
 }
 
-/// Returns the entry with the digests and versions of now. Files and packages that are gone are left out.
+/// Returns the entry with the current digests and versions. Leaves out missing files and packages.
 pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entry, PlanError> {
     let mut sources = Vec::new();
     for source in &entry.sources {
@@ -216,7 +216,7 @@ pub fn refresh(root: &Path, entry: &Entry, cache: &mut StatCache) -> Result<Entr
     })
 }
 
-/// Returns the first source whose bytes are other ones than `entry` says, read anew.
+/// Returns the first source whose bytes differ from `entry`. Reads all of them again.
 pub fn changed_source(root: &Path, entry: &Entry) -> Option<String> {
     let same = |source: &SourceFile| {
         Digest::of_file(&root.join(&source.path)).is_ok_and(|(now, _)| now == source.digest)
@@ -249,7 +249,7 @@ fn packages(remembered: &[Package], site_packages: &[String]) -> Vec<Package> {
         .collect()
 }
 
-/// Returns the version of every installed package by its normal name; the first folder wins.
+/// Returns the version of every installed package by its normal name. Of two equal names the first folder counts.
 fn installed(site_packages: &[String]) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     for folder in site_packages {
@@ -286,8 +286,8 @@ fn normal(name: &str) -> String {
     parts.join("-").to_lowercase()
 }
 
-/// Returns files of the project that changed after `since` and are not sources, sorted, at most `limit` of them: what
-/// `why` can say had no effect. Hidden folders, `__pycache__` and `skip` are left out.
+/// Returns files of the project that changed after `since` and are not sources, sorted, at most `limit` of them. `why`
+/// reports that they had no effect. Hidden folders, `__pycache__` and `skip` are left out.
 pub fn bystanders(
     root: &Path,
     entry: &Entry,
@@ -364,7 +364,7 @@ mod tests {
         }
     }
 
-    /// Makes the file look as if it was written a minute ago, as files of a checkout are.
+    /// Makes the file appear a minute old, like the files of a checkout.
     fn age(cache: &mut StatCache) {
         for stamp in cache.stamps.values_mut() {
             stamp.hashed += 60_000_000_000;

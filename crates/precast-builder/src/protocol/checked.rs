@@ -15,15 +15,15 @@ pub struct Checked {
     pub findings: Vec<Finding>,
     /// Open questions, each a sentence without its final period.
     pub unknown: Vec<String>,
-    /// Whether a build can capture it; null where it was not looked at.
+    /// Whether a build can capture it; null if it was not checked.
     pub captured: Option<bool>,
-    /// Calls of artifacts at one bucket, and how many artifacts these are.
+    /// Number of artifact calls at one bucket.
     pub steps: Option<u64>,
-    /// How many distinct artifacts these calls have.
+    /// Number of distinct artifacts of these calls.
     pub artifacts: Option<u64>,
     /// Bucketed dimension -> the sizes that a dynamic artifact holds for; null where the code fixes it.
     pub dynamic: Option<BTreeMap<String, Option<Free>>>,
-    /// Lists of submodules, and how many artifacts each needs.
+    /// Lists of submodules, each with the number of artifacts that it needs.
     #[serde(default)]
     pub lists: Vec<Repeated>,
     /// The reasons against a CUDA graph.
@@ -47,11 +47,11 @@ pub struct Repeated {
     pub glob: String,
     /// Their class, as Python names it.
     pub class: String,
-    /// How many of them the module calls.
+    /// Number of members that the module calls.
     pub count: u64,
-    /// How many artifacts they need as a region.
+    /// Number of artifacts that they need as a region.
     pub artifacts: u64,
-    /// Whether the spec has them as a region.
+    /// Whether they are a region of the spec.
     pub region: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct KeptOut {
 pub struct Recompiles {
     /// In the order in which they were made; the first two have the same sizes.
     pub calls: Vec<TorchCall>,
-    /// How often torch.compile compiles a function before it leaves it to eager.
+    /// Maximum number of compiles of a function before torch.compile leaves it to eager.
     pub limit: u64,
 }
 
@@ -101,7 +101,7 @@ pub struct Cost {
     pub flops_per_second: f64,
     /// Bytes that this machine reads from memory in a second.
     pub bytes_per_second: f64,
-    /// How the machine's rates were found.
+    /// The measurement of the machine's rates.
     pub measured: String,
 }
 
@@ -125,11 +125,11 @@ pub struct BucketCost {
 pub struct Free {
     /// Smallest size; torch.export can't go below 2.
     pub min: u64,
-    /// None for no bound.
+    /// Absent for no bound.
     pub max: Option<u64>,
 }
 
-/// How much a finding matters.
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -143,22 +143,22 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Returns the word that is printed.
+    /// Returns the printed word.
     pub fn word(self) -> &'static str {
         ["low", "medium", "high"][self as usize]
     }
 }
 
-/// One thing that keeps a module from being compiled, or that a compiled module does otherwise.
+/// A construct that prevents the compilation of a module, or that has another effect in a compiled module.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Finding {
     /// The category, a stable name.
     #[cfg_attr(feature = "schema", schemars(extend("enum" = crate::spec::check::CATEGORIES)))]
     pub category: String,
-    /// How much it matters.
+    /// Its severity.
     pub severity: Severity,
-    /// Why it matters, in one sentence.
+    /// Its consequence, in one sentence.
     pub why: String,
     /// The replacement.
     pub fix: Fix,

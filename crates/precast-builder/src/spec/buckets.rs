@@ -17,7 +17,7 @@ const MAX_POINTS: usize = 10_000;
 pub(super) struct Buckets {
     /// Sorted, distinct, all with the same dimensions.
     pub points: Vec<Sizes>,
-    /// Where each dimension is written first.
+    /// The first place of each dimension in the file.
     dims: BTreeMap<String, Span>,
     place: Span,
 }
@@ -233,7 +233,7 @@ pub(super) fn check(
     }
 }
 
-/// Returns how many bytes the input has at a bucket, if that is a number a machine can address.
+/// Returns the bytes of the input at a bucket, if a machine can address that many.
 fn bytes(input: &super::InputSpec, sizes: &Sizes) -> Option<i64> {
     let element = i64::try_from(input.dtype.size()).ok()?;
     let layout = input.sized(sizes).layout;

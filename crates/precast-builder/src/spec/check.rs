@@ -46,7 +46,7 @@ pub struct Allow {
     pub finding: String,
     /// The function that it is in, as `Block.forward`; none for every function.
     pub function: Option<String>,
-    /// Why it is intended, in the user's words.
+    /// The reason why it is intended, as the user wrote it.
     pub reason: String,
 }
 

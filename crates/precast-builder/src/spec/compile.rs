@@ -1,6 +1,6 @@
 //! The settings of `[compile]`, and the layers that decide each one.
 //!
-//! | layer, strongest first | where it is written |
+//! | layer, strongest first | its place |
 //! |---|---|
 //! | [`Origin::CommandLine`] | `--set` of one run |
 //! | [`Origin::Module`] | the `[[module]]` entry |
@@ -53,13 +53,13 @@ pub enum Mode {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum FailPolicy {
-    /// Eager answers in its place.
+    /// Eager answers instead.
     FallbackEager,
     /// The call fails, and so does a build that lacks the program.
     Raise,
 }
 
-/// Whether a module gets a dynamic-shape artifact besides its buckets.
+/// Whether a module gets a dynamic-shape artifact in addition to its buckets.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
@@ -73,10 +73,10 @@ pub enum Dynamic {
 macro_rules! words {
     ($type:ident { $($variant:ident = $word:literal),* $(,)? }) => {
         impl $type {
-            /// Every value by the word that the spec uses for it.
+            /// Every value by its word in the spec.
             pub const WORDS: &'static [(&'static str, Self)] = &[$(($word, Self::$variant)),*];
 
-            /// Returns the word that the spec uses.
+            /// Returns the value's word in the spec.
             pub fn name(self) -> &'static str {
                 match self { $(Self::$variant => $word),* }
             }
@@ -109,13 +109,13 @@ impl Mode {
 /// Inductor options by their own dotted names, and [`ATTENTION`].
 pub type InductorOptions = BTreeMap<String, Value>;
 
-/// Which kernel attention becomes.
+/// The kernel for attention.
 pub const ATTENTION: &str = "attention";
 
 /// The choice is left to torch: the default.
 pub const AUTO: &str = "auto";
 
-/// The options that are not Inductor's, with their values: torch's own choice, and what that can be
+/// The options that are not Inductor's, each with its values, torch's own choice first
 /// (`torch.nn.attention.SDPBackend`).
 pub const WORDS: &[(&str, &[&str])] =
     &[(ATTENTION, &[AUTO, "flash", "efficient", "cudnn", "math"])];
@@ -200,7 +200,7 @@ settings! {
     backend: Backend = Backend::Inductor;
     /// torch's compile mode.
     mode: Mode = Mode::Default;
-    /// Dimensions for which one dynamic-shape artifact is made beside the buckets.
+    /// Dimensions of a dynamic-shape artifact in addition to the buckets.
     dynamic: Dynamic = Dynamic::All(false);
     /// False: a module that cannot be captured whole is reported and left out, not an error.
     fullgraph: bool = true;
@@ -219,7 +219,7 @@ settings! {
 }
 
 impl Compile {
-    /// Returns whether the submodule `fqn` may be compiled at all.
+    /// Returns whether the submodule `fqn` may be compiled.
     pub fn compiles(&self, fqn: &str) -> bool {
         self.enabled
             && self.backend != Backend::Eager
@@ -233,7 +233,7 @@ impl Compile {
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum Origin {
-    /// No layer says it.
+    /// No layer sets it.
     BuiltIn,
     /// The spec's `[compile]` table.
     Spec,
@@ -257,7 +257,7 @@ impl std::fmt::Display for Origin {
     }
 }
 
-/// Settings, and where each one came from.
+/// Settings, with the origin of each one.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Effective {
@@ -268,7 +268,7 @@ pub struct Effective {
 }
 
 impl Effective {
-    /// Returns where `key` came from.
+    /// Returns the origin of `key`.
     pub fn origin(&self, key: &str) -> Origin {
         self.origins.get(key).copied().unwrap_or(Origin::BuiltIn)
     }

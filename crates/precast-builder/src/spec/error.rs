@@ -7,7 +7,7 @@ use std::{fmt, io, ops::Range, path::PathBuf};
 
 use serde::Serialize;
 
-/// Why a spec could not be used.
+/// The reason why a spec can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SpecError {
     /// The spec's file can't be opened or read.
@@ -49,7 +49,7 @@ fn summary(problems: &[Problem]) -> String {
 }
 
 impl SpecError {
-    /// Returns what to do; of several problems, about the first.
+    /// Returns a hint for the user; with several problems, the hint for the first one.
     pub fn help(&self) -> &str {
         match self {
             Self::Read { source, .. } => match source.kind() {
@@ -79,11 +79,11 @@ impl SpecError {
     }
 }
 
-/// One thing that is wrong, and its place.
+/// One problem, and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Problem {
-    /// A lower-case fragment that names the thing.
+    /// A lower-case fragment with the name of the subject.
     pub message: String,
     /// Instructions for the user.
     pub help: String,

@@ -3,12 +3,12 @@
 //! | pattern part | matches |
 //! |---|---|
 //! | `layer` | the component `layer` |
-//! | `*` | exactly one component, whatever it is |
+//! | `*` | exactly one component with any name |
 //! | `block_*` | one component that starts with `block_` |
 //! | `**` | any number of components, also none |
 //!
 //! The model itself has the empty name, which has no components: `**` matches it and `*` does not. In an allowlist or
-//! blocklist the lone pattern `*` means everything, the model itself included: see [`listed`].
+//! blocklist the single pattern `*` means everything, including the model itself: see [`listed`].
 
 /// Returns whether `pattern` matches the whole of `fqn`.
 pub fn matches(pattern: &str, fqn: &str) -> bool {
@@ -68,7 +68,7 @@ fn wildcard<P, T>(
     same: impl Fn(&P, &T) -> bool,
 ) -> bool {
     let (mut p, mut i) = (0, 0);
-    // Where to go on when the latest wildcard has to take one item more.
+    // Where to continue if the latest wildcard must match one more item.
     let mut retry = None;
     while i < items.len() {
         if p < pattern.len() && any(&pattern[p]) {

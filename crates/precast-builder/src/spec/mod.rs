@@ -8,7 +8,7 @@
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
-//!   [module.state]     input or buffer = "zeros" | "own" | { shape = [1, "context"], first }: what stays between calls
+//!   [module.state]     input or buffer = "zeros" | "own" | { shape = [1, "context"], first }: kept from call to call
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
@@ -51,7 +51,7 @@ use precast_store::{
     target::DeviceKind,
 };
 
-/// The version a spec says in `schema`.
+/// The version in `schema` of a spec.
 pub const SCHEMA: i64 = 1;
 
 /// Bytes that a spec may have: some twenty thousand lines.
@@ -83,7 +83,7 @@ pub struct Model {
     pub name: String,
     /// `module:callable`.
     pub entry: String,
-    /// Where weights are taken from.
+    /// The source of the weights.
     pub weights: WeightsFrom,
     /// FQN globs of tensors of that file that the model may lack.
     pub unused_weights: Vec<String>,
@@ -91,17 +91,17 @@ pub struct Model {
     pub samples: Option<String>,
 }
 
-/// Where the weight set comes from.
+/// The source of the weight set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WeightsFrom {
     /// The model's own parameters and buffers.
     Auto,
-    /// A safetensors file; absolute or under [`Spec::root`], which is joined already.
+    /// A safetensors file; its path is absolute, or already joined to [`Spec::root`].
     File(PathBuf),
 }
 
 impl WeightsFrom {
-    /// Returns the file, where it is one.
+    /// Returns the file, if there is one.
     pub fn file(&self) -> Option<&Path> {
         match self {
             Self::Auto => None,
@@ -113,7 +113,7 @@ impl WeightsFrom {
 /// The target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetSpec {
-    /// `cpu` unless the spec says `cuda`.
+    /// `cpu` unless the spec has `cuda`.
     pub device: DeviceKind,
     /// `native` or a name of [`precast_store::target::ISA_LEVELS`].
     pub isa: String,
@@ -126,18 +126,18 @@ pub struct Module {
     pub name: String,
     /// FQN of the submodule, empty for the model itself.
     pub path: String,
-    /// Name of the method to capture; `forward` unless the spec says another.
+    /// Name of the method to capture; the default is `forward`.
     pub method: String,
-    /// In call order; none when they are to be captured from sample inputs.
+    /// In call order; none if they are captured from sample inputs.
     pub inputs: Option<Vec<InputSpec>>,
-    /// The inputs that stay from call to call, and the shapes of buffers that do. Buffers that the module writes into
-    /// need not be here.
+    /// The inputs that are states, and the shapes of buffers that are. Buffers that the module writes into need no
+    /// entry.
     pub state: Vec<StateSpec>,
     /// Sorted and distinct. A module without bucketed dimensions has one bucket, with empty sizes.
     pub buckets: Vec<Sizes>,
     /// FQN globs relative to the submodule.
     pub regions: Vec<String>,
-    /// The settings this entry says.
+    /// The settings of this entry.
     pub compile: Overrides,
     /// The `[module.gate]` table.
     pub gate: Gate,
@@ -152,7 +152,7 @@ pub enum PaddingRule {
     /// The build: it compares padded requests with unpadded ones, and reads the captured graph.
     #[default]
     Checked,
-    /// The spec: the values that the module gets make padding harmless.
+    /// Padding is declared harmless: the values that the module receives make it so.
     Trusted,
 }
 
@@ -169,7 +169,7 @@ pub struct InputSpec {
     pub pad: Pad,
     /// The values that it may have, `range[0]..range[1]`. Samples are drawn from it.
     pub range: Option<[i64; 2]>,
-    /// The dimension whose size is `range[1]`, where it is one's.
+    /// The dimension whose size is `range[1]`, if there is one.
     pub within: Option<String>,
 }
 
@@ -203,7 +203,7 @@ pub struct SizedState {
     pub first: FirstValue,
     /// Size of each axis of a buffer; none for the buffer's own.
     pub shape: Option<Vec<i64>>,
-    /// For each axis, the bucketed dimension it has, if it has one.
+    /// The bucketed dimension of each axis, if it has one.
     pub dims: Vec<Option<String>>,
 }
 
@@ -216,7 +216,7 @@ pub enum Dim {
     Named(String),
 }
 
-/// How far from eager an artifact may be; the build has defaults by dtype.
+/// Tolerances for the difference between an artifact and eager. The build has defaults by dtype.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Gate {
     /// Relative tolerance; none for that of the dtype.
@@ -252,15 +252,15 @@ impl Spec {
         parse::spec(text, path)
     }
 
-    /// Says what is wrong with a value at the place where the file has it, in quotes; none if no key that names code
-    /// has it.
+    /// Returns a problem with `message` at the place of a value in the file, in quotes; none if no key for code has
+    /// this value.
     pub fn mark(&self, value: &str, message: String, help: String) -> Option<SpecError> {
         let text = fs::read_to_string(&self.file).ok()?;
         let quoted = ['"', '\''].map(|quote| format!("{quote}{value}{quote}"));
         let mut found = quoted.iter().flat_map(|quoted| text.match_indices(quoted));
-        // Names may be the same word.
+        // Names may be equal words.
         let (start, _) = found.find(|(start, _)| {
-            // A list may have several lines: the key is in the last one that assigns something.
+            // A list may have several lines: the key is in the last line with an assignment.
             let lines = text[..*start].lines().rev();
             let key = (lines.filter(|line| !line.trim_start().starts_with('#')))
                 .find_map(|line| Some(line.split_once('=')?.0.trim()));
@@ -302,7 +302,7 @@ impl Spec {
             (Origin::Module, &module.compile),
             (Origin::CommandLine, command_line),
         ]);
-        // Prepacked weights are worth a copy; on a device only graph passes ask for some.
+        // Prepacked weights are worth a copy. On a device only graph passes request some.
         let freezing = settings.compile.options.entry("freezing".to_owned());
         freezing.or_insert(true.into());
         settings
@@ -310,14 +310,14 @@ impl Spec {
 }
 
 impl Module {
-    /// Returns the names of the inputs, which tell it from its variants; none when the spec leaves them out.
+    /// Returns the names of the inputs, which distinguish its variants; none if the spec leaves them out.
     pub fn input_names(&self) -> Option<BTreeSet<String>> {
         let inputs = self.inputs.as_ref()?;
         Some(inputs.iter().map(|input| input.name.clone()).collect())
     }
 
-    /// Returns the inputs at one bucket, contiguous, in call order; none when the spec leaves them out. A dimension
-    /// that `sizes` lacks has size 1.
+    /// Returns the inputs at one bucket, contiguous, in call order; none if the spec leaves them out. A dimension that
+    /// `sizes` lacks has size 1.
     pub fn sized_inputs(&self, sizes: &Sizes) -> Option<Vec<Input>> {
         let inputs = self.inputs.as_ref()?;
         Some(inputs.iter().map(|input| input.sized(sizes)).collect())

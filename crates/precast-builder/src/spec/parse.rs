@@ -1,4 +1,4 @@
-//! The walk over a spec: one function per table. How a module is compiled is read in `control`.
+//! The parser of a spec: one function per table. The settings of `[compile]` are parsed in `control`.
 
 mod control;
 
@@ -27,7 +27,7 @@ pub(crate) const MODULE: &[&str] = &[
     "name", "path", "method", "regions", "inputs", "state", "buckets", "gate", "padding",
 ];
 
-/// Where a key belongs that was found in another table.
+/// The table of each key, for keys that are in another table.
 const HOMES: &[(&str, &str)] = &[
     ("entry", "[model]"),
     ("weights", "[model]"),
@@ -82,7 +82,7 @@ fn top<'t>(reader: &mut Reader<'t>, path: &Path, top: &Section<'t>) -> Option<Sp
     {
         let help = format!("this `precast` reads schema {SCHEMA}");
         reader.wrong_help(&field.place, format!("unknown schema {version}"), help);
-        // Another schema may mean other keys: say only that.
+        // Another schema may have other keys: report only that.
         return None;
     }
     reader.check_keys(
@@ -181,7 +181,7 @@ fn weights<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Op
     Some(WeightsFrom::File(root.join(text)))
 }
 
-/// Says of a file's name that it is a part of a checkpoint in several files, or their index.
+/// Reports that the name of a file is a part, or the index, of a checkpoint in several files.
 fn part_of_checkpoint(text: &str) -> Option<String> {
     if text.ends_with(".index.json") {
         return Some(format!(
@@ -418,7 +418,7 @@ fn method<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// Reads a value that may be absent: `None` when it is there and wrong.
+/// Reads a value that may be absent. `None` if it exists and is wrong.
 fn optional<'t, T>(
     section: &Section<'t>,
     key: &str,

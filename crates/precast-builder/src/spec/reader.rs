@@ -109,7 +109,7 @@ impl<'t> Reader<'t> {
             + 1
     }
 
-    /// Notes a problem and what to do about it.
+    /// Records a problem, with a hint.
     pub fn wrong_help(
         &mut self,
         place: &Span,
@@ -129,8 +129,8 @@ impl<'t> Reader<'t> {
         ));
     }
 
-    /// Notes every key that is not in `allowed`, with the nearest one. `elsewhere` says of keys that belong into
-    /// another table where that is.
+    /// Records every key that is not in `allowed`, with the nearest one. `elsewhere` has the right table of keys of
+    /// other tables.
     pub fn check_keys(
         &mut self,
         section: &Section<'_>,
@@ -248,7 +248,7 @@ impl<'t> Reader<'t> {
         }
     }
 
-    /// Returns the value that one of a few words stands for.
+    /// Returns the value of one of a few words.
     pub fn choice<T: Copy>(
         &mut self,
         field: &KeyValue<'t>,
@@ -314,7 +314,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Returns how a value of a kind is written.
+/// Returns an example of a value of a kind.
 fn example(expected: &str) -> &'static str {
     match expected {
         "a string" => "text stands in quotes",
@@ -328,7 +328,7 @@ fn example(expected: &str) -> &'static str {
     }
 }
 
-/// Returns the word that `text` was probably meant to be.
+/// Returns the word that is most similar to `text`.
 pub(super) fn nearest<'w>(text: &str, words: &[&'w str]) -> Option<&'w str> {
     let distance =
         |word: &str| strsim::damerau_levenshtein(&text.to_lowercase(), &word.to_lowercase());

@@ -4,11 +4,11 @@
 //! |---|---|
 //! | `mode=max-autotune` | a key of `[compile]`, for every module |
 //! | `options.epilogue_fusion=false` | one option |
-//! | `encode.mode=default` | the same for the module `encode` alone; stronger than the others |
+//! | `encode.mode=default` | the same for the module `encode` only; stronger than the others |
 //!
 //! A value is TOML. Any other text that does not begin like a string, array or table is a string: `mode=max-autotune`
-//! needs no quotes, which a shell would remove. The last of several values for one key counts. Errors are shown like
-//! those of a spec, with one line for each argument.
+//! needs no quotes, which a shell would remove. The last of several values for one key counts. Errors look like those
+//! of a spec, with one line for each argument.
 
 use std::{borrow::Cow, collections::BTreeMap, ops::Range, path::Path};
 
@@ -88,11 +88,11 @@ impl CommandLine {
 /// One `KEY=VALUE`.
 struct Argument<'t> {
     key: &'t str,
-    /// Where key and value are in the whole text.
+    /// Places of key and value in the whole text.
     place: Range<usize>,
     value_place: Range<usize>,
     value: &'t str,
-    /// `k = VALUE` with the value where it is in the whole text, so that places of its parts are right.
+    /// `k = VALUE` with the value at its place in the whole text, so that the places of its parts are right.
     document: String,
 }
 

@@ -19,7 +19,7 @@ use crate::{
     task::{Action, Job, TaskFailure},
 };
 
-/// How long a capture may take.
+/// Maximum time of a capture.
 const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A failed capture, and the module for a check that may find the reason.
@@ -165,8 +165,7 @@ fn chosen_before(
     Ok(Some((before.id, candidate)))
 }
 
-/// Returns the candidate that was chosen for the previous program, if there are the same candidates now and it has the
-/// same artifacts.
+/// Returns the chosen candidate of the previous program, if the candidates and the artifacts are the same as before.
 fn same_choice(
     job: &Job<'_>,
     captured: &Captured,
@@ -200,7 +199,7 @@ fn missing(
 ) -> Result<Vec<MissingArtifact>, StoreError> {
     let store = context.options().store;
     let mut compiles: Vec<MissingArtifact> = Vec::new();
-    // Of equally large artifacts the one that is scheduled last is compiled first.
+    // Of equally large artifacts, the last one in the schedule is compiled first.
     for candidate in candidates.iter().rev() {
         for (index, (key, segment)) in candidate.keys.iter().zip(segments).enumerate() {
             if store.records().keep_artifact(key)? || compiles.iter().any(|one| one.key == *key) {
@@ -228,7 +227,7 @@ pub(crate) fn inputs_request(spec: &Spec, module: &Module, sizes: &Sizes) -> Req
         .modules
         .iter()
         .find(|other| other.path.is_empty() && other.method == "forward" && other.inputs.is_some());
-    // The model's inputs at the smallest bucket, where the module has no sizes of its own.
+    // The model's inputs at the smallest bucket, if the module has no separate sizes.
     let inputs = whole.and_then(|whole| {
         let own = whole.buckets.first().cloned().unwrap_or_default();
         let mut at = own;

@@ -10,7 +10,7 @@ use crate::{
     task::{Action, TaskFailure},
 };
 
-/// How long a compile may take.
+/// Maximum time of a compile.
 const LIMIT: Duration = Duration::from_secs(7200);
 
 /// Compiles an artifact and publishes it. Returns whether it was missing.

@@ -72,7 +72,7 @@ pub(crate) fn gate(
     Ok(program)
 }
 
-/// Returns the steps of a program with the artifacts of a candidate; none where eager runs it.
+/// Returns the steps of a program with the artifacts of a candidate; empty if eager runs it.
 fn steps(job: &Job<'_>, calls: &[CapturedStep], keys: &[Digest]) -> Vec<Step> {
     let calls = calls.iter().filter(|_| job.item.form.compiled);
     let step = |step: &CapturedStep| Step {

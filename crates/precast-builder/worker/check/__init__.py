@@ -96,7 +96,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
         wire.event("recompiles")
         recompiles = Recompiles(subject)
         recompiles.vary()
-        # Where a line has another finding, that one says why the graph ends there.
+        # Another finding at the same line already explains why the graph ends there.
         known = {one.location for one in found}
         found += [one for one in recompiles.findings if one.category != "graph-break" or one.location not in known]
     cost = None
@@ -170,7 +170,7 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
 
 
 def _method(subject: Subject) -> ast.FunctionDef | None:
-    """Returns the definition of the method that is captured, where it is the project's."""
+    """Returns the definition of the captured method, if it is in the project."""
     module = subject.call.get_submodule(INNER)
     code = getattr(inspect.unwrap(getattr(module, subject.module["method"])), "__code__", None)
     place = subject.sources.place(code.co_filename, code.co_firstlineno) if code is not None else None

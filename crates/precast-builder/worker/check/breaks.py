@@ -46,7 +46,7 @@ class Captured:
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
-    # The capture that a build would cut; none where there is none.
+    # The capture that a build would cut; none without a capture.
     traced: capturing.Traced | None = None
 
 
@@ -83,7 +83,7 @@ def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[F
         if place is None:
             subject.unknown.append("what else stops the capture behind its first break: torch's draft mode fails too")
     for one in found:
-        # Where a value that was read decides something stands further on.
+        # A read value may decide something at a later line.
         near = one.category == "value-read" and one.function in {_function(stop, sources) for stop in stops}
         if one.category in _STOPS and (one.location in stops or one.category == "control-flow" or near):
             one.severity = HIGH

@@ -1,4 +1,4 @@
-"""The smallest and the largest bucket of each dimension: an eager run, and a capture as a build makes it."""
+"""The smallest and the largest bucket of each dimension: an eager run, and a capture as in a build."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Itera
 
 
 def on_host(call: Call) -> str | None:
-    """Returns why a call keeps its program out of a CUDA graph; None if it does not."""
+    """Returns the reason why a call keeps its program out of a CUDA graph; None if it does not."""
     name, facts = call.name, call.facts
     if name == "__bool__" or name in _READS:
         return f"`{_shown(name)}` waits for a value and reads it on the host"

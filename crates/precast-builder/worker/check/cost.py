@@ -17,7 +17,7 @@ from .. import failures, structure
 from ..torch_private import fake, modules
 from .subject import Subject
 
-# Rows and columns of the matrices that are multiplied, bytes that are copied, and for how long at least.
+# Rows and columns of the multiplied matrices, copied bytes, and the minimum time of a measurement.
 _SIDE = {"cpu": 1024, "cuda": 8192}
 _COPIED = {"cpu": 256 << 20, "cuda": 1 << 30}
 _SECONDS = 0.1

@@ -49,7 +49,7 @@ class Fix:
 
 @dataclass
 class Finding:
-    """One thing that keeps a module from being compiled, or that a compiled module does otherwise."""
+    """A construct that prevents the compilation of a module, or has another effect in a compiled module."""
 
     category: str
     severity: str

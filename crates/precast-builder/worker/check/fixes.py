@@ -1,8 +1,8 @@
 """Fixes of findings, in the user's own names.
 
-A fix is a sentence. Lines stand below it only where the module computes the same with them: every output, and every
-tensor that it changes. They take the place of the statement, but for those whose comment names another place. A
-statement of a form that no rule here knows has the sentence alone.
+A fix is a sentence. Lines of code follow it only if the module computes the same with them: every output, and every
+tensor that it changes. They replace the statement, except lines whose comment names another place. A statement that no
+rule matches has only the sentence.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _where(place: Place, statement: ast.If) -> list[str]:
     if yes is None or no is None:
         return []
     earlier = _earlier(place)
-    # A name that had no value before, and has one on one side, is that side's own.
+    # A name without an earlier value that only one side sets is local to that side.
     chosen = [name for name in {**yes, **no} if (name in yes and name in no) or name in earlier]
     kept = {name: value for side in (yes, no) for name, value in side.items() if name not in chosen}
     if not chosen or any(_reads(value) & set(chosen) for value in kept.values()):
@@ -143,7 +143,7 @@ def _writes(node: ast.AST) -> bool:
 
 
 def _boolean(test: ast.expr) -> ast.expr | None:
-    """Returns a condition as a tensor of booleans, none where it can't be one."""
+    """Returns a condition as a tensor of booleans; none if it can't be one."""
     if isinstance(test, ast.Call) and ast.unparse(test.func) == "bool" and len(test.args) == 1:
         return _boolean(test.args[0])
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -291,7 +291,7 @@ def _operand(text: str) -> str:
 
 
 def stored(place: Place, node: ast.Attribute, taken: bool) -> Fix:
-    """Returns the fix of an object's answer: a value of the module. `taken` says that the name is in use."""
+    """Returns the fix of an object's answer: a value of the module. `taken`: whether the name is in use."""
     base = ast.unparse(node.value)
     text = "read it once, when the module is made, and keep the value"
     parent = place.file.parents.get(node)
@@ -322,7 +322,7 @@ def in_place(held: str, method: ast.FunctionDef | None, written: list[str]) -> F
 
 
 def _copied(method: ast.FunctionDef, written: list[str]) -> list[str]:
-    """Returns a method's first line and its returns, with copies of inputs; none where these are not seen to do."""
+    """Returns a method's first line and its returns, with copies of inputs; none if copies may not be enough."""
     arguments = method.args
     parameters = {one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     own = [node for node in ast.walk(method) if not isinstance(node, ast.FunctionDef) or node is method]
@@ -360,7 +360,7 @@ def _ends(body: list[ast.stmt]) -> bool:
 
 
 def repeated(statement: ast.stmt | None, facts: dict[str, Any]) -> Fix:
-    """Returns the fix of `expand`: a copy with strides of its own."""
+    """Returns the fix of `expand`: a copy with its own strides."""
     shape, count = facts["shape"], len([1 for node in ast.walk(statement) if _is_expand(node)]) if statement else 0
 
     def change(node: ast.AST) -> ast.AST | None:
@@ -442,7 +442,7 @@ def called(node: ast.Call) -> str:
 
 
 def replace(statement: ast.stmt | None, change: Any) -> list[str]:
-    """Returns the statement with its expressions changed, none where nothing does."""
+    """Returns the statement with changed expressions; none if nothing changes."""
     if statement is None or isinstance(statement, ast.FunctionDef | ast.ClassDef):
         return []
     changed = ast.parse(ast.unparse(_header(statement))).body[0]

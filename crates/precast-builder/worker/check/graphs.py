@@ -35,7 +35,7 @@ class Graphs:
     reasons: list[dict[str, Any]] = field(default_factory=list)
 
     def look(self, graph: Flat | None, seen: Seen) -> None:
-        """Collects the reasons; `graph` is none where the module can't be captured."""
+        """Collects the reasons. `graph` is none if the module can't be captured."""
         for place, why in self._of_calls(seen) if graph is None else self._of_graph(graph):
             self._reason(place, why, found=graph is not None)
         for dim in sorted(self.subject.asked):
@@ -84,7 +84,7 @@ class Graphs:
                 yield self._line(node), f"`{name}` copies {where}"
 
     def _line(self, node: Any) -> Place | None:
-        """Returns the project's line of an operation; says which module it is in where it has none."""
+        """Returns the project's line of an operation. Records the operation as unknown if it has none."""
         sources = self.subject.sources
         place = sources.at(failures.line_of(node, sources.root))
         if place is None:

@@ -45,7 +45,7 @@ class Lines:
         """Adds the findings of one line."""
         statement = place.statement
         if statement is None or statement.lineno != place.line:
-            # The first line of a statement stands for all of it.
+            # The first line of a statement represents all of it.
             return
         for node in _expressions(statement):
             for category, severity, why, fix in self._node(node, statement, place, frame):
@@ -69,7 +69,7 @@ class Lines:
             self._keep(one, depth - 1)
 
     def _outlives(self, node: ast.expr, frame: FrameType) -> bool:
-        """Returns whether an expression stands for an object that outlives the call: of a module, a class, a global."""
+        """Returns whether an expression is an object that outlives the call: of a module, a class, a global."""
         value = resolve(node, frame)
         if isinstance(value, torch.Tensor):
             return False

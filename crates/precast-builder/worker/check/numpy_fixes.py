@@ -34,7 +34,7 @@ def instead(place: Place, node: ast.Call | None = None, constant: bool = False, 
 
 
 def _lines(statement: ast.stmt | None) -> list[str]:
-    """Returns a statement without numpy. A statement whose result stays an array has none."""
+    """Returns a statement without numpy. A statement with an array as its result has no such form."""
     wrapped = False
 
     def change(node: ast.AST) -> ast.AST | None:

@@ -47,7 +47,7 @@ class Seen:
     unwatched: BaseException | None = None
 
     def skipped(self) -> dict[str, int]:
-        """Returns how many lines did not run of each function that did, by qualified name."""
+        """Returns the number of lines that did not run, for each function that ran, by qualified name."""
         found = {}
         for code, ran in self.codes.items():
             left = executable(code) - ran

@@ -88,7 +88,7 @@ class Recompiles:
         return next((one for one in guards if dim and re.search(rf"\b{dim}\b", self._named(one.text))), guards[0])
 
     def _guards(self, done: Compiled, dim: str, step: int) -> None:
-        """Says why a call at a second size of a dimension, a third or one was compiled again."""
+        """Records why a call at a second size, a third size or size one of a dimension was compiled again."""
         for guard in (self._about(guards, dim) for guards in done.guards):
             text = self._named(guard.text)
             if _plain(guard.text) in self._always:
@@ -97,7 +97,7 @@ class Recompiles:
             if step == _ONE:
                 why = f"torch.compile makes another graph for `{dim}` = 1: `{text}` does not hold"
                 fix = Fix("call it with at least two, as by a padded row, or expect one graph more")
-                # Torch specialises sizes of one by itself, so the line of a bound is no cause.
+                # Torch always specialises sizes of one, so the line of a bound is not the cause.
                 guard = Guard(guard.text, [])
             elif fixed and step == _THIRD:
                 why = f"torch.compile compiles again for every size of `{dim}`, and after {self.limit} runs eager: "

@@ -19,20 +19,20 @@ from .finding import LOW, Finding, Fix
 from .sources import made
 from .subject import Subject
 
-# How many differences a finding names.
+# Maximum number of differences in a finding.
 _NAMED = 4
 
 
 @dataclass
 class Regions:
-    """The lists of a module, and how many artifacts each needs."""
+    """The lists of a module, with the number of artifacts that each needs."""
 
     subject: Subject
     findings: list[Finding] = field(default_factory=list)
     lists: list[dict[str, Any]] = field(default_factory=list)
 
     def compare(self, graph: Flat | None) -> None:
-        """Compares the members of every list; `graph` is none where the module can't be captured."""
+        """Compares the members of every list. `graph` is none if the module can't be captured."""
         path = self.subject.module["path"]
         for repeat in repeats.find(self.subject.call.get_submodule(INNER)):
             called = self._called(repeat, graph) if graph is not None else {}
@@ -134,7 +134,7 @@ def _different(own: dict[str, Fact], other: dict[str, Fact]) -> list[str]:
 
 
 def _without_numbers(repeat: Repeat) -> dict[str, list[tuple[str, str, str]]]:
-    """Returns the facts of each member, without those that differ in every one, such as the number of a layer."""
+    """Returns the facts of each member. Leaves out facts that differ in every member, such as the number of a layer."""
     known = {name: repeats.facts(held) for name, held in repeat.members.items()}
     counts = Counter((fact, one) for held in known.values() for fact, one in held.items())
     shared = {fact for (fact, _), count in counts.items() if count > 1}

@@ -26,11 +26,11 @@ from .subject import Subject
 
 @dataclass
 class Decision:
-    """A comparison of sizes that the project's code asked the value of."""
+    """A comparison of sizes whose value the project's code reads."""
 
     text: str
     place: Place
-    # Whether a size itself was asked for, which fixes it.
+    # Whether a size itself was read, which fixes it.
     fixes: bool
 
 
@@ -40,7 +40,7 @@ class Shapes:
 
     subject: Subject
     findings: list[Finding] = field(default_factory=list)
-    # Dimension -> its bounds in a dynamic artifact, none where it can't be dynamic.
+    # Dimension -> its bounds in a dynamic artifact; none if it can't be dynamic.
     dynamic: dict[str, Any] = field(default_factory=dict)
     decisions: list[Decision] = field(default_factory=list)
 
@@ -68,7 +68,7 @@ class Shapes:
             self._at_one(dim, seen)
 
     def draft(self) -> None:
-        """Looks for flags that follow from sizes where a module can't be captured: draft mode goes past the rest."""
+        """Finds flags that depend on sizes in a module that can't be captured: draft mode continues after a break."""
         specs, inputs = self.subject.specs, self.subject.inputs
         large = [
             {axis: dim for axis, dim in enumerate(spec["dims"]) if dim is not None and value.shape[axis] > 1}
@@ -172,7 +172,7 @@ class Shapes:
             squeezes = [one.place for one in seen.calls if one.name == "squeeze" and one.facts["arguments"] == 1]
             self.findings.append(made(next(iter(squeezes), None), "size-one", MEDIUM, why, fix))
         elif (bounds := self.dynamic.get(dim)) is not None and bounds["min"] == dynamic.MIN_SIZE:
-            # Captures begin at two; a program of its own answers size one.
+            # Captures begin at two; a separate program answers size one.
             bounds["min"] = 1
 
 
@@ -199,7 +199,7 @@ def _decided(one: Decision) -> Finding:
 
 
 def _asked_by(sources: Sources) -> Place | None:
-    """Returns the project's line that asks for the value of a comparison itself, and not through an operation."""
+    """Returns the project's line that reads the value of a comparison directly, and not through an operation."""
     frame = inspect.currentframe()
     while frame is not None:
         place = sources.place(frame.f_code.co_filename, frame.f_lineno)

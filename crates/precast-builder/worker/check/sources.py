@@ -78,7 +78,7 @@ class Place:
 
 
 class Sources:
-    """Reads files of the project when they are asked for."""
+    """Reads files of the project lazily."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -145,7 +145,7 @@ def executable(code: CodeType) -> set[int]:
 
 
 def made(place: Place | None, category: str, severity: str, why: str, fix: Fix) -> Finding:
-    """Returns a finding at a line of the project; `place` is none where it has no line there."""
+    """Returns a finding at a line of the project; `place` is none if it has no line there."""
     if place is None:
         return Finding(category, severity, why, fix)
     return Finding(category, severity, why, fix, place.location, place.function, place.source)

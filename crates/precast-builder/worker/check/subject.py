@@ -51,7 +51,7 @@ class Subject:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Returns the dimensions that the spec asks a dynamic artifact for."""
+        """Returns the dimensions for which the spec requests a dynamic artifact."""
         return self.module.get("dynamic") or {}
 
     def values(self, sizes: dict[str, int]) -> list[Any]:

@@ -25,12 +25,12 @@
 | `cpp_shim` | the shim between the runtime and this torch |
 | `cpp_checks` | checks of values in generated C++ |
 
-Private names are those that torch does not document: modules and attributes with a leading underscore,
+A private name is a name that torch does not document: modules and attributes with a leading underscore,
 `torch.fx.experimental`, everything of inductor, and the text of the code that it generates. `Private:` in a docstring
 lists the names that a function uses, `Without it:` the consequence if torch moves them. Operators of ATen are public
 under any name: captured graphs consist of them.
 
-The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` holds it to that.
+The rest of the worker uses these functions and no private name; `tests/worker/test_private_names.py` checks this.
 Nothing here imports from the rest of the worker. So a difference between versions of torch stays inside this package.
 
 Differences between versions of torch are in the table of `versions`, and nowhere else.

@@ -110,10 +110,10 @@ def _constants_first(graph: Any, names: set[str]) -> Any:
 
 
 def _not_canonical() -> AbstractContextManager[None]:
-    """Keeps the serialiser from bringing a copy of the program into canonical form.
+    """Prevents the serialiser from converting a copy of the program to canonical form.
 
-    The serialiser only checks that there is a canonical form, and discards the copy: most of the time of saving. A
-    segment is verified like every program, and runs before it is published.
+    The serialiser only checks that a canonical form exists, and discards the copy. This takes most of the time of
+    saving. A segment is verified like every program, and runs before it is published.
 
     Private: `torch._export.serde.serialize.canonicalize`. Without it: saving is slower.
     """

@@ -2,9 +2,10 @@
 
 Inductor checks every index that it can't prove to be in bounds, with `AOTI_TORCH_CHECK` before the load: as a rule in a
 loop that several threads share, where an exception ends the process. Here a failed check stores its text in a variable
-of the calling thread, and the kernel goes on with an index in bounds. After the artifact has run, the runtime asks for
+loop that several threads share, where an exception ends the process. Here a failed check stores its text in a variable
+of the calling thread, and the kernel continues with an index in bounds. After the artifact has run, the runtime reads
 that text (`precast_take_failed_check`): the call then ends with an error, and its results are dropped. Callers on other
-threads have variables of their own.
+threads have separate variables.
 
 | value | inductor | here |
 |---|---|---|

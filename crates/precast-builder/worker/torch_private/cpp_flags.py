@@ -38,8 +38,8 @@ def flags_for(isa: str) -> AbstractContextManager[None]:
     """Sets the instruction set of the C++ compiler's commands.
 
     For each instruction set that the CPU has, inductor compiles a test program and starts a Python that imports torch
-    to load it: 14 to 30 seconds in every new process. The CPU's own answer, and a check that the compiler knows the
-    flags, say the same in milliseconds.
+    to load it: 14 to 30 seconds in every new process. The CPU's feature list, and a check that the compiler knows the
+    flags, give the same result in milliseconds.
 
     Private: `torch._inductor.cpp_builder._get_optimization_cflags`; `VecISA.check_build`, `valid_vec_isa_list` and
     `supported_vec_isa_list` of `torch._inductor.cpu_vec_isa`. Without them: artifacts are compiled for the CPU of the
@@ -63,7 +63,7 @@ def flags_for(isa: str) -> AbstractContextManager[None]:
 
 
 def _compiler_knows(vector: Any, code: str) -> bool:
-    """Returns whether the compiler takes an instruction set's flags. Whether the CPU has it is checked elsewhere."""
+    """Returns whether the compiler accepts an instruction set's flags. Does not check the CPU."""
     return _knows_flags(vector._arch_flags)
 
 
@@ -85,7 +85,7 @@ def compiler_identity() -> tuple[str, ...]:
     from torch._inductor.cpp_builder import get_compiler_version_info, get_cpp_compiler
 
     version = get_compiler_version_info(get_cpp_compiler())
-    # `-march=native` means another thing on another machine that mounts the same folder.
+    # `-march=native` has another meaning on another machine that mounts the same folder.
     native = subprocess.run(
         [get_cpp_compiler(), "-march=native", "-Q", "--help=target"], capture_output=True, text=True, check=False
     ).stdout

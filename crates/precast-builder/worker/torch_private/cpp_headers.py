@@ -1,8 +1,8 @@
 """Precompiled C++ headers, compiled once on a machine.
 
-Inductor keeps them under TMPDIR, which is private to a build, and preprocesses each header twice in a process to see
-whether it changed, for which it needs `openssl`. Here they lie in `PRECAST_HEADER_DIR`, if that names a folder of this
-user that nobody else can write, under names that have the versions of torch and of the compiler in them.
+Inductor keeps them under TMPDIR, which is private to a build, and preprocesses each header twice in a process to detect
+changes, for which it needs `openssl`. Here they are in `PRECAST_HEADER_DIR`, if that names a folder of this user that
+nobody else can write. Their names contain the versions of torch and of the compiler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Run = Callable[[str, str], None]
 
 @functools.cache
 def header(isa: str, name: str, hashable_cmd_line: str, **asked: Any) -> str:
-    """Returns the path of a header whose compiled form lies in the same folder; compiles it the first time.
+    """Returns the path of a header with its compiled form in the same folder; compiles it the first time.
 
     Private: `torch._inductor.cpp_builder._run_compile_cmd`, and that a header is compiled with the flags of the code
     that includes it. Without it: GCC ignores the compiled header, and builds take longer.
@@ -64,7 +64,7 @@ def compile_header(run: Run, path: Path, target: Path, command: str) -> None:
 
 
 def header_text(isa: str, name: str, hashable_cmd_line: str, **asked: Any) -> str:
-    """Returns the path of a header's text. Until its compiled form is there, compilers read the text.
+    """Returns the path of a header's text. Until its compiled form exists, compilers read the text.
 
     Private: as `header_command`.
     """

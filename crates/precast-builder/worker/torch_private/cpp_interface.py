@@ -20,8 +20,8 @@ from .cpp_headers import Run, digest, header_folder
 class Interface:
     """The shared part of one artifact's code.
 
-    Private: `torch/_inductor/codegen/aoti_runtime/interface.cpp`, which inductor copies into the code as it is, and the
-    class `AOTInductorModelBase` that it drives. Without them: the code is compiled whole, as inductor does it.
+    Private: `torch/_inductor/codegen/aoti_runtime/interface.cpp`, which inductor copies unchanged into the code,
+    and the class `AOTInductorModelBase` that it drives. Without them: the code is compiled whole, as inductor does it.
     """
 
     _MODEL = "#include <torch/csrc/inductor/aoti_runtime/model.h>\n"
@@ -50,7 +50,7 @@ class Interface:
     def link(self, command: str) -> str:
         """Returns the command that links the shared part too.
 
-        If the shared part does not compile, the wrapper is compiled whole, and the command returned as it is.
+        If the shared part does not compile, the wrapper is compiled whole, and the command returned unchanged.
         """
         from torch._inductor import exc
 

@@ -1,6 +1,6 @@
 """The shim: C++ between the runtime and one torch, compiled once for this torch and this compiler.
 
-It is made for any CPU of the architecture: nothing in it is worth an instruction set of its own.
+It is compiled for every CPU of the architecture: a special instruction set would not make it faster.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class NotCompiled(Exception):
 def compile_shim(
     sources: dict[str, str], device: str, out: Path, phase: Callable[[str], None]
 ) -> dict[str, str | None]:
-    """Returns the shared objects `file` and, for CUDA, `cuda`; `why` says which of CUDA's headers is missing.
+    """Returns the shared objects `file` and, for CUDA, `cuda`; `why` names a missing header of CUDA.
 
     Private: `get_cpp_compiler` of `torch._inductor.cpp_builder`, `torch.utils._filelock.FileLock`. Without them:
     nothing compiles.
@@ -74,9 +74,9 @@ def _compiled(main: str, sources: dict[str, str], include: list[str], out: Path,
 
 
 def _cuda_headers() -> list[str] | str:
-    """Returns the folders with the CUDA headers that torch's own headers include, or why there are none.
+    """Returns the folders with the CUDA headers that torch's own headers include, or the reason why there are none.
 
-    They come with the wheels that torch depends on (`nvidia/cu13/include` beside torch), or a toolkit (`CUDA_HOME`).
+    They come with the wheels that torch depends on (`nvidia/cu13/include` next to torch), or a toolkit (`CUDA_HOME`).
     The runtime's wheel has no `crt/`; that is in `nvidia-cuda-crt`, and a copy of it in triton's.
     """
     import torch

@@ -26,7 +26,7 @@ from .patches import replaced
 
 
 class WarmedUp(Exception):
-    """A warm-up has come to its first C++ file."""
+    """A warm-up has reached its first C++ file."""
 
 
 @contextmanager
@@ -109,7 +109,7 @@ def begin(isa: str, device: str, options: dict[str, Any], out: Path) -> Future[l
 def _parallel(self: Any, threads: int) -> None:
     """Opens a parallel region as `WorkSharing.parallel` does, with at most the threads that the process may use.
 
-    Templates, whose loops need an exact number of threads, write regions of their own.
+    Templates, whose loops need an exact number of threads, write separate regions.
 
     Private: that method, which this repeats. Without it: artifacts use all threads.
     """
@@ -193,8 +193,8 @@ def _kind(command: str) -> str:
 def _only_needed(command: str) -> str:
     """Returns a link command that names only libraries that the object uses, and no folder of this machine.
 
-    Inductor names `libtorch.so`, which holds nothing but copies of C++ templates and brings the CUDA half of libtorch
-    into a CPU process, and the folder of torch here. A process that loads the object has libtorch loaded already.
+    Inductor names `libtorch.so`, which has only copies of C++ templates and loads the CUDA half of libtorch into a CPU
+    process, and the folder of torch here. A process that loads the object has loaded libtorch before.
 
     The assembler file of the constants does not declare that it needs no executable stack, so the link does. Symbols of
     static libraries are not exported, and the C++ library is torch's.

@@ -4,11 +4,11 @@ The C++ that inductor generates launches all kernels plainly, so that the waits 
 that wait are launched with the attribute for programmatic dependent launch; kernels of templates do not wait, and keep
 the plain launch.
 
-The passes of `kernels/` need it: with `split_k`, 24 blocks of 64 rows on an H200 take 702 us instead of 946 us. Alone
-the option brings nothing: 926 us (`benches/results/kernels-h200.json`).
+The passes of `kernels/` need it: with `split_k`, 24 blocks of 64 rows on an H200 take 702 us instead of 946 us. Without
+these passes the option has little effect: 926 us (`benches/results/kernels-h200.json`).
 
-Inductor has a kernel wait where it reads the result of the node before it in the schedule. That node need not be the
-kernel before it in the stream: here a kernel waits first of all.
+Inductor makes a kernel wait where it reads the result of the node before it in the schedule. That node need not be the
+kernel before it in the stream: here a kernel waits at its start.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def failed_operator(error: BaseException) -> str | None:
 
 
 def violated_constraints(error: BaseException) -> bool:
-    """Returns whether a dimension that was asked to be dynamic can't be. Private: the text."""
+    """Returns whether a requested dynamic dimension can't be dynamic. Private: the text."""
     return "Constraints violated" in str(error)
 
 
@@ -61,7 +61,7 @@ def unproven_guard(error: BaseException) -> bool:
 
 
 def constraint(error: BaseException, inputs: list[str]) -> str:
-    """Returns the first reason of violated constraints, with the names of the inputs in it; empty where there is none.
+    """Returns the first reason of violated constraints, with the names of the inputs in it; empty if there is none.
 
     Private: the list in the text, and `L['inputs'][0]` in it for the first input.
     """

@@ -32,7 +32,7 @@ def silenced(name: str) -> Iterator[None]:
 
 
 def is_scope(node: Any) -> bool:
-    """Returns whether a node is a `with torch.autocast(…)` or the like, whose body export makes a graph of its own.
+    """Returns whether a node is a `with torch.autocast(…)` or the like, whose body export puts into a separate graph.
 
     Private: `torch.ops.higher_order.wrap_with_autocast` and `wrap_with_set_grad_enabled`, and that
     `run_decompositions` replaces them by their bodies. Without them: a module with autocast can't be captured.

@@ -42,7 +42,7 @@ def _run(node: Any, values: dict[Any, Any]) -> Any:
 
 
 def _symbolic(graph: Any) -> AbstractContextManager[Any]:
-    """Lets composite operations run on symbolic sizes: in C++ they ask for numbers, in Python they do not.
+    """Lets composite operations run on symbolic sizes: in C++ they need numbers, in Python they do not.
 
     Private: `torch._dispatch.python`. Without it: dynamic shapes can't be captured.
     """

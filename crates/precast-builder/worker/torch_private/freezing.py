@@ -20,9 +20,9 @@ from .patches import replaced
 def folded_by(
     fold: Callable[[Any], None], linear: Callable[[Any], bool], convolution: Callable[[Any], bool], isa: str
 ) -> Iterator[None]:
-    """Has `fold` replace the constants of a module, for the time of one compile with freezing.
+    """Makes `fold` replace the constants of a module, for the time of one compile with freezing.
 
-    `linear` and `convolution` say of a node whether oneDNN should pack its weight; `isa` is the baseline of the target.
+    `linear` and `convolution` return whether oneDNN should pack a node's weight; `isa` is the baseline of the target.
 
     Private: `torch._inductor.freezing.constant_fold`, the only place that replaces nodes by values;
     `torch._inductor.fx_passes.mkldnn_fusion` with `_is_packable_linear`, `_is_packable_convolution`,
@@ -67,7 +67,7 @@ def _without_numbers(graph: Any, apply: Callable[[Any], Any]) -> None:
 
 
 def foldable(module: Any) -> dict[Any, Any]:
-    """Returns the nodes that depend on constants alone, with their values.
+    """Returns the nodes that depend only on constants, with their values.
 
     Private: `torch._inductor.constant_folding.ConstantFolder` and its `node_replacements`. Without it: as `folded_by`.
     """
@@ -89,11 +89,11 @@ def replace_by_constant(module: Any, node: Any, value: Any, name: str) -> None:
 
 
 def share_layouts(module: Any, rows: int) -> None:
-    """Has buckets ask oneDNN for the same packed weights where it costs nothing: matrices for `rows` rows, and filters
+    """Makes buckets use the same packed weights of oneDNN where it costs nothing: matrices for `rows` rows, and filters
     for a batch of one where the layout is the same.
 
     Private: the operators `mkldnn::_reorder_linear_weight`, `_reorder_convolution_weight` and
-    `_get_mkldnn_serialized_md`. Without it: each bucket has prepacked weights of its own.
+    `_get_mkldnn_serialized_md`. Without it: each bucket has separate prepacked weights.
     """
     mkldnn = torch.ops.mkldnn
     for node in module.graph.nodes:

@@ -16,7 +16,7 @@ from .cpp_toolchain import WarmedUp, begin, toolchain
 
 
 def modes() -> dict[str, dict[str, Any]]:
-    """Returns the modes of torch.compile and the options that they stand for.
+    """Returns the modes of torch.compile, each with its options.
 
     Private: `torch._inductor.list_mode_options`. Without it: nothing compiles.
     """
@@ -68,7 +68,7 @@ class Generated:
     """Operators that the artifact calls through the proxy executor, as JSON; None for an artifact that calls none."""
     metadata: dict[str, Any]
     constants: list[str]
-    """Names of the constants that the artifact asks for."""
+    """Names of the constants that the artifact needs."""
 
 
 def generated(files: list[str]) -> Generated:

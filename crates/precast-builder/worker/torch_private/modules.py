@@ -17,7 +17,7 @@ def own_tensors(module: Any) -> Iterator[Any]:
 
 
 def is_persistent(module: Any, buffer: str) -> bool:
-    """Returns whether a module's state dict has one of its own buffers.
+    """Returns whether a module's state dict contains one of its own buffers.
 
     Private: `Module._non_persistent_buffers_set`. Without it: a file of weights would have to name buffers such as
     `position_ids`.

@@ -55,7 +55,7 @@ def returned(overload: Any) -> list[Any]:
 
 
 def fixed_length(argument: Any) -> int | None:
-    """Returns the length of a list in a schema, as 2 of `int[2]`, where one number stands for all; None elsewhere.
+    """Returns the length of a list in a schema, as 2 of `int[2]`, if one number may replace the list; else None.
 
     Private: `Argument.N`. Without it: eager refuses operators that were called with one number for a list.
     """

@@ -44,7 +44,7 @@ def children(value: Any) -> tuple[str, list[Any] | None, list[Any]] | None:
 
 
 def structure(value: Any) -> Any:
-    """Returns torch's description of how a value nests."""
+    """Returns torch's description of the structure of a value."""
     return _pytree.tree_structure(value)
 
 

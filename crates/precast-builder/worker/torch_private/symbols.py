@@ -19,7 +19,7 @@ def fixed(size: Any) -> int | None:
 
 
 def example(size: Any) -> int:
-    """Returns a size as it was when the program was captured. `int()` of a symbolic size would fix it for good."""
+    """Returns a size at the time of the capture. `int()` of a symbolic size would fix it permanently."""
     return size if isinstance(size, int) else int(size.node.hint)
 
 
@@ -43,7 +43,7 @@ def depends_on_values(value: Any) -> bool:
     """Returns whether a size of a tensor depends on values, and not on the sizes of inputs alone.
 
     Private: `torch.fx.experimental.symbolic_shapes.free_unbacked_symbols`. Without it: such a program fails later, with
-    a message that says less.
+    a less specific message.
     """
     from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 

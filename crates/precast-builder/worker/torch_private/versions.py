@@ -1,10 +1,10 @@
 """Versions of torch: the tried ones, and the features and options that they lack.
 
-The one table of versions. A *feature* of Precast needs private names of torch: in a version that was tried, the table
-says whether it works; in a newer one, the names are looked for. A feature that is off is left out of a compile, and
-`precast build` and `precast doctor` say so. An *option* of the compiler may be gone.
+The one table of versions. A *feature* of Precast needs private names of torch: for a tried version, the table has
+whether it works; in a newer one, the names are looked up. A feature that is off is left out of a compile, and
+`precast build` and `precast doctor` report it. An *option* of the compiler may have been removed.
 
-Nothing here imports torch before it is asked about the torch in use: `precast doctor` runs this file by itself.
+Nothing here imports torch before a call about the torch in use: `precast doctor` runs this file as a program.
 
 Private: the names in `FEATURES` and `EVERY_BUILD`, each used by the module that is named there. Without them: see
 `without`.
@@ -27,7 +27,7 @@ NEWEST: Version = (2, 15)
 
 @dataclass(frozen=True)
 class Feature:
-    """Something that Precast does with private names of torch, and can do without."""
+    """A use of private names of torch that Precast can work without."""
 
     name: str
     used_by: str
@@ -42,7 +42,7 @@ class Feature:
 
 @dataclass(frozen=True)
 class Gone:
-    """A compiler option that torch does not have any more."""
+    """A compiler option that torch has removed."""
 
     option: str
     since: Version

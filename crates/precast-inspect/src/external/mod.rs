@@ -2,8 +2,8 @@
 //!
 //! | file | known by | reported |
 //! |---|---|---|
-//! | shared object (`.so`) | `\x7fELF` | machine, libraries it needs, AOTInductor's entry points, weights, device code and its SM |
-//! | package (`.pt2`) | `PK` | members, torch's version, device, ISA and SM, inputs, constants, and each shared object that is not compressed, as above |
+//! | shared object (`.so`) | `\x7fELF` | machine, needed libraries, AOTInductor's entry points, weights, device code and its SM |
+//! | package (`.pt2`) | `PK` | members, torch's version, device, ISA and SM, inputs, constants, and the same facts of each uncompressed shared object |
 //! | tensors (`.safetensors`) | a length and a `{` | names, dtypes, shapes and sizes; no tensor is read |
 //!
 //! The file is treated as hostile. Nothing is extracted, and names in it are only printed. Each table, list or member
@@ -75,7 +75,7 @@ pub enum ExternalError {
 }
 
 impl ExternalError {
-    /// Returns what to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Io { .. } => "check the path, and who may read it",

@@ -41,7 +41,7 @@ pub struct SharedObject {
     pub machine: String,
     /// Libraries that the loader must find first.
     pub needed: Vec<String>,
-    /// None without any function of AOTInductor.
+    /// Absent without any function of AOTInductor.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub aotinductor: Option<EntryPoints>,
     /// Bytes of weights inside.
@@ -156,12 +156,12 @@ impl DeviceCode {
         let size = section.size.min(window.size.saturating_sub(section.offset));
         let mut end = 0;
         for base in (0..size).step_by(CHUNK as usize) {
-            // A magic number may lie across the end of a chunk.
+            // A magic number may cross the end of a chunk.
             let chunk = window.bytes(section.offset + base, (CHUNK + 3).min(size - base))?;
             for at in memchr2_iter(CUBIN[0], FATBIN[0], &chunk) {
                 let (magic, offset) = (chunk.get(at..at + 4), base + at as u64);
                 let (place, left) = (section.offset + offset, size - offset);
-                // Magic numbers that turn up by chance are skipped.
+                // Random matches of magic numbers are skipped.
                 let found = match magic {
                     _ if offset < end => None,
                     Some(CUBIN) => self.add_cubin(window, place, left)?,
@@ -199,8 +199,8 @@ impl DeviceCode {
 
     /// Adds the content of the fat binary at `at` of the file, and returns its size; none for other bytes.
     ///
-    /// A header (magic, version, header size, bytes that follow), then entries, each with a header of its own: kind (1
-    /// PTX, 2 cubin), header size, bytes, and at 28 the SM.
+    /// A header (magic, version, header size, bytes that follow), then entries, each with a header: kind (1 PTX, 2
+    /// cubin), header size, bytes, and at 28 the SM.
     fn add_fatbin(&mut self, window: Window<'_>, at: u64, left: u64) -> Parsed<Option<u64>> {
         let header = window.bytes(at, 16)?;
         let (own, body) = (number(&header, 6, 2), number(&header, 8, 8));
@@ -240,7 +240,7 @@ fn cubin(window: Window<'_>, at: u64, left: u64) -> Parsed<Option<(String, u64)>
     Ok(parse().filter(|(_, size)| (64..=left).contains(size)))
 }
 
-/// Returns the number in `size` bytes from `at`; 0 where there are fewer.
+/// Returns the number in `size` bytes from `at`; 0 if there are fewer.
 pub(super) fn number(bytes: &[u8], at: usize, size: usize) -> u64 {
     let bytes = bytes.get(at..at + size).unwrap_or_default().iter();
     bytes.rfold(0, |number, byte| (number << 8) | u64::from(*byte))

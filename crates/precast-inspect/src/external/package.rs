@@ -23,7 +23,7 @@ const GRAPH: u64 = 16 << 20;
 #[derive(Clone, Debug, Default, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Package {
-    /// Bytes of all members when unpacked, as the package says.
+    /// Unpacked bytes of all members, as declared in the package.
     pub unpacked: u64,
     /// In the order of the package.
     pub members: Vec<Member>,
@@ -44,7 +44,7 @@ pub struct Package {
 pub struct Member {
     /// Path inside the package.
     pub name: String,
-    /// Bytes when unpacked, as the package says.
+    /// Unpacked bytes, as declared in the package.
     pub size: u64,
     /// Bytes in the package, compressed or not.
     pub stored: u64,

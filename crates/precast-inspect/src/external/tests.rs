@@ -131,7 +131,7 @@ fn a_shared_object_has_entry_points_and_device_code() {
     assert_eq!(report.warnings.len(), 1, "{:?}", report.warnings);
 }
 
-/// The code lies across the end of the first piece that is searched.
+/// The code crosses the end of the first chunk of the search.
 #[test]
 fn device_code_is_found_anywhere_and_chance_matches_are_skipped() {
     let cubin = fs::read(data().join("add-sm90a.cubin")).unwrap();
@@ -277,7 +277,7 @@ fn giant_counts_are_errors() {
     };
     // A header longer than the file.
     malformed(b"\xff\xff\xff\xff\0\0\0\0{");
-    // A shape whose product overflows, offsets that overlap, bytes that are left over, offsets that go back.
+    // A shape whose product overflows, offsets that overlap, unused bytes, and descending offsets.
     for (header, data) in [
         (
             r#"{"a":{"dtype":"F32","shape":[4294967295,4294967295,4294967295],"data_offsets":[0,4]}}"#,
@@ -383,7 +383,7 @@ fn parts_that_overlap_are_refused() {
     assert!(refused(&bytes).starts_with("its parts overlap"));
     // A few are read.
     assert!(report_of(&elf_of(&vec![0; SIZE as usize], &sections[..10])).is_ok());
-    // Every name of a symbol is the rest of one long text.
+    // Every name of a symbol is a suffix of one long text.
     const SYMBOLS: usize = 1 << 18;
     let mut body = vec![b'a'; SYMBOLS + 4000];
     body.iter_mut().step_by(4000).for_each(|byte| *byte = 0);

@@ -9,7 +9,7 @@ use std::{
 
 use super::Parsed;
 
-/// Bytes that may be read of any file, and how many times its own size on top.
+/// Bytes that may be read of any file, and the multiple of its size that is added.
 const BYTES: u64 = 256 << 20;
 const TIMES: u64 = 8;
 
@@ -63,7 +63,7 @@ impl Limit {
     }
 }
 
-/// A part of a file, with a position of its own.
+/// A part of a file, with a separate position.
 #[derive(Clone, Copy)]
 pub(super) struct Window<'a> {
     pub limit: &'a Limit,

@@ -58,7 +58,7 @@ fn wheels() -> (tempfile::TempDir, PathBuf) {
         &rpath,
     );
     let cuda = site.join("nvidia/cu13/lib");
-    // It has no path of its own: that of the library that asks is inherited.
+    // It has no search path: it inherits the path of the library that needs it.
     link(&cuda.join("libcudart.so.13"), &[], &[]);
     link(
         &cuda.join("libcublasLt.so.13"),
@@ -315,7 +315,7 @@ fn a_release_asks_for_what_its_objects_need() {
     assert!(error.starts_with(&name), "{error}");
 }
 
-/// The torch of the checkout, with all that a GPU needs where it is one for CUDA.
+/// The torch of the checkout, with everything that a GPU needs if it has CUDA.
 #[test]
 fn the_checkouts_own_torch_is_complete() {
     let named = std::env::var_os("LIBTORCH").unwrap_or_default();
@@ -347,7 +347,7 @@ fn the_checkouts_own_torch_is_complete() {
     assert!(needs.host.iter().any(|library| library.name == "libc.so.6"));
 }
 
-/// The runtime opens it beside the others, for operator libraries that are linked with all of torch.
+/// The runtime also opens it, for operator libraries that are linked with all of torch.
 #[test]
 fn an_object_that_names_all_of_libtorch_brings_the_cuda_half() {
     let (root, lib) = wheels();

@@ -17,14 +17,14 @@ use super::{
 /// The name of the runtime, which opens the first libraries.
 const PROGRAM: &str = "precast";
 
-/// Where the loader looks, besides the search paths in the libraries.
+/// The folders that the loader searches, in addition to the search paths in the libraries.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Search {
     /// The folders of `LD_LIBRARY_PATH`.
     pub library_path: Vec<PathBuf>,
     /// The folders in which it looks last.
     pub system: Vec<PathBuf>,
-    /// Takes files from this folder alone, as on a machine that has no others.
+    /// Takes files only from this folder, as on a machine that has no others.
     pub within: Option<PathBuf>,
 }
 
@@ -70,18 +70,18 @@ struct Walk<'a> {
     entries: Vec<Entry>,
     /// Name of a library -> its index in `entries`.
     places: HashMap<String, usize>,
-    /// How many entries have had their needs added.
+    /// Number of entries whose needs were added.
     followed: usize,
 }
 
-/// A library that was asked for, or an object of the store.
+/// A needed library, or an object of the store.
 struct Entry {
     name: String,
     needed_by: Vec<String>,
     opened: bool,
-    /// The entry that asked for it first.
+    /// The first entry that needs it.
     parent: Option<usize>,
-    /// None before it is searched for.
+    /// Absent before the search.
     found: Option<Found>,
 }
 
@@ -158,7 +158,7 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// Finds all added libraries, and adds their needs in turn.
+    /// Finds all added libraries, and adds the libraries that they need.
     fn follow(&mut self) -> Result<(), LibraryError> {
         while self.followed < self.entries.len() {
             let at = self.followed;
@@ -216,7 +216,7 @@ impl Walk<'_> {
         let own = entry.parent.map(|parent| self.entries[parent].paths());
         let (own, runpath) = own.unwrap_or_default();
         folders.extend(own);
-        // The folders of DT_RPATH are inherited, unless the library that asks has DT_RUNPATH.
+        // The folders of DT_RPATH are inherited, unless the library that needs it has DT_RUNPATH.
         let mut above = entry.parent.filter(|_| runpath.is_empty());
         while let Some(parent) = above.and_then(|above| self.entries[above].parent) {
             folders.extend(self.entries[parent].paths().0);

@@ -1,7 +1,7 @@
 //! The programs of a store, filtered and sorted, one row at a time.
 //!
-//! Rows stream in the order of the index (model, module, bucket). Another order sorts all matching rows in memory, about
-//! 400 bytes each.
+//! Rows stream in the order of the index (model, module, bucket). Another order sorts all matching rows in memory,
+//! about 400 bytes each.
 
 mod order;
 mod rows;
@@ -15,7 +15,7 @@ use serde::Serialize;
 pub use self::order::{ORDERS, Order, bucket_order};
 use self::rows::rows;
 
-/// Where a program stands.
+/// The state of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -61,19 +61,19 @@ pub struct Row {
     pub module: String,
     /// As `batch=8 seq=128`.
     pub bucket: String,
-    /// Whether releases hold it, and which.
+    /// The releases that hold it, if any.
     pub state: State,
     /// The target's name; empty for a failure.
     pub target: String,
     /// `cpu` or `cuda`; empty for a failure.
     pub device: String,
-    /// How many artifacts one run calls; 0 where eager runs it, or where it failed.
+    /// Number of artifact calls of one run; 0 if eager runs it, or if it failed.
     pub steps: u64,
     /// Bytes of the distinct shared objects that it calls.
     pub bytes: u64,
-    /// When it was built, or failed, in seconds since 1970.
+    /// Time of the build or of the failure, in seconds since 1970.
     pub created: i64,
-    /// When it was last used, if it was.
+    /// Time of the last use, if it was used.
     pub used: Option<i64>,
 }
 
@@ -96,7 +96,7 @@ pub struct Query {
     pub until: Option<i64>,
     /// Built at this time or after.
     pub since: Option<i64>,
-    /// The order of the rows; the store's own where it is absent.
+    /// The order of the rows; absent for the store's own order.
     pub sort: Option<Order>,
     /// Whether to reverse the order.
     pub descending: bool,
@@ -131,8 +131,8 @@ impl Query {
     }
 }
 
-/// Lists programs. An unreadable one is an error in its place, or after the rest if the rows are sorted. Listing goes
-/// on after it if the index allows.
+/// Lists programs. An unreadable one is an error in its place, or after the others if the rows are sorted. The listing
+/// continues after it if the index allows.
 pub fn list(store: &Store, query: &Query) -> Box<dyn Iterator<Item = Result<Row, StoreError>>> {
     let all = rows(store, query);
     let Some(order) = query.sort else {

@@ -27,7 +27,7 @@ pub fn bucket_order(a: &str, b: &str) -> Ordering {
     bucket_key(a).cmp(&bucket_key(b))
 }
 
-/// Returns bytes that compare as the names and numbers of `batch=8 seq=128` do, so that 16 comes after 8.
+/// Returns bytes whose order is the order of the names and numbers of `batch=8 seq=128`, so that 16 comes after 8.
 fn bucket_key(bucket: &str) -> Vec<u8> {
     let mut key = Vec::new();
     for part in bucket.split(' ') {

@@ -4,7 +4,7 @@ use precast_store::{Dated, Digest, Filter, ProgramRow, Store, StoreError, record
 
 use super::{Query, Row, State};
 
-/// Returns every row that the query asks for, unsorted.
+/// Returns every row of the query, unsorted.
 pub(super) fn rows(
     store: &Store,
     query: &Query,
@@ -100,7 +100,7 @@ impl Iterator for Built {
     }
 }
 
-/// Makes rows. The newest release of the current model is cached.
+/// Creates rows. The newest release of the current model is cached.
 struct Reader {
     store: Store,
     newest: Option<(String, Option<u64>)>,

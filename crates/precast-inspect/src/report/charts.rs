@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::model::{ModelPart, Module};
 use crate::{coverage::Grid, receipt::Latency, words::time};
 
-/// Charts with a row for each program show at most so many.
+/// Maximum number of rows in charts with a row for each program.
 pub(super) const ROWS: usize = 120;
 
 const WIDTH: f64 = 920.0;
@@ -142,7 +142,7 @@ pub(super) fn times(ratio: f64) -> String {
     }
 }
 
-/// How much of its tolerance each output uses, on a logarithmic scale that ends at the limit.
+/// The share of its tolerance that each output uses, on a logarithmic scale that ends at the limit.
 pub(super) fn errors(part: &ModelPart) -> Markup {
     let rows: Vec<_> = part
         .programs()

@@ -40,7 +40,7 @@ pub struct Choice {
 pub struct Page {
     /// The store's folder.
     pub store: String,
-    /// When this was read, in seconds since 1970.
+    /// Time at which the store was read, in seconds since 1970.
     pub made: i64,
     /// Bytes of the store and of its parts.
     pub usage: DiskUsage,

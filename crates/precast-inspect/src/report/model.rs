@@ -14,7 +14,7 @@ use crate::{
     receipt::ReceiptSummary,
 };
 
-/// A model's release, or all its programs where it has none.
+/// A model's release, or all its programs if it has none.
 #[derive(Clone, Debug, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ModelPart {
@@ -41,7 +41,7 @@ pub struct ModelPart {
     pub modules: Vec<Module>,
     /// Distinct, in the order of their compiles.
     pub artifacts: Vec<ArtifactLine>,
-    /// How often programs call artifacts: more than there are artifacts where they share.
+    /// Number of artifact calls of programs: more than the number of artifacts if programs share them.
     pub calls: usize,
 }
 
@@ -102,7 +102,7 @@ pub struct ArtifactLine {
     pub bytes: u64,
     /// Phase -> seconds.
     pub seconds: BTreeMap<String, f64>,
-    /// When its compile ended, in seconds since 1970.
+    /// Time of the end of its compile, in seconds since 1970.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub finished: Option<i64>,
 }
@@ -244,7 +244,7 @@ impl ModelPart {
             .flat_map(|module| module.programs.iter().map(move |line| (module, line)))
     }
 
-    /// Returns the seconds that all compiles and captures took together.
+    /// Returns the total seconds of all compiles and captures.
     pub fn seconds(&self) -> f64 {
         let compiles = self
             .artifacts

@@ -62,8 +62,8 @@ impl RuntimeError {
         }
     }
 
-    /// Returns whether an artifact is the cause, so that another bucket may answer in its place. A fault of the host,
-    /// the weights or a record concerns all buckets, and so does a lack of memory.
+    /// Returns whether an artifact is the cause, so that another bucket may answer instead. An error of the host, the
+    /// weights or a record concerns all buckets, and so does a lack of memory.
     pub fn is_artifacts(&self) -> bool {
         let its_own = matches!(
             self,
@@ -279,7 +279,7 @@ impl From<RuntimeError> for TorchError {
     }
 }
 
-/// Returns whether an error of the system may be gone in a moment.
+/// Returns whether an error of the system may be temporary.
 pub(crate) fn passes(error: &io::Error) -> bool {
     error
         .raw_os_error()

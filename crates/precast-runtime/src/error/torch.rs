@@ -15,7 +15,7 @@ pub(super) const PASSING: [i32; 7] = [
     libc::EBUSY,
 ];
 
-/// Why libtorch, CUDA or the dynamic loader refused something, or a check before them. The text is the whole message.
+/// An error of libtorch, CUDA or the dynamic loader, or of a check before them. The text is the whole message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ impl TorchError {
         Self::sorted(text.into(), Self::Cuda)
     }
 
-    /// Returns the error for a message of the dynamic loader's, which ends with the words of the system.
+    /// Returns the error for a message of the dynamic loader, which ends with the message of the system.
     pub(crate) fn loader(text: impl Into<Box<str>>) -> Self {
         let text = text.into();
         let has = |number: &i32| {
@@ -62,9 +62,9 @@ impl TorchError {
         Self::sorted(text, if short { Self::Busy } else { Self::Loader })
     }
 
-    /// Sorts a message by its words, here and nowhere else: torch, CUDA and the system give no code with it.
+    /// Classifies a message by its text, only here: torch, CUDA and the system give no error code with it.
     fn sorted(text: Box<str>, other: fn(Box<str>) -> Self) -> Self {
-        /// The words of oneDNN.
+        /// The message of oneDNN.
         const NO_CODE: &str = "could not create a primitive";
         if says_out_of_memory(&text) {
             Self::Memory(text)

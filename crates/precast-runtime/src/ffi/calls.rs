@@ -1,4 +1,4 @@
-//! Eager's list of operator calls, as the shim makes them (`shim/eager.cpp`).
+//! Eager's list of operator calls, which the shim runs (`shim/eager.cpp`).
 
 use std::{
     ffi::{CString, c_void},
@@ -47,9 +47,9 @@ pub struct Given {
 /// The use of one result of a call.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Kept {
-    /// A value; none where nothing reads it.
+    /// A value; none if nothing reads it.
     One(Option<i64>),
-    /// A list, whose values have numbers of their own.
+    /// A list. Each of its values has a number.
     List(Vec<Option<i64>>),
 }
 
@@ -136,7 +136,7 @@ impl Drop for Builder {
 }
 
 impl Calls {
-    /// Makes the calls and returns `outputs` tensors. The inputs are the caller's still.
+    /// Runs the calls and returns `outputs` tensors. The inputs still belong to the caller.
     pub fn invoke(
         &mut self,
         inputs: &[&Handle],

@@ -29,7 +29,7 @@ pub struct Constant {
     name: CString,
 }
 
-/// Why a run gave no outputs.
+/// The reason why a run returned no outputs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunError {
     /// The artifact failed or threw; the text is its own.
@@ -38,7 +38,7 @@ pub enum RunError {
     Check(String),
 }
 
-/// One model instance. Methods that run or bind take `&mut self`: one caller at a time, as the ABI wants.
+/// One model instance. Methods that run or bind take `&mut self`: the ABI allows one caller at a time.
 pub struct Container {
     raw: NonNull<c_void>,
     library: Arc<Library>,
@@ -56,7 +56,7 @@ pub struct Container {
 unsafe impl Send for Container {}
 
 impl Container {
-    /// Makes a container on `device`. Its constants must be bound before it runs.
+    /// Creates a container on `device`. Its constants must be bound before it runs.
     pub fn new(
         library: &Arc<Library>,
         operators: Option<Arc<Operators>>,
@@ -87,12 +87,12 @@ impl Container {
         Ok(made)
     }
 
-    /// Returns how many inputs it takes.
+    /// Returns the number of its inputs.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
 
-    /// Returns how many outputs it gives.
+    /// Returns the number of its outputs.
     pub fn outputs(&self) -> usize {
         self.outputs
     }
@@ -104,7 +104,7 @@ impl Container {
 
     /// Binds one tensor to each of [`Self::constants`], in that order, in place of earlier ones.
     ///
-    /// The caller has checked dtype and shape. `&mut self` keeps runs out meanwhile.
+    /// The caller has checked dtype and shape. `&mut self` prevents runs at the same time.
     pub fn bind(&mut self, tensors: Vec<Arc<Weight>>) -> Result<(), TorchError> {
         if tensors.len() != self.constants.len() {
             let (expected, got) = (self.constants.len(), tensors.len());
@@ -123,7 +123,7 @@ impl Container {
             })
             .collect();
         // SAFETY: names and handles are alive; the container keeps the handles' addresses, and `bound` keeps the
-        // handles until it is gone or bound again.
+        // handles until the container is freed or bound again.
         let code = unsafe {
             shim::precast_bind(
                 self.library.abi.bind,
@@ -199,7 +199,7 @@ impl Container {
         result
     }
 
-    /// Returns the text of a check in its kernels that failed in a run on this thread since it was last asked.
+    /// Returns the text of a failed check in its kernels, from runs on this thread since the last call.
     fn failed_check(&self) -> Option<String> {
         let take = self.library.abi.failed_check?;
         // SAFETY: the symbol has this type; it returns null or a string literal of the artifact, which is never
@@ -271,7 +271,7 @@ impl Container {
 impl Drop for Container {
     fn drop(&mut self) {
         if crate::ending::ended() {
-            // Its code may be gone already, and all of its memory is about to be.
+            // Its code may be unloaded, and all of its memory is about to be freed.
             return;
         }
         // SAFETY: `self` owns the container; the tensors bound to it are fields and are dropped after this.

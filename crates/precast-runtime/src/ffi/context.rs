@@ -1,11 +1,11 @@
-//! The contexts of CUDA devices, which are made while libtorch's CUDA half is loaded.
+//! The contexts of CUDA devices, created while libtorch's CUDA half is loaded.
 //!
-//! A process needs both before its first call on a device. Each takes about 100 ms, and neither needs the other, but
-//! both need the dynamic loader, which has one lock. libtorch holds it while its initialisers run. The driver takes it
-//! only at the beginning of `cuInit`, and of making a context. So [`preload`] returns when the driver is initialised
-//! and has had time to begin the context, and the caller loads libtorch's CUDA half at the same time as the rest. An
-//! earlier beginning, while libtorch itself is opened, gains nothing: 1.153 s and 1.154 s to an answer
-//! (`benches/results/gpu-tests-h100.json`).
+//! A process needs both before its first call on a device. Each takes about 100 ms. They do not depend on each other,
+//! but both need the dynamic loader, which has one lock. libtorch holds it while its initialisers run. The driver holds
+//! it only at the beginning of `cuInit`, and of the creation of a context. So [`preload`] returns when the driver is
+//! initialised and has had time to begin the context, and the caller loads libtorch's CUDA half at the same time as the
+//! rest of the context is created. An earlier beginning, while libtorch itself is opened, gains nothing: 1.153 s and
+//! 1.154 s to an answer (`benches/results/gpu-tests-h100.json`).
 
 use std::{
     sync::mpsc,
@@ -15,10 +15,10 @@ use std::{
 
 use precast_store::target::Driver;
 
-/// How long the driver needs the loader's lock after a context was begun, with a margin.
+/// Time for which the driver needs the loader's lock after the beginning of a context, with a margin.
 const BEGINNING: Duration = Duration::from_millis(5);
 
-/// A thread that makes contexts. It is waited for on drop, so that no exit of the process meets it.
+/// A thread that creates contexts. A drop waits for it, so that it does not run during the exit of the process.
 pub(super) struct Preload(Option<JoinHandle<()>>);
 
 impl Drop for Preload {
@@ -30,7 +30,7 @@ impl Drop for Preload {
     }
 }
 
-/// Begins to make the contexts of these devices. A missing device or driver is reported by libtorch, not here.
+/// Begins to create the contexts of these devices. A missing device or driver is reported by libtorch, not here.
 pub(super) fn preload(devices: &[usize]) -> Preload {
     if devices.is_empty() {
         return Preload(None);

@@ -1,8 +1,8 @@
-//! CUDA, found while running: one binary serves machines with and without it.
+//! CUDA, detected at run time: one binary serves machines with and without it.
 //!
-//! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would never learn that CUDA exists.
-//! It is loaded here, from the folder of `libtorch_cpu`, with its symbols global, before a device is asked for:
-//! artifacts and the CUDA half of the shim take their symbols from it.
+//! Nothing in a Rust binary uses a symbol of `libtorch_cuda` directly, so libtorch would not detect CUDA. The library
+//! is loaded here, from the folder of `libtorch_cpu`, with its symbols global, before a device is requested: artifacts
+//! and the CUDA half of the shim use its symbols.
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
@@ -69,7 +69,7 @@ declare! {
     upload: "precast_cuda_upload" => unsafe extern "C" fn(i32, *mut u8, u64, c_int, *const Piece, usize, usize, u64) -> i32;
 }
 
-/// A part of a file and where it goes in a device block.
+/// A part of a file, and its destination in a device block.
 #[repr(C)]
 pub(super) struct Piece {
     pub to: u64,
@@ -145,12 +145,12 @@ impl Cuda {
         }
     }
 
-    /// Returns how many devices there are; at least one.
+    /// Returns the number of devices, at least one.
     pub fn devices(&self) -> usize {
         self.devices
     }
 
-    /// Makes the device's context, if the process has none there yet. The caller's current device does not change.
+    /// Creates the device's context, if the process has none. The caller's current device does not change.
     pub fn context(&self, device: usize) -> Result<(), TorchError> {
         let _span = tracing::info_span!("context", device).entered();
         self.driver
@@ -165,16 +165,16 @@ impl Cuda {
             .map_err(|error| TorchError::cuda(error.to_string()))
     }
 
-    /// Fails with the error of an earlier operation, if it stays on the device.
+    /// Fails with the error of an earlier operation, if the device's error is persistent.
     pub fn health(&self, device: usize) -> Result<(), TorchError> {
         let functions = self.functions()?;
-        // SAFETY: the shim's own function; it only asks.
+        // SAFETY: the shim's own function, which only reads the state of the device.
         functions.check(unsafe { (functions.health)(ordinal(device)?) })
     }
 
-    /// Waits until everything that was put on the device is done.
+    /// Waits until all submitted work of the device is done.
     ///
-    /// A context with an error that stays can still be waited for when it is dropped.
+    /// A context with a persistent error still allows this wait on drop.
     pub fn synchronize(&self, device: usize) -> Result<(), TorchError> {
         let Some(functions) = SHIM.get() else {
             if !shim::is_open() {
@@ -187,7 +187,7 @@ impl Cuda {
         functions.check(unsafe { (functions.synchronize)(ordinal(device)?) })
     }
 
-    /// Returns how the device's memory is used.
+    /// Returns the use of the device's memory.
     pub fn memory(&self, device: usize) -> Result<DeviceMemory, TorchError> {
         let functions = self.functions()?;
         let mut memory = DeviceMemory::default();
@@ -222,7 +222,7 @@ impl Cuda {
     /// Returns the raw stream torch works on now on this thread; null is the default stream.
     pub fn current_stream(&self, device: usize) -> Result<RawStream, TorchError> {
         let Some(functions) = SHIM.get() else {
-            // Without the shim only foreign code of the caller changes torch's stream.
+            // Without the shim only code of the caller changes torch's stream.
             return Ok(RawStream(std::ptr::null_mut()));
         };
         let mut stream = std::ptr::null_mut();
@@ -233,9 +233,9 @@ impl Cuda {
         Ok(RawStream(stream))
     }
 
-    /// Makes later work of `waiter` wait for the present work of `other`.
+    /// Makes later work of `waiter` wait for the current work of `other`.
     ///
-    /// Both are raw streams of `device` that live still: torch's own do for as long as the process.
+    /// Both are live raw streams of `device`. Torch's own streams live as long as the process.
     pub(crate) fn wait(
         &self,
         waiter: RawStream,

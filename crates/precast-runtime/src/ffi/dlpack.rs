@@ -1,4 +1,4 @@
-//! DLPack: its structures, their owner, and libtorch's tensors on both sides, without a copy.
+//! DLPack: its structures, their ownership, and conversion from and to libtorch's tensors, without a copy.
 //!
 //! The structures are those of `dlpack.h`: [`DLManagedTensorVersioned`] since version 1.0, [`DLManagedTensor`] before
 //! it. A [`Capsule`] owns one of them and calls its deleter once.
@@ -8,7 +8,7 @@
 //! | in | the tensor's storage has the capsule; the last handle of the memory calls the deleter |
 //! | out | the capsule has a [`Handle`]; the deleter drops it |
 //!
-//! Every number of a capsule that comes in is checked before libtorch sees it. Its pointers can't be checked.
+//! Every number of a received capsule is checked before it is passed to libtorch. Its pointers can't be checked.
 
 use std::{
     ffi::c_void,
@@ -37,13 +37,13 @@ const CUDA_HOST: i32 = 3;
 
 const READ_ONLY: u64 = 1;
 
-/// Where a tensor's memory is.
+/// The device of a tensor's memory.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLDevice {
     /// A `DLDeviceType`: 1 for the CPU, 2 for CUDA, 3 for pinned memory of the host.
     pub device_type: i32,
-    /// Which one of them.
+    /// Ordinal of the device.
     pub device_id: i32,
 }
 
@@ -63,9 +63,9 @@ pub struct DLDataType {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DLTensor {
-    /// The memory; `byte_offset` bytes behind it is element 0.
+    /// The memory. Element 0 is at `byte_offset` bytes from here.
     pub data: *mut c_void,
-    /// Where it is.
+    /// The device of the memory.
     pub device: DLDevice,
     /// The number of axes.
     pub ndim: i32,
@@ -95,7 +95,7 @@ pub struct DLManagedTensor {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DLPackVersion {
-    /// Another one has another structure behind the deleter.
+    /// Another major version has another structure after the deleter.
     pub major: u32,
     /// A later one defines more numbers.
     pub minor: u32,
@@ -197,15 +197,16 @@ impl sealed::Managed for DLManagedTensorVersioned {
     }
 }
 
-/// A tensor in the form that libraries hand to each other. It owns it: when it is dropped, the deleter is called.
+/// A tensor in the form in which libraries exchange tensors. It owns the structure: a drop calls the deleter.
 ///
-/// `Capsule` alone is of DLPack 1.x; a `Capsule<DLManagedTensor>` is for libraries that only know earlier versions.
+/// `Capsule` without a parameter is of DLPack 1.x. A `Capsule<DLManagedTensor>` is for libraries that only support
+/// earlier versions.
 #[derive(Debug)]
 pub struct Capsule<M: Managed = DLManagedTensorVersioned>(NonNull<M>);
 
 impl<M: Managed> Capsule<M> {
-    /// Takes over a producer's structure: in Python the pointer of a capsule that the caller renames to `used_dltensor`
-    /// or `used_dltensor_versioned`.
+    /// Takes ownership of a producer's structure: in Python the pointer of a capsule that the caller renames to
+    /// `used_dltensor` or `used_dltensor_versioned`.
     ///
     /// # Safety
     /// - `raw` is a structure that a producer made, and nobody else calls its deleter or reads it from now on. Any thread
@@ -214,7 +215,7 @@ impl<M: Managed> Capsule<M> {
     /// - From `byte_offset` bytes behind `data` on there is memory for all the elements that shape, strides and dtype
     ///   say, on that device, until the deleter is called. Nobody writes to it while a call or a copy uses it.
     ///
-    /// The numbers may be anything: they are checked when it becomes a tensor.
+    /// The numbers may have any value: they are checked when the capsule becomes a tensor.
     pub unsafe fn from_raw(raw: NonNull<M>) -> Self {
         Self(raw)
     }
@@ -224,7 +225,7 @@ impl<M: Managed> Capsule<M> {
         std::mem::ManuallyDrop::new(self).0
     }
 
-    /// Makes a capsule of a tensor.
+    /// Creates a capsule of a tensor.
     pub(crate) fn of(tensor: Handle) -> Result<Self, TorchError> {
         let meta = tensor.meta();
         if !meta.dense() {
@@ -263,12 +264,12 @@ impl<M: Managed> Capsule<M> {
             _shape: shape,
             _strides: strides,
         });
-        // The structure comes first in it.
+        // The structure is its first field.
         Ok(Self(NonNull::from(Box::leak(exported)).cast()))
     }
 
-    /// Makes a tensor over the memory, which keeps the capsule. Fails where the numbers are no tensor's; then the
-    /// deleter has been called.
+    /// Creates a tensor over the memory, which keeps the capsule. Fails if the numbers do not describe a tensor; the
+    /// deleter has then been called.
     pub(crate) fn into_handle(self) -> Result<Handle, TorchError> {
         let lent = self.read()?;
         // libtorch looks up where the memory is, and a CPU has no index there.
@@ -318,7 +319,7 @@ impl<M: Managed> Capsule<M> {
 
     /// Returns the checked tensor.
     fn read(&self) -> Result<Lent, TorchError> {
-        // SAFETY: it is such a structure, as `from_raw` says.
+        // SAFETY: `from_raw` requires such a structure.
         let tensor = unsafe { M::tensor(self.0.as_ptr()) }?;
         let DLTensor { ndim, dtype, .. } = tensor;
         if !(0..=MAX_RANK).contains(&ndim) {
@@ -330,7 +331,7 @@ impl<M: Managed> Capsule<M> {
         if ndim > 0 && tensor.shape.is_null() {
             return Err(format!("its `shape` is null, and its `ndim` is {ndim}").into());
         }
-        // SAFETY: both have `ndim` numbers, as `from_raw` says.
+        // SAFETY: `from_raw` requires that both have `ndim` numbers.
         let numbers = |start: *mut i64| unsafe { slice::from_raw_parts(start, ndim as usize) };
         let shape: SmallVec<[i64; 8]> = match ndim {
             0 => SmallVec::new(),
@@ -380,7 +381,7 @@ impl<M: Managed> Capsule<M> {
 impl<M: Managed> Drop for Capsule<M> {
     fn drop(&mut self) {
         let raw = self.0.as_ptr();
-        // SAFETY: it is such a structure, and it is owned: nobody else calls the deleter.
+        // SAFETY: it is such a structure, and it is owned: no other code calls the deleter.
         unsafe {
             if let Some(deleter) = M::deleter(raw) {
                 deleter(raw);
@@ -389,7 +390,7 @@ impl<M: Managed> Drop for Capsule<M> {
     }
 }
 
-/// Memory that a capsule has: null where there are no elements.
+/// Memory of a capsule: null without elements.
 struct Lent {
     data: *mut c_void,
     shape: SmallVec<[i64; 8]>,
@@ -398,13 +399,13 @@ struct Lent {
     device: Device,
 }
 
-/// Drops the capsule of a tensor whose memory nobody has any more.
+/// Drops the capsule of a tensor whose memory is unused.
 unsafe extern "C" fn release<M: Managed>(_data: *mut c_void, owner: *mut c_void) {
     // SAFETY: the pointer of `into_handle`; libtorch calls this once.
     drop(unsafe { Arc::from_raw(owner.cast::<Capsule<M>>()) });
 }
 
-/// Returns the address of element 0; none where `bytes` from there on are in no memory.
+/// Returns the address of element 0; none if `bytes` from that address exceed the address space.
 fn start(tensor: &DLTensor, bytes: i64) -> Option<usize> {
     let start = tensor.data.addr();
     let start = start.checked_add(usize::try_from(tensor.byte_offset).ok()?)?;

@@ -54,7 +54,7 @@ impl Graph {
         let worked = work();
         // SAFETY: a live graph whose capture has begun on this thread.
         let ended = functions.check(unsafe { (functions.graph_end)(graph.handle.as_ptr()) });
-        // The reason of the work comes first: it is usually why the capture could not end.
+        // The error of the work comes first: it is usually the reason why the capture could not end.
         let made = worked?;
         ended?;
         Ok((graph, made))

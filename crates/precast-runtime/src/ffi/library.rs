@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{RuntimeError, TorchError};
 
-/// The functions of an artifact that the runtime calls; all of them are there once a [`Library`] exists.
+/// The functions of an artifact that the runtime calls. A [`Library`] has all of them.
 pub(super) struct Abi {
     pub create: Create,
     pub delete: Delete,
@@ -40,10 +40,10 @@ pub struct Library {
     object: Digest,
 }
 
-/// The libraries that this process loaded or was refused. Nothing is ever removed.
+/// The libraries that this process loaded or refused. Nothing is ever removed.
 ///
-/// The map is locked for a look-up. Each object has a lock of its own, held while it is loaded: an initialiser that
-/// hangs delays callers of the same object only, as far as this code goes (the system's loader has one lock for all).
+/// The map is locked for a look-up. Each object has a separate lock, held while it is loaded: an initialiser that hangs
+/// delays only callers of the same object, apart from the system's loader, which has one lock for all.
 static LOADED: Mutex<Option<HashMap<Digest, Arc<Mutex<FirstLoad>>>>> = Mutex::new(None);
 
 /// None before the first load.
@@ -72,12 +72,13 @@ impl Library {
         entry(object).try_lock().is_ok_and(|known| known.is_some())
     }
 
-    /// Loads the object with this digest, or returns the one that the process has. A refused object stays refused.
+    /// Loads the object with this digest, or returns it if the process has loaded it before. A refused object stays
+    /// refused.
     ///
-    /// `file` is asked for only when it has not; `built_with` is the torch in its record, for a message. Fails when the
-    /// bytes are not the digest's, when they import a function that libtorch lacks, when `dlopen` refuses them, or when
-    /// a function of the ABI is missing; nothing of a refused object has run then, except that `dlopen` runs the
-    /// initialisers of one that loads and lacks a function.
+    /// `file` is called only for an object that the process has not loaded; `built_with` is the torch in its record,
+    /// for a message. Fails if the bytes do not match the digest, if they import a function that libtorch lacks, if
+    /// `dlopen` refuses them, or if a function of the ABI is missing. No code of a refused object has run, except in
+    /// the last case, in which `dlopen` has run its initialisers.
     pub fn load(
         object: &Digest,
         built_with: &str,
@@ -159,7 +160,7 @@ fn lacking(bytes: &[u8]) -> Vec<String> {
     let mut names = Elf::parse(bytes)
         .and_then(|elf| elf.imports())
         .unwrap_or_default();
-    // Its scope is the process's: libtorch is in it, and what operators' libraries have.
+    // Its scope is the process: it includes libtorch and the libraries of operators.
     let process = Loaded::this();
     names.retain(|name| {
         // SAFETY: the symbol is looked up, and neither called nor read.

@@ -1,8 +1,8 @@
-//! The libtorch of this process: found, opened, checked, and its functions resolved, once.
+//! The libtorch of this process: it is found, opened and checked, and its functions are resolved, once.
 //!
-//! Nothing of libtorch is linked. It is the copy that the process already has, or else that of the caller's folder
+//! Nothing of libtorch is linked. It is the copy that the process has loaded, or else the copy in the caller's folder
 //! ([`open`]); a second one is never opened. Its version must be one of [`TRIED`](precast_store::target::TRIED): first
-//! that of `version.py` in the torch package, before anything of it runs, then that of the open libtorch.
+//! the version in `version.py` of the torch package, before any code of it runs, then the version of the open libtorch.
 //!
 //! The functions are those of its C ABI, from `torch/csrc/inductor/aoti_torch/c/shim.h` and
 //! `torch/csrc/stable/c/shim.h`.
@@ -20,7 +20,7 @@ use precast_store::target::Torch;
 use super::abi::{RawTensor, imports};
 use crate::TorchError;
 
-/// libtorch's library, by the name that the loader knows it by.
+/// Name of libtorch's library for the loader.
 const CPU: &str = "libtorch_cpu.so";
 
 imports! { table;
@@ -109,7 +109,7 @@ fn table() -> &'static Functions {
 
 /// The libtorch of this process.
 pub struct Libtorch {
-    /// Where `libtorch_cpu.so` lies.
+    /// The folder of `libtorch_cpu.so`.
     pub folder: PathBuf,
     /// Its version, as `2.11.0`.
     pub version: String,
@@ -118,7 +118,7 @@ pub struct Libtorch {
 
 static OPEN: OnceLock<Libtorch> = OnceLock::new();
 
-/// Returns the libtorch that is open, or opens the one that the process has.
+/// Returns the open libtorch, or opens the copy that the process has loaded.
 pub fn get() -> Result<&'static Libtorch, TorchError> {
     match OPEN.get() {
         Some(open) => Ok(open),
@@ -222,7 +222,8 @@ impl Libtorch {
     }
 }
 
-/// Returns the libtorch that the process has, its symbols visible to later loads. Fails where there are two.
+/// Returns the libtorch that the process has loaded, and makes its symbols visible to later loads. Fails if there are
+/// two.
 fn already() -> Result<Option<Loaded>, TorchError> {
     let mut found = loaded(|name| name == CPU);
     if let [one, other, ..] = &found[..] {
@@ -247,7 +248,7 @@ pub(super) fn loaded(is: impl Fn(&str) -> bool) -> Vec<PathBuf> {
         _: usize,
         found: *mut c_void,
     ) -> libc::c_int {
-        // SAFETY: the loader passes a valid entry, whose name is a C string, and the vector that it was given.
+        // SAFETY: the loader passes a valid entry, whose name is a C string, and the vector that this call passed.
         let (name, found) = unsafe {
             let name: *const c_char = (*info).dlpi_name;
             if name.is_null() {
@@ -288,7 +289,7 @@ fn checked(version: &str, folder: &Path, untried: bool) -> Result<(), TorchError
     })
 }
 
-/// Returns the folder of the library that an address lies in.
+/// Returns the folder of the library that contains an address.
 fn folder_of(address: *const c_void) -> Option<PathBuf> {
     let mut info = libc::Dl_info {
         dli_fname: std::ptr::null(),

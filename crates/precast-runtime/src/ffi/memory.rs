@@ -42,8 +42,8 @@ pub fn contiguous(shape: &[i64]) -> SmallVec<[i64; 8]> {
     strides
 }
 
-/// Returns how many elements lie between the first one of a tensor and the end of its last one. Fails where sizes or
-/// strides are no tensor's.
+/// Returns the number of elements from the first one of a tensor to the end of its last one. Fails for sizes or strides
+/// that no tensor can have.
 pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, TorchError> {
     let bad = || format!("no tensor has sizes {shape:?} and strides {stride:?}").into();
     if shape.len() != stride.len() || shape.iter().chain(stride).any(|&n| n < 0) {
@@ -60,7 +60,7 @@ pub(super) fn span(shape: &[i64], stride: &[i64]) -> Result<i64, TorchError> {
 }
 
 impl Handle {
-    /// Makes a tensor with undefined elements.
+    /// Creates a tensor with undefined elements.
     pub fn empty(
         shape: &[i64],
         stride: &[i64],
@@ -85,22 +85,22 @@ impl Handle {
         }
     }
 
-    /// Returns the tensor that one call of libtorch's C ABI makes.
+    /// Returns the tensor that one call of libtorch's C ABI creates.
     ///
     /// # Safety
-    /// `f` gets a valid out pointer, and writes a new tensor there that is the caller's, or nothing.
+    /// `f` gets a valid out pointer. It writes a new tensor there, which the caller then owns, or nothing.
     pub(super) unsafe fn made(f: impl FnOnce(*mut RawTensor) -> i32) -> Result<Self, TorchError> {
         let mut made = ptr::null_mut();
         call(|| f(&mut made))?;
-        // SAFETY: as the caller says.
+        // SAFETY: the caller guarantees it.
         unsafe { Self::from_raw(made) }.ok_or_else(|| "libtorch made no tensor".into())
     }
 
-    /// Makes a tensor over memory it does not own.
+    /// Creates a tensor over memory that it does not own.
     ///
     /// # Safety
     /// `data` points to as many bytes as shape, strides and dtype cover, on `device`, and outlives every handle of the
-    /// tensor; nobody writes to it while a kernel reads it.
+    /// tensor; no code writes to it while a kernel reads it.
     pub(super) unsafe fn over(
         data: *const u8,
         shape: &[i64],
@@ -185,7 +185,7 @@ impl Handle {
         Ok(data)
     }
 
-    /// Returns a tensor over a part of this one's memory, `offset` bytes behind its first element.
+    /// Returns a tensor over a part of this one's memory, `offset` bytes after its first element.
     pub fn view(
         &self,
         shape: &[i64],
@@ -245,7 +245,7 @@ impl Handle {
         call(|| unsafe { libtorch::aoti_torch_zero_(self.raw()) })
     }
 
-    /// Returns a copy with memory of its own, laid out like this one where that has no gaps.
+    /// Returns a copy in new memory, with the same strides if this tensor has no gaps.
     pub fn copied(&self) -> Result<Self, TorchError> {
         let meta = self.meta();
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;

@@ -7,22 +7,22 @@
 //! | [`Operators`] | the operators of an artifact that have no C entry point | on drop; containers hold an `Arc` of it |
 //! | [`Calls`] | eager's list of operator calls, resolved | on drop |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
-//! | [`Stolen`] | handles given to a run that steals them | on drop, exactly those the run left |
+//! | [`Stolen`] | handles for a run, which steals them | on drop, exactly those that the run left |
 //! | [`Capsule`] | one structure of DLPack's, another library's or our own | on drop, by its deleter |
 //!
-//! **Threads.** An artifact's own pool of model instances deadlocks when a fresh container's first runs race, and when
-//! a run fails while others wait. So it is not used: every container has one instance, [`Container::invoke`] takes
-//! `&mut self`, and it calls the single-threaded entry point, so that the compiler keeps a second caller out. To run N
-//! callers at once there are N containers; they share code and weights by pointer.
+//! **Threads.** An artifact's own pool of model instances deadlocks when the first runs of a new container race, and
+//! when a run fails while others wait. So it is not used: every container has one instance, [`Container::invoke`] takes
+//! `&mut self`, and it calls the single-threaded entry point, so that the compiler prevents a second caller. For N
+//! concurrent callers there are N containers; they share code and weights by pointer.
 //!
-//! **Ownership in a run.** The callee steals input handles and nulls the entries it took, in success and failure.
-//! [`Stolen`] passes new handles of the same tensors and frees the rest. Outputs belong to the caller, also those that
-//! were written before a failure.
+//! **Ownership in a run.** The callee steals input handles and nulls the entries that it took, on success and on
+//! failure. [`Stolen`] passes new handles of the same tensors and frees the rest. Outputs belong to the caller,
+//! including outputs that were written before a failure.
 //!
-//! **Errors.** Every refusal is a [`TorchError`](crate::TorchError), sorted by its words where it enters. An artifact
-//! prints an exception's text on `std::cerr` and returns a code; some entry points let it through `extern "C"`. The
-//! shim catches it, and takes the text off `std::cerr` for the calling thread only. Other text of a call, such as a
-//! warning of libtorch, is a `tracing` event.
+//! **Errors.** Every error is a [`TorchError`](crate::TorchError), classified by its text when it is created. An
+//! artifact prints an exception's text on `std::cerr` and returns a code; some entry points let it through `extern
+//! "C"`. The shim catches it, and captures the text of `std::cerr` for the calling thread only. Other text of a call,
+//! such as a warning of libtorch, is a `tracing` event.
 #![allow(unsafe_code)]
 
 mod abi;

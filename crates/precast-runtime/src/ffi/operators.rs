@@ -35,7 +35,7 @@ pub enum OperatorArgument {
     None,
     Tensor,
     Tensors(usize),
-    /// Which are there.
+    /// Which of the tensors exist.
     OptionalTensors(Vec<bool>),
     Int,
     Ints(usize),
@@ -62,7 +62,7 @@ unsafe impl Send for Operators {}
 unsafe impl Sync for Operators {}
 
 impl Operators {
-    /// Resolves every call. Fails, naming the operator, when one is not registered or its schema is another.
+    /// Resolves every call. If an operator is not registered or has another schema, fails with its name.
     pub fn new(calls: &[Call], device: Device) -> Result<Self, TorchError> {
         let device = CString::new(device.to_string())?;
         let mut raw = ptr::null_mut();
@@ -81,7 +81,7 @@ impl Operators {
         self.0.as_ptr()
     }
 
-    /// Makes the first call and returns its one result. `ints` and `tensors` are its arguments, in the order of the
+    /// Runs the first call and returns its one result. `ints` and `tensors` are its arguments, in the order of the
     /// operator's schema.
     pub fn call(&self, ints: &[i64], tensors: &[Handle]) -> Result<Handle, TorchError> {
         let raw: Vec<_> = tensors.iter().map(Handle::raw).collect();

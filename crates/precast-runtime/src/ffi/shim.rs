@@ -202,7 +202,7 @@ pub fn capture_messages() {
         return;
     }
     static ONCE: std::sync::Once = std::sync::Once::new();
-    // SAFETY: it sets a buffer under std::cerr, once and for good; `report` lives as long.
+    // SAFETY: it sets a buffer under std::cerr, once and permanently; `report` lives as long.
     ONCE.call_once(|| unsafe { precast_capture_messages(report) });
 }
 

@@ -21,11 +21,11 @@ pub struct Stream {
     handle: NonNull<c_void>,
     functions: &'static Functions,
     device: usize,
-    /// Whether it goes on living in [`SPARE`].
+    /// Whether it is kept in [`SPARE`] after a drop.
     apart: bool,
 }
 
-/// Streams apart from torch's pool that nobody has at present. They are never destroyed: allocators may remember them.
+/// Unused streams outside of torch's pool. They are never destroyed: allocators may remember them.
 static SPARE: Mutex<Vec<Stream>> = Mutex::new(Vec::new());
 
 // SAFETY: the handle is a heap copy of c10's CUDAStream, a plain value that only names a stream; CUDA's runtime API
@@ -35,7 +35,8 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// Takes a stream of torch's own pool on a device. There are 32 in turn, and they are never destroyed.
+    /// Returns a stream of torch's own pool on a device. The pool has 32 streams, which are used in rotation and never
+    /// destroyed.
     pub fn new(device: usize) -> Result<Self, TorchError> {
         let functions = cuda()?.functions()?;
         let mut handle = std::ptr::null_mut();
@@ -44,8 +45,8 @@ impl Stream {
         Self::made(functions, code, handle, device)
     }
 
-    /// Takes a stream that nobody else has, until it is dropped. It is not of torch's pool, which makes all its streams
-    /// for the first that is taken.
+    /// Returns a stream without another user, until it is dropped. It is not from torch's pool, which creates all its
+    /// streams with the first one.
     pub(crate) fn apart(device: usize) -> Result<Self, TorchError> {
         let spare = {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -116,15 +117,15 @@ impl Stream {
         })
     }
 
-    /// Makes later work of this stream wait for the present work of `other`.
+    /// Makes later work of this stream wait for the current work of `other`.
     pub fn wait_for(&self, other: &Stream) -> Result<(), TorchError> {
         cuda()?.wait(self.raw(), other.raw(), self.device)
     }
 
-    /// Keeps a tensor's memory from being used again, after its last handle is dropped, until this stream has done its
-    /// work up to then.
+    /// Prevents the reuse of a tensor's memory, after its last handle is dropped, until this stream has done its work
+    /// up to now.
     ///
-    /// Needed for a tensor that was made on another stream and may be dropped while this one still reads it.
+    /// Needed for a tensor of another stream that may be dropped while this stream still reads it.
     pub fn uses<'a>(&self, tensor: impl Into<TensorRef<'a>>) -> Result<(), TorchError> {
         // SAFETY: a live stream and a live tensor.
         self.functions.check(unsafe {
@@ -153,7 +154,7 @@ impl Drop for Stream {
             spare.push(Self { ..*self });
             return;
         }
-        // SAFETY: `self` owns the handle. The stream it names goes on living.
+        // SAFETY: `self` owns the handle. The stream itself is not destroyed.
         unsafe { (self.functions.stream_delete)(self.handle.as_ptr()) }
     }
 }

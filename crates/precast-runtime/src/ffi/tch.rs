@@ -1,4 +1,4 @@
-//! Tensors of tch, in and out without a copy: a `C_tensor*` is an `at::Tensor*` made by `new`, as a [`Handle`] is.
+//! Tensors of tch, in and out without a copy: like a [`Handle`], a `C_tensor*` is an `at::Tensor*` from `new`.
 
 use std::ptr::NonNull;
 

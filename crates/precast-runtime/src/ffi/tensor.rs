@@ -1,4 +1,4 @@
-//! Tensor handles as types: owned, lent, or given to be stolen; and their metadata.
+//! Tensor handles as types: owned, borrowed, or to be stolen by a run; and their metadata.
 
 use std::{ffi::c_void, marker::PhantomData, ptr::NonNull};
 
@@ -24,10 +24,10 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Handle {
-    /// Takes ownership of a handle an artifact returned; none for null.
+    /// Takes ownership of a handle that an artifact returned; none for null.
     ///
     /// # Safety
-    /// `raw` is null or a live `at::Tensor*` that nobody else will delete.
+    /// `raw` is null or a live `at::Tensor*` that no other code deletes.
     pub(super) unsafe fn from_raw(raw: RawTensor) -> Option<Self> {
         NonNull::new(raw).map(Self)
     }
@@ -91,16 +91,17 @@ impl<'a> TensorRef<'a> {
         made_of(made)
     }
 
-    /// Returns a handle of a caller's tensor whose sizes, strides and storage no other thread can change.
+    /// Returns a handle of a caller's tensor that protects its sizes, strides and storage from changes by other
+    /// threads.
     ///
-    /// Several handles can be of one `TensorImpl`: a `resize_` through one of them changes all, also while a call
-    /// checks it. So a tensor that has other handles gets an alias of its own over the same memory, and the call checks
-    /// and uses only that. A tensor without others is borrowed for the call, so nobody can change it, and it costs no
+    /// Several handles can refer to one `TensorImpl`: a `resize_` through one of them changes all, also while a call
+    /// checks it. So a tensor with other handles gets a new alias over the same memory, and the call checks and uses
+    /// only that. A tensor without other handles is borrowed for the call, so no thread can change it, and it needs no
     /// alias.
     ///
-    /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread makes it larger,
-    /// and nothing can prevent that. While the alias is made, the sizes of the tensor must stay where they are: torch
-    /// moves them when there are more than five. See "Inputs that change" in the documentation of
+    /// The alias keeps the storage, not its size: torch frees a storage's memory when another thread enlarges it, and
+    /// nothing can prevent that. During the creation of the alias, the sizes of the tensor must not move: torch moves
+    /// them when there are more than five. See "Inputs that change" in the documentation of
     /// [`Model::run`](crate::Model::run).
     pub(crate) fn own(self) -> Handle {
         // SAFETY: a live `at::Tensor*`.
@@ -137,8 +138,8 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-/// As the shim does it, by libtorch's C ABI: for tensors that are looked at before a shim is open. That a tensor is
-/// nested, quantised or lazily negated is not seen; the call that it is given to sees it.
+/// Does the same as the shim with libtorch's C ABI, for tensors that are read before a shim is open. It does not detect
+/// a nested, quantised or lazily negated tensor; the later call does.
 ///
 /// # Safety
 /// `tensor` is a live `at::Tensor*`.
@@ -199,7 +200,7 @@ fn made_of(raw: RawTensor) -> Handle {
     Handle(raw)
 }
 
-/// A tensor's metadata, read in one foreign call and without an allocation.
+/// A tensor's metadata, read in one C++ call and without an allocation.
 pub struct Meta<'a> {
     raw: RawMeta,
     tensor: PhantomData<&'a Handle>,
@@ -274,7 +275,7 @@ impl<'a> Meta<'a> {
         self.raw.storage as usize
     }
 
-    /// Returns how many bytes lie between element 0 and the end of the storage.
+    /// Returns the number of bytes from element 0 to the end of the storage.
     pub fn room(&self) -> i64 {
         self.raw.storage_bytes - (self.raw.data as i64 - self.raw.storage as i64)
     }
@@ -316,7 +317,7 @@ pub(super) fn number_of(dtype: Dtype) -> i32 {
 /// Tensor handles of one call.
 pub type Handles = SmallVec<[Handle; 8]>;
 
-/// Handles to give to a run: the callee steals them, and the rest is freed on drop.
+/// Handles to pass to a run: the callee steals them, and the rest is freed on drop.
 #[derive(Default)]
 pub struct Stolen(SmallVec<[RawTensor; 16]>);
 
@@ -340,7 +341,7 @@ impl Drop for Stolen {
     fn drop(&mut self) {
         for &raw in &self.0 {
             if !raw.is_null() {
-                // SAFETY: the list owns its handles; a callee nulls those that it stole, so this one is still owned.
+                // SAFETY: the list owns its handles; a callee nulls every stolen one, so this one is still owned.
                 unsafe { aoti_torch_delete_tensor_object(raw) };
             }
         }
@@ -434,14 +435,14 @@ mod tests {
         assert_eq!(x.size(), [1, 6], "both are one tensor");
         let meta = own.meta();
         assert_eq!((meta.sizes(), meta.strides()), (&[2, 3][..], &[3, 1][..]));
-        // Another storage in place of its own.
+        // Another storage instead of its own.
         let mut other = Tensor::zeros([64], (Kind::Float, tch::Device::Cpu));
         let _ = clone.set_source_tensor(&other);
         let _ = other.fill_(7.0);
         let meta = own.meta();
         assert_eq!((meta.storage(), meta.address()), memory);
         assert_eq!(own.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-        // What the checks refuse is left as it is.
+        // Refused inputs are unchanged.
         let same = |x: &Tensor| {
             let x = TensorRef::from(x);
             impl_of(&x.own()) == impl_of(&x.share())

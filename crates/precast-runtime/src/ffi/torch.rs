@@ -20,7 +20,7 @@ pub fn call(f: impl FnOnce() -> i32) -> Result<(), TorchError> {
         };
     }
     shim::capture_messages();
-    // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which comes back.
+    // SAFETY: both set a thread-local of the shim; `f` only calls libtorch, which returns.
     let code = unsafe {
         let before = precast_capture_begin();
         let code = f();
@@ -42,7 +42,7 @@ fn reason(printed: &str) -> &str {
     line.trim_end()
 }
 
-/// Returns how many threads libtorch's parallel loops use.
+/// Returns the number of threads of libtorch's parallel loops.
 pub fn threads() -> usize {
     let mut threads = 1;
     // SAFETY: a valid out pointer.

@@ -1,4 +1,4 @@
-//! A file to a device block through a ring of pinned buffers that a few threads fill; `upload.h` says how.
+//! Uploads a file to a device block through a ring of pinned buffers that a few threads fill; see `upload.h`.
 
 use std::{io, ops::Range, os::fd::AsRawFd, sync::LazyLock, thread::available_parallelism};
 
@@ -22,11 +22,11 @@ impl<E: Into<TorchError>> From<E> for UploadError {
     }
 }
 
-/// Copies parts of a mapped file into a uint8 block on a CUDA device; done when it returns. They are read from the
-/// file: the map's pages stay untouched.
+/// Copies parts of a mapped file into a uint8 block on a CUDA device, and returns when the copies are done. They are
+/// read from the file: the map's pages stay untouched.
 ///
-/// `parts` are offsets in the block and ranges of the file, ascending in the block and apart. A `limit` in bytes a second
-/// leaves calls that run their share of the bus. No other code writes to the block.
+/// `parts` are offsets in the block and ranges of the file, ascending and not overlapping in the block. A `limit` in
+/// bytes a second leaves bandwidth of the bus for running calls. No other code writes to the block.
 pub fn upload(
     block: &Handle,
     file: &Mapped,
@@ -59,8 +59,8 @@ pub fn upload(
     let functions = cuda()?.functions()?;
     let address = meta.address() as *mut u8;
     let limit = limit.unwrap_or(0);
-    // SAFETY: the block is a contiguous tensor that nobody else writes to, the pieces lie in the block (checked above),
-    // the file is open as long as its map, and the call waits for its copies.
+    // SAFETY: the block is a contiguous tensor without other writers, the pieces lie in the block (checked above), the
+    // file is open as long as its map, and the call waits for its copies.
     let code = unsafe {
         (functions.upload)(
             ordinal(device)?,
@@ -79,7 +79,7 @@ pub fn upload(
     }
 }
 
-/// Returns how many threads may read the file: one for each core beside the caller's.
+/// Returns the number of threads that read the file: one for each core except the caller's.
 fn readers() -> usize {
     static READERS: LazyLock<usize> =
         LazyLock::new(|| available_parallelism().map_or(0, |cores| cores.get() - 1));

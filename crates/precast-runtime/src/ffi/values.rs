@@ -1,5 +1,5 @@
-//! Whether the elements of a tensor in host memory lie within bounds: one pass that a compiler turns into vector
-//! instructions, and a second one for the position of the first element outside, where there is one.
+//! A bounds check of the elements of a tensor in host memory: one pass that a compiler vectorises, and a second one for
+//! the position of the first element outside, if there is one.
 
 use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
@@ -53,8 +53,8 @@ type Stepped = (usize, usize);
 
 /// Returns the first element that is below `bounds[0]` or not below `bounds[1]`, in the order of the axes.
 ///
-/// Looks at tensors in host memory with an integer dtype, whose metadata was checked: their storage covers every
-/// element ([`Meta::room`]). Of other tensors nothing is known, and None is returned.
+/// Checks tensors in host memory with an integer dtype, whose metadata was checked: their storage covers every element
+/// ([`Meta::room`]). Returns none for other tensors, which it can't check.
 pub fn outside(meta: &Meta<'_>, bounds: [i64; 2]) -> Option<Outside> {
     if meta.device() != Some(Device::Cpu) {
         return None;
@@ -63,7 +63,7 @@ pub fn outside(meta: &Meta<'_>, bounds: [i64; 2]) -> Option<Outside> {
     let axes: SmallVec<[Stepped; 8]> = std::iter::zip(meta.sizes(), meta.strides())
         .map(|(&size, &stride)| {
             let (size, stride) = (usize::try_from(size).ok()?, usize::try_from(stride).ok()?);
-            // All elements of an expanded axis are the first one, however many it says it has.
+            // All elements of an expanded axis are the first one, for every size.
             Some((if stride == 0 { size.min(1) } else { size }, stride))
         })
         .collect::<Option<_>>()?;
@@ -86,7 +86,7 @@ fn find<T: Copy + Into<i64>>(
     axes: &[Stepped],
     bounds: [i64; 2],
 ) -> Option<Outside> {
-    // The axis that moves fastest in memory comes last; neighbours that lie densely become one.
+    // The axis with the smallest stride is last. Dense neighbours are merged into one axis.
     let mut order: SmallVec<[Stepped; 8]> = axes.iter().copied().filter(|&(n, _)| n > 1).collect();
     order.sort_by_key(|axis| std::cmp::Reverse(axis.1));
     let mut merged: SmallVec<[Stepped; 8]> = SmallVec::new();
@@ -108,8 +108,9 @@ fn find<T: Copy + Into<i64>>(
 fn any<T: Copy + Into<i64>>(address: usize, axes: &[Stepped], bounds: [i64; 2]) -> bool {
     match axes {
         [] => any::<T>(address, &[(1, 1)], bounds),
-        // SAFETY: `outside` is given tensors whose storage covers their sizes and strides, and which are aligned to
-        // an element or copied before (`aligned` below); nobody may write to an input while a call reads it.
+        // SAFETY: the caller of `outside` passes tensors whose storage covers their sizes and strides, and which are
+        // aligned to an element or copied before (`aligned` below); no code may write to an input while a call reads
+        // it.
         &[(size, 1)] if aligned::<T>(address) => among(
             unsafe { std::slice::from_raw_parts(address as *const T, size) },
             bounds,
@@ -133,7 +134,7 @@ fn among<T: Copy + Into<i64>>(values: &[T], bounds: [i64; 2]) -> bool {
     })
 }
 
-/// Returns the first value outside in the order of the axes, and notes where it is.
+/// Returns the first value outside in the order of the axes, and its position.
 fn first<T: Copy + Into<i64>>(
     address: usize,
     axes: &[Stepped],

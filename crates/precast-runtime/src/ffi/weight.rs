@@ -1,4 +1,4 @@
-//! A tensor together with the memory it views.
+//! A tensor and the memory that it views.
 
 use std::{ops::Range, sync::Arc};
 
@@ -16,7 +16,7 @@ pub struct Weight {
 }
 
 impl Weight {
-    /// Makes a tensor over a part of mapped memory, which stays mapped as long as the weight lives.
+    /// Creates a tensor over a part of mapped memory, which stays mapped as long as the weight lives.
     ///
     /// Fails when the range does not hold exactly such a tensor or starts where the dtype can't.
     pub fn over(

@@ -45,7 +45,7 @@ impl Loaded {
             Some(slot) if slot.swaps == self.swaps.load(Ordering::Acquire) => slot,
             idle => self.bind(idle)?,
         };
-        // A panic loses the slot, which it may leave half done.
+        // A panic loses the slot, which may be in an inconsistent state.
         let result = self.run_slot(&mut slot, inputs, sizes);
         place.item = Some(slot);
         result
@@ -95,8 +95,8 @@ impl Loaded {
         }
     }
 
-    /// Runs a slot on its static inputs, for a fixed program, and copies the outputs to `outputs`. Returns the device's notes
-    /// of its values.
+    /// Runs a slot on its static inputs, for a fixed program, and copies the outputs to `outputs`. Returns the device's
+    /// notes of its values.
     pub fn run_static(
         &self,
         slot: &mut Slot,

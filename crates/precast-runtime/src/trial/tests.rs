@@ -37,7 +37,7 @@ fn a_file_that_others_can_have_written_is_not_used() {
     assert!(!known(&link, object));
     trials(&link).loaded(Digest::of(b"other"));
     assert_eq!(fs::read(&file).unwrap(), bytes);
-    // Nobody waits for the other end of a pipe.
+    // No call waits for the other end of a pipe.
     let pipe = folder.path().join("pipe");
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());

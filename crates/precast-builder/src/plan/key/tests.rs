@@ -119,7 +119,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
     let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
     let shared = common.shared();
     let forms = forms(module, &settings.compile);
-    // With `dynamic` it is the program that `dynamic` adds which is looked at.
+    // With `dynamic`, the program that `dynamic` adds is compared.
     let added = forms
         .iter()
         .find(|form| form.compiled && form.dynamic.is_some());
@@ -144,7 +144,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
 }
 
 fn artifact(change: impl Fn(&mut Value)) -> (Digest, Value) {
-    // A JSON form is easy to turn at every leaf.
+    // The JSON form has every leaf, and each one can be changed.
     let layout = |shape: [i64; 2]| serde_json::json!({"dtype": "float32", "shape": shape, "stride": [shape[1], 1]});
     let mut knobs = serde_json::json!({
         "graph": Digest::of(b"graph"),
@@ -195,7 +195,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             same_again(key.explained());
         }
     }
-    // Numbers that JSON has none for, and one that takes all its digits.
+    // Numbers that JSON does not have, and one that needs all its digits.
     let shared = Common {
         model: "m",
         entry: "m:f",

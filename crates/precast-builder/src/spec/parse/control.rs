@@ -1,4 +1,4 @@
-//! How a module is compiled: the keys of `[compile]`, which a module may set for itself.
+//! The keys of `[compile]`, which a module may also set.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +31,7 @@ pub(super) fn overrides<'t>(reader: &mut Reader<'t>, section: &Section<'t>) -> O
     read
 }
 
-/// Reads one key of `[compile]`; other keys are left alone.
+/// Reads one key of `[compile]`. Skips other keys.
 pub(in crate::spec) fn setting<'t>(
     reader: &mut Reader<'t>,
     read: &mut Overrides,

@@ -1,4 +1,4 @@
-//! Every error of a spec as it is printed, and a test that no text makes the reader panic.
+//! Every printed error of a spec, and a test that no text makes the parser panic.
 
 mod keys;
 mod shapes;

@@ -1,4 +1,4 @@
-//! Producers made by hand, and libtorch itself as one.
+//! Hand-written producers, and libtorch itself as a producer.
 
 use std::{
     mem::offset_of,

@@ -1,4 +1,4 @@
-//! Which settings of the spec, and what outside it, change a request key.
+//! The settings of the spec, and the inputs outside of it, that change a request key.
 
 use std::collections::BTreeSet;
 
@@ -95,7 +95,7 @@ const MOVES: &[(&str, &str, &str)] = &[
         "",
     ),
     ("buckets", "batch = [2]", "batch = [3]"),
-    // Programs hold what a file of weights has not; which file it is does not matter.
+    // Programs hold the tensors that a file of weights lacks. The path of the file does not matter.
     (
         "weights",
         "entry =",
@@ -122,7 +122,7 @@ const STAYS: &[(&str, &str, &str)] = &[
     ),
     ("gate", "rtol = 1e-4", "rtol = 1e-2\natol = 1"),
     ("gate", "[module.gate]\nrtol = 1e-4", ""),
-    // The same thing in other words.
+    // The same value in another notation.
     ("path", "\"body\"", "'body'"),
     ("mode", "[[module]]", "[[module]]\nmode = \"default\""),
     ("method", "path =", "method = \"forward\"\npath ="),
@@ -143,7 +143,7 @@ const STAYS: &[(&str, &str, &str)] = &[
         "epilogue_fusion = true, \"triton.x\" = 1",
         "triton = { x = 1 }, epilogue_fusion = true",
     ),
-    // What goes without saying on a CPU.
+    // The default on a CPU.
     ("options", "options = {", "options = { freezing = true,"),
     (
         "options",
@@ -194,7 +194,7 @@ fn every_knob_of_the_spec_moves_the_key_or_does_not() {
     assert!(missing.is_empty(), "knobs that nobody turned: {missing:?}");
 }
 
-/// Returns worlds that must each have a key of their own, by what is other in them.
+/// Returns worlds that must have different keys, each by the name of its difference.
 fn other_worlds() -> Vec<(&'static str, World)> {
     let mut worlds = Vec::new();
     let mut with = |name, change: &dyn Fn(&mut World)| {
