@@ -259,9 +259,17 @@ class Worker:
         layers = [name for name in self.modules if name.startswith("encoder.layer.")]
         return {
             "class": "Fake",
-            "inputs": None if self.has("inputs are nested", {}) else inputs,
+            "modules": [
+                {
+                    "name": "forward",
+                    "method": "forward",
+                    "inputs": None if self.has("inputs are nested", {}) else inputs,
+                    "state": {},
+                    "regions": [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}],
+                }
+            ],
+            "generative": False,
             "sizes": {dim: [2, 4] for dim in sorted(dims)},
-            "regions": [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}],
             "dtype": "float32",
             "notes": ["it can't be captured"] if self.has("capture fails", {}) else [],
         }

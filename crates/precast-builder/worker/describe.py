@@ -6,6 +6,8 @@ Inputs come from the command line or from a callable of the project. Axes that v
 - by calling a callable that takes sizes (`def samples(batch=1, seq=32)`) with other sizes;
 - by comparing the samples, if it returns several;
 - else by running the model with one row more, and with one token more.
+
+A generative model of transformers needs none of that: its modules are those of `generation.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import call, capture, cut, entry, failures, inputs, repeats, samples, segment, tensors
+from . import call, capture, cut, entry, failures, generation, inputs, repeats, samples, segment, tensors
 from .wire import Failure, Wire
 
 # A list of as many equal submodules is worth a region.
@@ -58,6 +60,8 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         draft = _asked(request["inputs"])
     elif request.get("samples"):
         draft = _sampled(opened, request["samples"])
+    elif generation.is_generative(opened.model):
+        return _generative(opened, wire)
     else:
         raise _nothing(opened)
     module = {"name": "model", "path": "", "method": "forward", "regions": [], "inputs": draft.specs}
@@ -78,12 +82,49 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         limit = traced.limits[index] if traced is not None else None
         value = draft.values[index] if draft.values is not None else None
         described.append({**_named(spec), "pad": _pad(spec), "range": _range(spec, limit, value)})
+    forward = {"name": "forward", "method": "forward", "state": {}, "regions": regions}
     return {
         "class": type(opened.model).__name__,
-        "inputs": described if draft.flat else None,
+        "modules": [{**forward, "inputs": described if draft.flat else None}],
+        "generative": False,
         "sizes": _useful(opened, draft),
         "dtype": dtype,
-        "regions": regions,
+        "notes": notes,
+    }
+
+
+def _generative(opened: Any, wire: Wire) -> dict[str, Any]:
+    """Returns the modules `prefill` and `decode` of a generative model."""
+    kind, most, notes = type(opened.model).__name__, generation.positions(opened.model), []
+    if most is None:
+        notes.append(f"`{kind}` names no largest position: choose the sizes of `context`, and that of `[model]`")
+    sizes = generation.sizes(most)
+    generation.attach(opened.model, opened.entry, sizes["context"][0])
+    first = {dim: own[0] for dim, own in sizes.items()}
+    specs = [_spec(name, dtype, shape, first) for name, (dtype, shape, _) in generation.INPUTS.items()]
+    module = {"name": "prefill", "path": "", "method": "step", "regions": [], "inputs": specs}
+    traced = capture.trace(opened, module, first, wire)
+    regions = _regions(opened, module, traced, wire)
+    limits = dict(zip(generation.INPUTS, traced.limits, strict=False))
+
+    def described(count: Any) -> list[dict[str, Any]]:
+        rows = []
+        for name, (dtype, shape, span) in generation.INPUTS.items():
+            span = span or _range({"name": name, "dtype": dtype}, limits[name], None)
+            shape = [count if axis == "seq" else axis for axis in shape]
+            rows.append({"name": name, "dtype": dtype, "shape": shape, "pad": None, "range": span})
+        return rows
+
+    common = {"method": "step", "state": generation.states(opened.model), "regions": regions}
+    return {
+        "class": kind,
+        "modules": [
+            {"name": "prefill", "inputs": described("seq"), **common},
+            {"name": "decode", "inputs": described(1), **common},
+        ],
+        "generative": True,
+        "sizes": sizes,
+        "dtype": _dtype(traced),
         "notes": notes,
     }
 

@@ -20,13 +20,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import failures
+from . import cut, failures
 from .wire import Failure
 
 # The most tokens that a random one is chosen from.
 LIKELIEST = 50
 # The inputs that `step` gives a model, and flags.
 _GIVEN = {"input_ids", "attention_mask", "position_ids", "past_key_values", "cache_position", "use_cache", "return_dict"}
+# The inputs of `step`: dtype, shape, range.
+INPUTS: dict[str, tuple[str, list[Any], list[Any] | None]] = {
+    "ids": ("int64", [1, "seq"], None),
+    "at": ("int64", ["seq"], [0, "context"]),
+    "temperature": ("float32", [1], None),
+    "top_k": ("int64", [1], [1, LIKELIEST + 1]),
+    "top_p": ("float32", [1], None),
+    "random": ("float32", [1], None),
+}
 _BY_HAND = "write a module with state of your own: the guide's chapter on state shows one"
 
 
@@ -49,6 +58,22 @@ def is_generative(model: Any) -> bool:
 def positions(model: Any) -> int | None:
     """Returns how many positions a model has; None where its config names no number."""
     return getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+
+
+def sizes(most: int | None) -> dict[str, list[int]]:
+    """Returns usual sizes of a call and of the cache, for a model with so many positions."""
+    context = sorted({min(size, most or size) for size in (512, 2048)})
+    return {"seq": [size for size in (16, 128) if size <= context[0]] or context[:1], "context": context}
+
+
+def states(model: Any) -> dict[str, list[Any]]:
+    """Returns globs of the cache's buffers, with their shapes."""
+    found = {name: [*one.shape[:2], "context", one.shape[3]] for name, one in model.cache.named_buffers(prefix="cache")}
+    for globs in (["cache.*.*"], ["cache.*.keys", "cache.*.values"]):
+        own = [[shape for name, shape in found.items() if cut.matches(glob, name)] for glob in globs]
+        if all(shape == shapes[0] for shapes in own for shape in shapes):
+            return {glob: shapes[0] for glob, shapes in zip(globs, own, strict=True)}
+    return found
 
 
 def attach(model: Any, entry: str, context: int) -> None:
