@@ -146,7 +146,9 @@ def load(root: Path, entry: str) -> Any:
             message = f"there is no Python module `{error.name}` beside the spec, and none is installed"
             raise Failure("entry_import", message, hint=hint, spec=entry) from error
         message = f"can't import `{name}`: {failures.named(error)}"
-        raise Failure("entry_import", message, location=failures.location(error, root)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = f"install it for {sys.executable}, or name another Python with `--python`" if missing else None
+        raise Failure("entry_import", message, location=failures.location(error, root), hint=hint) from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
