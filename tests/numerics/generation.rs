@@ -1,10 +1,10 @@
 //! A model of transformers: from the commands of the guide to the tokens of its own `generate`.
 
-use std::{fs, process::Command};
+use std::{collections::BTreeSet, fs, process::Command};
 
 use precast::{
     Store,
-    runtime::{Outputs, Value},
+    runtime::{Outputs, Session, Value},
 };
 
 use crate::lab::{checkout, precast, python, runtime, shared};
@@ -28,10 +28,37 @@ def load():
     return model
 "#;
 
-const GENERATE: &str = r#"import json, sys, torch, my
-prompt, count = torch.tensor([json.loads(sys.argv[1])]), int(sys.argv[2])
-out = my.load().generate(prompt, max_new_tokens=count, do_sample=False)
-print(out[0, prompt.shape[1]:].tolist())
+/// Sound in, tokens out.
+const SPEECH: &str = r#"import torch
+from transformers import WhisperConfig, WhisperForConditionalGeneration
+
+
+def load():
+    torch.manual_seed(0)
+    config = WhisperConfig(
+        d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
+        encoder_ffn_dim=64, decoder_ffn_dim=64, vocab_size=97, num_mel_bins=8, max_source_positions=20,
+        max_target_positions=64, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
+        suppress_tokens=None, begin_suppress_tokens=None,
+    )
+    model = WhisperForConditionalGeneration(config).eval()
+    for name, value in model.named_parameters():
+        if value.dim() > 1:
+            value.data.normal_(0, 0.1 if "embed" in name else 0.4)
+    model.generation_config.eos_token_id = None
+    return model
+"#;
+
+/// Prints the tokens after the prompt.
+const GENERATE: &str = r#"import importlib, json, sys, torch
+prompt, count = json.loads(sys.argv[1]), int(sys.argv[2])
+model = importlib.import_module(sys.argv[3]).load()
+if model.config.is_encoder_decoder:
+    frames = torch.arange(320.0).sin().view(1, 8, 40)
+    out = model.generate(frames, decoder_input_ids=torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
+else:
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=count, do_sample=False)
+print(out[0].tolist()[-count:])
 "#;
 
 /// The largest prompt of a program has 16 tokens.
@@ -41,25 +68,44 @@ const PROMPT: [i64; 19] = [
 const TOKENS: usize = 24;
 
 #[test]
-fn a_session_answers_as_generate_does() {
-    let found = Command::new(python()).args(["-c", "import transformers"]).output();
+fn a_decoder_answers_as_generate_does() {
+    answers_as_generate("words", MODEL, &PROMPT, |_| {});
+}
+
+#[test]
+fn a_model_with_an_encoder_answers_as_generate_does() {
+    answers_as_generate("speech", SPEECH, &[1, 50, 7, 33, 8], |session| {
+        let frames: Vec<f32> = (0..320).map(|at| (at as f32).sin()).collect();
+        let frames = Value::new(&frames, &[1, 8, 40]).unwrap();
+        session.run("encode", &[frames]).unwrap();
+    });
+}
+
+/// Builds a model with the commands of the guide, and compares the tokens of a session with those of `generate`.
+fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut Session<'_>)) {
+    let found = Command::new(python())
+        .args(["-c", "import transformers"])
+        .output();
     if !found.unwrap().status.success() {
         println!("skipped: {} has no transformers", python().display());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("my.py"), MODEL).unwrap();
+    let store = &shared().store;
+    fs::write(folder.path().join(format!("{name}.py")), source).unwrap();
     for line in commands() {
+        // In the shared store each model has its own name.
+        let line = line.replace("my:load", &format!("{name}:load"));
         let words: Vec<&str> = line.split(' ').collect();
-        let mut command = precast(&shared().store, &words);
+        let mut command = precast(store, &words);
         let output = command.current_dir(folder.path()).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{line}: {errors}");
+        assert!(output.status.success(), "{name}: {line}: {errors}");
     }
 
-    let store = Store::open(&shared().store).unwrap();
-    let model = runtime(&store).load("my").unwrap();
+    let model = runtime(&Store::open(store).unwrap()).load(name).unwrap();
     let mut session = model.session().unwrap();
+    first(&mut session);
     let greedy = [
         Value::new(&[0.0_f32], &[1]).unwrap(),
         Value::new(&[1_i64], &[1]).unwrap(),
@@ -67,7 +113,7 @@ fn a_session_answers_as_generate_does() {
         Value::new(&[0.0_f32], &[1]).unwrap(),
     ];
     let token = |out: &Outputs| out.array_named::<i64>("token").unwrap().data()[0];
-    let mut tokens = vec![token(&session.prefill(&PROMPT, &greedy).unwrap())];
+    let mut tokens = vec![token(&session.prefill(prompt, &greedy).unwrap())];
     while tokens.len() < TOKENS {
         let last = tokens[tokens.len() - 1];
         tokens.push(token(&session.decode(last, &greedy).unwrap()));
@@ -75,14 +121,14 @@ fn a_session_answers_as_generate_does() {
 
     let mut script = Command::new(python());
     let script = script.current_dir(folder.path()).args(["-c", GENERATE]);
-    let script = script.args([format!("{PROMPT:?}"), TOKENS.to_string()]);
+    let script = script.args([format!("{prompt:?}"), TOKENS.to_string(), name.to_owned()]);
     let output = script.output().unwrap();
     let eager: Vec<i64> = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!(tokens, eager);
+        .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
+    assert_eq!(tokens, eager, "{name}");
     // A model that repeats one token would prove little.
-    let distinct: std::collections::BTreeSet<_> = tokens.iter().collect();
-    assert!(distinct.len() > 5, "{tokens:?}");
+    let distinct: BTreeSet<_> = tokens.iter().collect();
+    assert!(distinct.len() > 5, "{name}: {tokens:?}");
 }
 
 /// Returns the commands of the guide for a model of transformers.

@@ -86,8 +86,9 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that a call writes into, or gives another tensor, are states: inputs of the capture. Where the call fails,
-    the capture finds those that are written, and the next one takes them as inputs.
+    Buffers that a call writes into, or gives another tensor, are states: inputs of the capture. So are those that the
+    spec names and the call only reads. Where the call fails, the capture finds those that are written, and the next one
+    takes them as inputs.
     """
     key = (module["path"], module["method"])
     if key not in opened.states:
@@ -95,13 +96,26 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         given = samples.lowest(module["inputs"], opened.device)
         opened.states[key] = call.written_buffers(call.find(opened.model, module["path"]), called, given)
     while True:
-        buffers = opened.states[key]
+        buffers = [*opened.states[key], *_read(opened, module, opened.states[key])]
         try:
             return _trace(opened, {**module, "buffers": buffers}, sizes, wire)
         except flat.WritesBuffers as found:
             if set(found.names) <= set(buffers):
                 raise
-            opened.states[key] = [*buffers, *found.names]
+            opened.states[key] = [*opened.states[key], *found.names]
+
+
+def _read(opened: Any, module: dict[str, Any], written: list[str]) -> list[str]:
+    """Returns the buffers that the spec names as states by patterns that no written buffer has."""
+    path = module["path"]
+
+    def named(pattern: str, buffer: str) -> bool:
+        return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
+
+    patterns = [one["name"] for one in module.get("state") or ()]
+    patterns = [one for one in patterns if not any(named(one, buffer) for buffer in written)]
+    buffers = [name for name, _ in call.find(opened.model, path).named_buffers()]
+    return [buffer for buffer in buffers if any(named(pattern, buffer) for pattern in patterns)]
 
 
 def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
@@ -124,8 +138,8 @@ def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], 
         specs.append(spec)
     unknown = [pattern for pattern in named if pattern not in used]
     if unknown and buffers:
-        hint = failures.nearest(unknown[0], [*(spec["name"] for spec in specs)], "its inputs and written buffers are")
-        what = f"`{unknown[0]}` is no input of {_describe(module)}, and no buffer that it writes into"
+        hint = failures.nearest(unknown[0], [*(spec["name"] for spec in specs)], "its inputs and states are")
+        what = f"`{unknown[0]}` is no input of {_describe(module)}, and no buffer"
         raise Failure("bad_input", what, hint=hint, spec=unknown[0])
     return specs, states
 

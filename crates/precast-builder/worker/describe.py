@@ -98,33 +98,40 @@ def _generative(opened: Any, wire: Wire) -> dict[str, Any]:
     kind, most, notes = type(opened.model).__name__, generation.positions(opened.model), []
     if most is None:
         notes.append(f"`{kind}` names no largest position: choose the sizes of `context`, and that of `[model]`")
-    sizes = generation.sizes(most)
+    sizes = generation.sizes(opened.model)
     generation.attach(opened.model, opened.entry, sizes["context"][0])
-    first = {dim: own[0] for dim, own in sizes.items()}
-    specs = [_spec(name, dtype, shape, first) for name, (dtype, shape, _) in generation.INPUTS.items()]
-    module = {"name": "prefill", "path": "", "method": "step", "regions": [], "inputs": specs}
-    traced = capture.trace(opened, module, first, wire)
-    regions = _regions(opened, module, traced, wire)
-    limits = dict(zip(generation.INPUTS, traced.limits, strict=False))
-
-    def described(count: Any) -> list[dict[str, Any]]:
-        rows = []
-        for name, (dtype, shape, span) in generation.INPUTS.items():
-            span = span or _range({"name": name, "dtype": dtype}, limits[name], None)
-            shape = [count if axis == "seq" else axis for axis in shape]
-            rows.append({"name": name, "dtype": dtype, "shape": shape, "pad": None, "range": span})
-        return rows
-
-    common = {"method": "step", "state": generation.states(opened.model), "regions": regions}
+    state = generation.states(opened.model)
+    modules: list[dict[str, Any]] = []
+    dtypes = []
+    for name, (method, rows) in generation.modules(opened.model).items():
+        if modules and modules[-1]["method"] == method:
+            # The same at other sizes.
+            ranges = {one["name"]: one["range"] for one in modules[-1]["inputs"]}
+            regions = modules[-1]["regions"]
+        else:
+            first = {dim: own[0] for dim, own in sizes.items()}
+            specs = [_spec(key, dtype, axes, first) for key, (dtype, axes, _) in rows.items()]
+            module = {"name": name, "path": "", "method": method, "regions": [], "inputs": specs}
+            traced = capture.trace(opened, module, first, wire)
+            regions = _regions(opened, module, traced, wire)
+            pairs = zip(specs, traced.limits, strict=False)
+            ranges = {spec["name"]: rows[spec["name"]][2] or _range(spec, limit, None) for spec, limit in pairs}
+            dtypes.append(_dtype(traced))
+        inputs_ = [
+            {"name": key, "dtype": dtype, "shape": axes, "pad": None, "range": ranges[key]}
+            for key, (dtype, axes, _) in rows.items()
+        ]
+        modules.append({"name": name, "method": method, "inputs": inputs_, "state": state, "regions": regions})
+    for module in modules:
+        # An encoder has no cache of tokens.
+        if module["method"] == "encode":
+            module["state"] = {glob: axes for glob, axes in state.items() if "context" not in axes}
     return {
         "class": kind,
-        "modules": [
-            {"name": "prefill", "inputs": described("seq"), **common},
-            {"name": "decode", "inputs": described(1), **common},
-        ],
+        "modules": modules,
         "generative": True,
         "sizes": sizes,
-        "dtype": _dtype(traced),
+        "dtype": dtypes[-1],
         "notes": notes,
     }
 

@@ -47,7 +47,11 @@ impl Draft<'_> {
             let why = "tokens of its cache: the largest of the buckets below";
             lines.push(format!("context = {context}   # {why}"));
         }
-        let nested = self.described.modules.iter().any(|one| one.inputs.is_none());
+        let nested = self
+            .described
+            .modules
+            .iter()
+            .any(|one| one.inputs.is_none());
         if let (Some(samples), true) = (self.samples, nested) {
             let why = "gives the inputs, which are more than named tensors";
             lines.push(format!("samples = \"{samples}\"   # {why}"));
@@ -60,9 +64,7 @@ impl Draft<'_> {
         lines.extend(self.declared());
         if self.described.generative {
             let why = "no program for other sizes: a prompt goes through the buckets";
-            lines.push(format!(
-                "\n[compile]\nfail_policy = \"raise\"   # {why}"
-            ));
+            lines.push(format!("\n[compile]\nfail_policy = \"raise\"   # {why}"));
         }
         for module in &self.described.modules {
             lines.extend(self.module(module));
@@ -133,7 +135,10 @@ impl Draft<'_> {
     fn sizes(&self, module: &DescribedModule) -> Vec<String> {
         let inputs = module.inputs.iter().flatten().map(|input| &input.shape);
         let axes: Vec<&Axis> = inputs.chain(module.state.values()).flatten().collect();
-        let has = |dim: &String| axes.iter().any(|axis| matches!(axis, Axis::Named(own) if own == dim));
+        let has = |dim: &String| {
+            axes.iter()
+                .any(|axis| matches!(axis, Axis::Named(own) if own == dim))
+        };
         let own = self.buckets.iter();
         let own = own.filter(|(dim, _)| module.inputs.is_none() || has(dim));
         let own: Vec<_> = own.collect();
