@@ -1,4 +1,4 @@
-"""Generative models of transformers: the spec that `init` writes, and the module `step`, which answers as `generate`."""
+"""Generative models of transformers: the spec of `init`, and the module `step`, which answers as `generate`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import transformers
 def load():
     torch.manual_seed(0)
     config = transformers.{name}Config(**{options!r})
-    model = transformers.{kind}.from_config(config).eval()
+    model = {kind}(config).eval()
     for value in model.parameters():
         if value.dim() > 1:
             value.data.normal_(0, 0.3)
@@ -41,7 +41,6 @@ LAYERS = {"layer_types": ["sliding_attention", "sliding_attention", "full_attent
 # Each with a list of its blocks.
 FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "Llama": (SMALL, "model.layers.*"),
-    "Qwen2": (SMALL, "model.layers.*"),
     "Qwen3": ({**SMALL, "head_dim": 8}, "model.layers.*"),
     "GPT2": (GPT2, "transformer.h.*"),
     # Windows that are shorter than the prompt: in all layers, in every other one, in two of three.
@@ -49,14 +48,36 @@ FAMILIES: dict[str, tuple[dict[str, Any], str]] = {
     "Gemma2": (SLIDING, "model.layers.*"),
     "Gemma3Text": ({**SLIDING, **LAYERS}, "model.layers.*"),
 }
+# The graphs of these are looked at too.
+CAPTURED = ("GPT2", "Gemma3Text")
+T5 = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 2, "num_heads": 4, "vocab_size": 97}
+T5 |= {"decoder_start_token_id": 1}
+BART = {
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 64,
+    "decoder_ffn_dim": 64,
+    "vocab_size": 97,
+    "pad_token_id": 0,
+    "decoder_start_token_id": 1,
+}
+WHISPER = {**BART, "num_mel_bins": 8, "max_source_positions": 20, "max_target_positions": 64, "bos_token_id": 1}
+WHISPER |= {"eos_token_id": 2, "suppress_tokens": None, "begin_suppress_tokens": None}
+# Each with the sizes of its source, and the states of `encode`.
+ENCODERS: dict[str, tuple[dict[str, Any], list[int], dict[str, list[int]]]] = {
+    "T5": (T5, [1, 512], {"cross.*.*": [1, 4, 512, 8], "padded": [1, 512]}),
+    "Bart": ({**BART, "max_position_embeddings": 40}, [1, 40], {"cross.*.*": [1, 4, 40, 8], "padded": [1, 40]}),
+    "Whisper": (WHISPER, [1, 8, 40], {"cross.*.*": [1, 4, 20, 8]}),
+}
 PROMPT, TOKENS = 12, 20
 GREEDY = [torch.tensor([0.0]), torch.tensor([1]), torch.tensor([1.0]), torch.tensor([0.5])]
 
 
-def source(name: str, options: dict[str, Any], kind: str = "AutoModelForCausalLM") -> str:
-    for key, value in {"name": name, "kind": kind, "options!r": repr(options)}.items():
-        text = (MODEL if key == "name" else text).replace(f"{{{key}}}", value)
-    return text
+def source(name: str, options: dict[str, Any], kind: str = "transformers.AutoModelForCausalLM.from_config") -> str:
+    return MODEL.replace("{name}", name).replace("{kind}", kind).replace("{options!r}", repr(options))
 
 
 @unittest.skipUnless(importlib.util.find_spec("transformers"), "transformers is not installed")
@@ -64,19 +85,29 @@ class GenerationTest(Project):
     def describe(self, text: str) -> dict[str, Any]:
         return part("describe").describe(self.open(text), {"samples": None, "inputs": []}, Quiet())
 
-    def generated(self, model: Any, chunk: int) -> list[int]:
+    def generated(self, model: Any, prompt: Any, chunk: int) -> list[int]:
         """Returns the tokens of `step`: the prompt in calls of `chunk` tokens, then one token a call."""
-        tokens = self.prompt[0].tolist()
+        count = prompt.shape[1]
+        tokens = prompt[0].tolist()
         with torch.inference_mode():
-            for at in range(0, PROMPT, chunk):
-                out = model.step(self.prompt[:, at : at + chunk], torch.arange(at, at + chunk), *GREEDY)
-            while len(tokens) < PROMPT + TOKENS - 1:
+            for at in range(0, count, chunk):
+                out = model.step(prompt[:, at : at + chunk], torch.arange(at, at + chunk), *GREEDY)
+            while len(tokens) < count + TOKENS - 1:
                 tokens.append(int(out["token"]))
                 out = model.step(torch.tensor([tokens[-1:]]), torch.tensor([len(tokens) - 1]), *GREEDY)
-        return [*tokens[PROMPT:], int(out["token"])]
+        return [*tokens[count:], int(out["token"])]
+
+    def check_graphs(self, opened: Any, modules: list[dict[str, Any]], states: list[int]) -> None:
+        """Fails unless the graphs, cut at their regions, are the modules bit for bit, with a smaller cache."""
+        for module, count in zip(modules, states, strict=True):
+            sizes = {"seq": 4, "context": 16}
+            globs = [one["glob"] for one in module["regions"]]
+            captured = self.capture(opened, sizes=sizes, regions=globs, **sized(module, sizes))
+            self.check_composed(opened, captured)
+            self.assertEqual(len(captured["states"]), count)
 
     def test_a_step_answers_as_generate(self) -> None:
-        self.prompt = torch.randint(1, 97, (1, PROMPT), generator=torch.Generator().manual_seed(3))
+        prompt = torch.randint(1, 97, (1, PROMPT), generator=torch.Generator().manual_seed(3))
         for name, (options, glob) in FAMILIES.items():
             with self.subTest(name):
                 text = source(name, options)
@@ -93,16 +124,40 @@ class GenerationTest(Project):
                 opened = self.open(text, context=64)
                 limits = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
                 with torch.inference_mode():
-                    whole = opened.model.generate(self.prompt, **limits, eos_token_id=None)
+                    whole = opened.model.generate(prompt, **limits, eos_token_id=None)
                 wanted = whole[0, PROMPT:].tolist()
                 for chunk in (4, PROMPT):
-                    self.assertEqual(self.generated(opened.model, chunk), wanted)
-                # The graph, cut at its blocks, is the module bit for bit, at the smallest size of the cache too.
-                for module, count, context in ((prefill, 16, 64), (decode, 1, 16)):
-                    sizes = {"seq": count, "context": context}
-                    captured = self.capture(opened, sizes=sizes, regions=[glob], **sized(module, sizes))
-                    self.check_composed(opened, captured)
-                    self.assertEqual(len(captured["states"]), 6)
+                    self.assertEqual(self.generated(opened.model, prompt, chunk), wanted)
+                if name in CAPTURED:
+                    self.check_graphs(opened, found["modules"], [6, 6])
+
+    def test_a_model_with_an_encoder_answers_as_generate(self) -> None:
+        generator = torch.Generator().manual_seed(3)
+        start = torch.tensor([[1, 50, 7, 33]])
+        for name, (options, shape, states) in ENCODERS.items():
+            with self.subTest(name):
+                text = source(name, options, kind=f"transformers.{name}ForConditionalGeneration")
+                found = self.describe(text)
+                encode, prefill, _ = found["modules"]
+                self.assertEqual((encode["inputs"][0]["shape"], encode["state"]), (shape, states))
+                self.assertEqual(prefill["state"], {"cache.*.*": [1, 4, "context", 8], **states})
+                opened = self.open(text, context=40)
+                if name == "Whisper":
+                    given = {"input_features": torch.randn(shape, generator=generator)}
+                    inputs = list(given.values())
+                else:
+                    own = torch.randint(3, 97, (1, 11), generator=generator)
+                    given = {"input_ids": own, "attention_mask": torch.ones_like(own)}
+                    # Padded at the end.
+                    inputs = [torch.nn.functional.pad(one, (0, shape[1] - 11)) for one in given.values()]
+                limits = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False, "num_beams": 1}
+                opened.model.generation_config.update(eos_token_id=None, forced_eos_token_id=None)
+                with torch.inference_mode():
+                    whole = opened.model.generate(**given, decoder_input_ids=start, **limits)
+                    opened.model.encode(*inputs)
+                self.assertEqual(self.generated(opened.model, start, 4), whole[0].tolist()[-TOKENS:])
+                if name == "T5":
+                    self.check_graphs(opened, found["modules"], [5, 9, 9])
 
     def test_a_token_is_drawn_as_it_is_asked_for(self) -> None:
         sample = part("generation").sample
@@ -131,15 +186,16 @@ class GenerationTest(Project):
         failure = self.fails("entry_call", self.open, source("Llama", SMALL), context=65)
         message = "`context = 65` lies beyond the 64 positions of `LlamaForCausalLM`"
         self.assertEqual(failure.message, message)
-        failure = self.fails("entry_call", self.open, "import torch\ndef load():\n    return torch.nn.Linear(2, 3)", context=8)
+        failure = self.fails(
+            "entry_call", self.open, "import torch\ndef load():\n    return torch.nn.Linear(2, 3)", context=8
+        )
         self.assertIn("returned a Linear, and `context` is for generative models of transformers", failure.message)
         with mock.patch.dict(sys.modules, {"transformers.exporters.utils": None}):
             failure = self.fails("entry_call", self.open, source("Llama", SMALL), context=64)
         self.assertIn("can't decompose `generate`", failure.message)
         self.assertEqual(failure.hint, "install transformers 5.17 or newer")
-        with mock.patch.dict(sys.modules, {"transformers": None}):
-            failure = self.fails("entry_import", self.open, source("Llama", SMALL), context=64)
-        self.assertIn("transformers", failure.message)
+        failure = self.fails("entry_import", self.open, "import no_such_package")
+        self.assertEqual(failure.hint, f"install it for {sys.executable}, or name another Python with `--python`")
 
     def test_a_model_without_a_largest_position(self) -> None:
         found = self.describe(source("Bloom", {"hidden_size": 32, "n_layer": 3, "n_head": 4, "vocab_size": 97}))

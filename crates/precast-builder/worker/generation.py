@@ -76,7 +76,10 @@ def sizes(model: Any) -> dict[str, list[int]]:
 
 def modules(model: Any) -> dict[str, tuple[str, Inputs]]:
     """Returns the modules of a model that has a cache: name -> method and inputs."""
-    one = {name: (dtype, [1 if axis == "seq" else axis for axis in axes], span) for name, (dtype, axes, span) in _STEP.items()}
+    one = {
+        name: (dtype, [1 if axis == "seq" else axis for axis in axes], span)
+        for name, (dtype, axes, span) in _STEP.items()
+    }
     steps = {"prefill": ("step", _STEP), "decode": ("step", one)}
     return {"encode": ("encode", _source(model)), **steps} if model.config.is_encoder_decoder else steps
 
@@ -161,7 +164,9 @@ def _layers(model: Any, kind: str) -> tuple[list[Any], list[Any]]:
     )
     given = {"input_ids": torch.zeros(1, 1, dtype=torch.int64, device=model.device)}
     if model.config.is_encoder_decoder and model.main_input_name != "input_ids":
-        given = {model.main_input_name: torch.zeros(_source(model)["source"][1], dtype=model.dtype, device=model.device)}
+        given = {
+            model.main_input_name: torch.zeros(_source(model)["source"][1], dtype=model.dtype, device=model.device)
+        }
     try:
         parts = decompose(model, given, config)
     except Exception as error:  # the model's code may raise anything
@@ -235,7 +240,7 @@ def encode(model: Any, source: Tensor, mask: Tensor | None = None) -> dict[str, 
 def step(
     model: Any, ids: Tensor, at: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, random: Tensor
 ) -> dict[str, Tensor]:
-    """Takes tokens `[1, n]` and their positions `[n]`, which follow each other; returns the next token and its logits."""
+    """Takes tokens `[1, n]` and their consecutive positions `[n]`; returns the next token and its logits."""
     from transformers.cache_utils import EncoderDecoderCache
     from transformers.modeling_outputs import BaseModelOutput
 
