@@ -16,10 +16,10 @@ use super::{
     served::RunArgs,
 };
 use crate::{
-    Device, Digest, Model, Runtime, Store,
+    Device, Digest, Model, Runtime, RuntimeError, Store,
     inspect::stats::Counts,
     record::{Sizes, bucket_name},
-    runtime::{Loading, command::tensors, counters::Rung},
+    runtime::{Loading, Outputs, Tensor, command::tensors, counters::Rung},
 };
 
 /// Adds counts to those of a file.
@@ -80,6 +80,28 @@ struct OutputLine<'a> {
     shape: Vec<i64>,
 }
 
+/// Runs the module, in a session where it has states or the session's file is named.
+fn answer(
+    args: &RunArgs,
+    model: &Model,
+    inputs: &[(&str, &Tensor)],
+) -> Result<Outputs, RuntimeError> {
+    let programs = model.programs(&args.module);
+    let stateful = programs.iter().any(|program| !program.states.is_empty());
+    if !stateful && args.session.is_none() {
+        return model.run_named(&args.module, inputs);
+    }
+    let mut session = model.session()?;
+    if let Some(path) = args.session.as_ref().filter(|path| path.exists()) {
+        session.load(path)?;
+    }
+    let answer = session.run_named(&args.module, inputs)?;
+    if let Some(path) = &args.session {
+        session.save(path)?;
+    }
+    Ok(answer)
+}
+
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let (store, name, device) = args.place.open(context)?;
     let path = args.inputs.display();
@@ -108,21 +130,7 @@ pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
         .map(|(name, one)| (name.as_str(), one))
         .collect();
     let started = Instant::now();
-    let programs = model.programs(&args.module);
-    let stateful = programs.iter().any(|program| !program.states.is_empty());
-    let answer = if stateful || args.session.is_some() {
-        let mut session = phases.during(|| model.session())?;
-        if let Some(path) = args.session.as_ref().filter(|path| path.exists()) {
-            session.load(path)?;
-        }
-        let answer = phases.during(|| session.run_named(&args.module, &inputs));
-        if let (Ok(_), Some(path)) = (&answer, &args.session) {
-            session.save(path)?;
-        }
-        answer
-    } else {
-        phases.during(|| model.run_named(&args.module, &inputs))
-    };
+    let answer = phases.during(|| answer(args, &model, &inputs));
     if let Some(path) = &args.counts {
         count(path, model.counts())?;
     }

@@ -90,12 +90,12 @@ struct Sample {
 }
 
 /// A program in a session, which is brought to the states of a sample before each call.
-struct Caller<'m> {
+struct GateCaller<'m> {
     session: Session<'m>,
     program: &'m Program,
 }
 
-impl<'m> Caller<'m> {
+impl<'m> GateCaller<'m> {
     fn new(model: &'m Model, program: &'m Program) -> Fallible<Self> {
         let session = model.session()?;
         Ok(Self { session, program })
@@ -271,12 +271,12 @@ impl<'a> Bench<'a> {
 
     /// Runs the module once. Returns its outputs, and the states after the call, on the CPU.
     fn run(&self, model: &Model, sample: &Sample) -> Fallible<Vec<Tensor>> {
-        Caller::new(model, &self.request.program)?.answer(sample)
+        GateCaller::new(model, &self.request.program)?.answer(sample)
     }
 
     /// Returns the bytes that a call takes at most, where that can be known.
     fn peak(&self, model: &Model) -> Fallible<Option<u64>> {
-        let mut caller = Caller::new(model, &self.request.program)?;
+        let mut caller = GateCaller::new(model, &self.request.program)?;
         caller.prepare(&self.sample)?;
         let (out, bytes) = peak(self.device, || caller.call(&self.sample));
         out?;
@@ -441,7 +441,7 @@ impl<'a> Bench<'a> {
             round < max && (round == 0 || begun.elapsed() <= limit)
         };
         let callers = models.iter();
-        let callers = callers.map(|model| Caller::new(model, &self.request.program));
+        let callers = callers.map(|model| GateCaller::new(model, &self.request.program));
         let mut callers = callers.collect::<Fallible<Vec<_>>>()?;
         in_rounds(models.len(), more, |index| {
             callers[index].prepare(&self.sample)?;

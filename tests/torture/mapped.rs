@@ -37,7 +37,7 @@ fn weights(store: &Store) -> Vec<MappedWeights> {
         let hex = digest.hex();
         let path = store.path().join("ready").join(&hex[..2]).join(&hex);
         let sound = fs::read(&path).unwrap();
-        assert_eq!(sound.len(), size + 120, "content and footer");
+        assert_eq!(sound.len(), size + 88, "content and footer");
         MappedWeights {
             digest,
             content,
@@ -79,7 +79,7 @@ fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> Strin
         }
         footer => {
             let at = if footer == 4 {
-                length - 1 - random.below(120)
+                length - 1 - random.below(88)
             } else {
                 at
             };

@@ -154,3 +154,9 @@ def outer_name(path: str, name: str) -> str:
 def joined(path: str, name: str) -> str:
     """Returns the FQN, in the opened model, of a name inside the submodule at `path`."""
     return ".".join(part for part in (path, name) if part)
+
+
+def describe(module: dict[str, Any]) -> str:
+    """Returns a module's name in the spec, and its method where it is a submodule."""
+    where = f" ({module['path']}.{module['method']})" if module["path"] else ""
+    return f"module `{module['name']}`{where}"

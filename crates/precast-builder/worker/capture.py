@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from . import (
     segment,
     segment_passes,
     smallest,
+    states,
     structure,
     tensors,
 )
@@ -76,7 +76,7 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
     """Returns a module's name in messages, and the call to capture."""
     target = call.find(opened.model, module["path"])
     function = call.method_of(target, module["path"], module["method"])
-    what, names = _describe(module), [spec["name"] for spec in module["inputs"]]
+    what, names = call.describe(module), [spec["name"] for spec in module["inputs"]]
     nesting = module.get("structure")
     if nesting is None:
         call.check_inputs(target.forward if module["method"] == "forward" else function, names, what)
@@ -96,85 +96,27 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         given = samples.lowest(module["inputs"], opened.device)
         opened.states[key] = call.written_buffers(call.find(opened.model, module["path"]), called, given)
     while True:
-        buffers = [*opened.states[key], *_read(opened, module, opened.states[key])]
+        buffers = [*opened.states[key], *states.only_read(opened, module, opened.states[key])]
         try:
-            return _trace(opened, {**module, "buffers": buffers}, sizes, wire)
+            traced = _trace(opened, {**module, "buffers": buffers}, sizes, wire)
         except flat.WritesBuffers as found:
             if set(found.names) <= set(buffers):
                 raise
             opened.states[key] = [*opened.states[key], *found.names]
-
-
-def _read(opened: Any, module: dict[str, Any], written: list[str]) -> list[str]:
-    """Returns the buffers that the spec names as states by patterns that no written buffer has."""
-    path = module["path"]
-
-    def named(pattern: str, buffer: str) -> bool:
-        return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
-
-    patterns = [one["name"] for one in module.get("state") or ()]
-    patterns = [one for one in patterns if not any(named(one, buffer) for buffer in written)]
-    buffers = [name for name, _ in call.find(opened.model, path).named_buffers()]
-    return [buffer for buffer in buffers if any(named(pattern, buffer) for pattern in patterns)]
-
-
-def _states(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
-    """Returns the inputs of a module with its states among them; the positions of states, and their first values."""
-    specs, path = list(module["inputs"]), module["path"]
-    named = {one["name"]: one for one in module.get("state") or ()}
-    states: dict[int, Any] = {at: "zeros" for at, spec in enumerate(specs) if named.pop(spec["name"], None)}
-    buffers = {name: call.find(opened.model, path).get_buffer(name) for name in module.get("buffers") or ()}
-    used = set()
-    for name, buffer in buffers.items():
-        whole = call.joined(path, name)
-        spec = {"name": whole, **tensors.layout(buffer.contiguous()), "dims": [None] * buffer.dim(), "pad": 0}
-        patterns = [pattern for pattern in named if cut.matches(pattern, name) or cut.matches(pattern, whole)]
-        used.update(patterns)
-        asked = named[patterns[0]] if patterns else {"first": "own"}
-        if asked.get("shape") is not None:
-            spec |= _reshaped(whole, buffer, asked)
-        own = asked["first"] == "own"
-        states[len(specs)] = {"tensor": opened.named().name_of(whole)} if own else "zeros"
-        specs.append(spec)
-    unknown = [pattern for pattern in named if pattern not in used]
-    if unknown and buffers:
-        hint = failures.nearest(unknown[0], [*(spec["name"] for spec in specs)], "its inputs and states are")
-        what = f"`{unknown[0]}` is no input of {_describe(module)}, and no buffer"
-        raise Failure("bad_input", what, hint=hint, spec=unknown[0])
-    return specs, states
-
-
-def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
-    """Returns the shape that the spec gives a buffer: smaller in bucketed dimensions, else its own."""
-    shape, dims = asked["shape"], asked["dims"]
-    fits = len(shape) == buffer.dim() and all(
-        size <= own if dim is not None else size == own
-        for size, own, dim in zip(shape, buffer.shape, dims, strict=True)
-    )
-    if not fits:
-        own = list(buffer.shape)
-        hint = "the buffer has the largest bucket's size in bucketed dimensions, and the same sizes in the others"
-        raise Failure("bad_input", f"state `{name}` is {own}, in the spec {shape}", hint=hint, spec=name)
-    if asked["first"] == "own" and list(buffer.shape) != shape:
-        raise Failure("bad_input", f"state `{name}` has other sizes than its buffer", hint='set `first = "zeros"`')
-    return {"shape": shape, "stride": tensors.dense(shape), "dims": dims}
-
-
-def _run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """Runs a module on copies of its states. Returns its result, and the inputs after the call."""
-    given = [value.clone() if at in states else value for at, value in enumerate(inputs)]
-    return wrapped(*given), given
+        else:
+            states.refuse_unknown(module, [spec["name"] for spec in traced.specs])
+            return traced
 
 
 def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
-    specs, states = _states(opened, module)
+    specs, kept = states.of_module(opened, module)
     what, wrapped = call_of(opened, module)
     wire.event("capture")
     asked, held = module.get("dynamic") or None, None
-    kept = {dim for at in states for dim in specs[at]["dims"]}
-    if asked is not None and kept.intersection(asked):
+    fixed = {dim for at in kept for dim in specs[at]["dims"]}
+    if asked is not None and fixed.intersection(asked):
         # A session has one size in these.
-        asked = {dim: bounds_ for dim, bounds_ in asked.items() if dim not in kept}
+        asked = {dim: bounds_ for dim, bounds_ in asked.items() if dim not in fixed}
         if not asked:
             raise Failure("capture", f"{what} has no dimension that is not one of its states")
     if asked is not None:
@@ -192,7 +134,7 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
         exported = flat.export(wrapped, samples.lowest(specs, opened.device), opened.root, what)
     exported = operators.inline(exported, opened.device, opened.root)
     names = [spec["name"] for spec in specs]
-    graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, states)
+    graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, kept)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -208,9 +150,9 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
-    run = functools.partial(_run, wrapped, states)
-    pure = (lambda *inputs: run(inputs)[0]) if states else wrapped
-    return Traced(what, pure, run, specs, states, sizes, graph, held, limits, ranges)
+    run = functools.partial(states.run, wrapped, kept)
+    pure = (lambda *inputs: run(inputs)[0]) if kept else wrapped
+    return Traced(what, pure, run, specs, kept, sizes, graph, held, limits, ranges)
 
 
 def _takes(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
@@ -327,8 +269,9 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     graph, what = traced.graph, traced.what
     tables = [samples.table_of(node) for node in graph.inputs]
     drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
-    inputs = samples.draw(drawn, tables, opened.device)
-    _fill_states(traced, drawn, tables, inputs, opened)
+    draw = functools.partial(samples.draw, drawn, tables, opened.device)
+    inputs = draw()
+    states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
     entry.seed()
     returned, after = _eager(traced, inputs, opened)
     results, names, notes = [], [], []
@@ -342,20 +285,6 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
     return Answers(drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes)
-
-
-def _fill_states(
-    traced: Traced, drawn: list[dict[str, Any]], tables: list[int | None], inputs: list[Any], opened: Any
-) -> None:
-    """Gives the states among inputs the values that calls of the module itself leave, from first values on."""
-    for at, first in traced.states.items():
-        own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
-        inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
-    for salt in range(1, samples.FILLING + 1) if traced.states else ():
-        given = samples.draw(drawn, tables, opened.device, salt)
-        after = _eager(traced, [inputs[at] if at in traced.states else one for at, one in enumerate(given)], opened)[1]
-        for at in traced.states:
-            inputs[at] = after[at]
 
 
 def _lowered(
@@ -412,11 +341,6 @@ def _with_sample_range(spec: dict[str, Any], table: int | None, limit: bounds.Bo
         return spec
     low = max(limit.low, 0)
     return {**spec, "range": [low, limit.end]} if low < limit.end else spec
-
-
-def _describe(module: dict[str, Any]) -> str:
-    where = module["path"] or "the model"
-    return f"module `{module['name']}` ({where}.{module['method']})" if module["path"] else f"module `{module['name']}`"
 
 
 def _eager(traced: Traced, inputs: list[Any], opened: Any) -> tuple[Any, list[Any]]:

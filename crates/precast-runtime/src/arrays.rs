@@ -167,7 +167,8 @@ fn shape_of(tensor: &Tensor) -> Vec<usize> {
     sizes.map(|size| size.unsigned_abs() as usize).collect()
 }
 
-fn refused(reason: TorchError) -> RuntimeError {
+/// Returns the error of a tensor that libtorch did not make or read.
+pub(super) fn refused(reason: TorchError) -> RuntimeError {
     RuntimeError::Array { reason }
 }
 

@@ -58,10 +58,15 @@ pub(super) struct Flags {
 }
 
 impl Watch {
-    /// Watches a program's inputs where they can be on a device, and its checks. `padded` is for inputs that hold the
-    /// pad value beside the caller's.
-    pub fn new(program: &Arc<Program>, module: &Arc<str>, device: Device, padded: bool) -> Self {
-        let inputs = match device {
+    /// Watches a program's inputs where they can be on a device, and its checks; none where there is nothing to note.
+    /// `padded` is for inputs that hold the pad value beside the caller's.
+    pub fn new(
+        program: &Arc<Program>,
+        module: &Arc<str>,
+        device: Device,
+        padded: bool,
+    ) -> Option<Self> {
+        let inputs: SmallVec<[Watched; 4]> = match device {
             // They are looked at before the call.
             Device::Cpu => SmallVec::new(),
             Device::Cuda(_) => {
@@ -71,20 +76,17 @@ impl Watch {
                     .collect()
             }
         };
-        Self {
+        let any = !inputs.is_empty() || !program.checks.is_empty();
+        any.then(|| Self {
             program: program.clone(),
             module: module.clone(),
             inputs,
-        }
+        })
     }
 
-    /// Replaces inputs with bounds by clamped ones. Returns none where neither the inputs nor the program have notes.
-    pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Option<Flags>, TorchError> {
-        let checks = self.program.checks.len();
-        if self.inputs.is_empty() && checks == 0 {
-            return Ok(None);
-        }
-        let room = (2 * self.inputs.len() + checks) as i64;
+    /// Replaces inputs with bounds by clamped ones.
+    pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Flags, TorchError> {
+        let room = (2 * self.inputs.len() + self.program.checks.len()) as i64;
         let notes = Handle::empty(&[room], &[1], Dtype::Int64, device)?;
         let mut given = SmallVec::new();
         for (at, watched) in (0..).step_by(2).zip(&self.inputs) {
@@ -97,24 +99,19 @@ impl Watch {
             let own = std::mem::replace(&mut inputs[watched.input], clamped);
             given.push(own);
         }
-        Ok(Some(Flags {
+        Ok(Flags {
             watch: self.clone(),
             notes,
             given,
             good: Cell::new(false),
-        }))
+        })
     }
 
     /// Takes the outcomes of a program's checks off its results, and notes them.
-    pub fn outcomes(
-        &self,
-        results: &mut Handles,
-        flags: Option<&mut Flags>,
-    ) -> Result<(), RuntimeError> {
+    pub fn outcomes(&self, results: &mut Handles, flags: &mut Flags) -> Result<(), RuntimeError> {
         let outputs = self.program.outputs.len().min(results.len());
         let outcomes: Handles = results.drain(outputs..).collect();
-        let Some(flags) = flags else { return Ok(()) };
-        let begin = 2 * flags.watch.inputs.len();
+        let begin = 2 * self.inputs.len();
         for (at, outcome) in (begin..).zip(outcomes) {
             let meta = outcome.meta();
             if !meta.defined() || !meta.dense() {

@@ -168,10 +168,15 @@ impl Capture {
         let run = |containers: &mut Containers| {
             let buffers = inputs.iter().flatten();
             let mut handles: Handles = buffers.map(|buffer| buffer.tensor.share()).collect();
-            let mut flags = watch.clamp(&mut handles, plan.device)?;
+            let flags = watch
+                .as_ref()
+                .map(|watch| watch.clamp(&mut handles, plan.device));
+            let mut flags = flags.transpose()?;
             handles.extend(states.iter().map(Handle::share));
             let mut outputs = plan.execute(containers, handles, raw)?;
-            watch.outcomes(&mut outputs, flags.as_mut())?;
+            if let (Some(watch), Some(flags)) = (&watch, &mut flags) {
+                watch.outcomes(&mut outputs, flags)?;
+            }
             Ok((outputs, flags))
         };
         {

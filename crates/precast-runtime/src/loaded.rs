@@ -50,7 +50,7 @@ pub(super) struct Loaded {
     /// The number of swaps. A slot of an earlier number is bound again before its next caller has it.
     swaps: AtomicU64,
     /// The values that only the device sees, where it is no graph.
-    watch: Watch,
+    watch: Option<Watch>,
     /// The reason that it is no graph, where one was wanted.
     pub refused: Option<String>,
     /// For each output, the cuts of a padded call.

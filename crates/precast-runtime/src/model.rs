@@ -63,10 +63,11 @@ pub struct Model {
     _hold: Option<Hold>,
 }
 
-/// Who calls: the replica, the states of the session that it is, and how long it waits for a slot.
+/// The caller of a module.
 pub(super) struct Caller<'a> {
-    pub replica: &'a Replica,
-    pub states: Option<&'a mut States>,
+    /// The replica and the states of a session.
+    pub session: Option<(&'a Replica, &'a mut States)>,
+    /// How long it waits for a slot.
     pub wait: Wait,
 }
 
@@ -195,7 +196,14 @@ impl Model {
     /// # Ok(()) }
     /// ```
     pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
-        self.call(module, inputs, self.wait())
+        self.run_for(
+            Caller {
+                session: None,
+                wait: self.wait(),
+            },
+            module,
+            inputs,
+        )
     }
 
     /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] instead of waiting for another call
@@ -205,7 +213,14 @@ impl Model {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        self.call(module, inputs, Wait::no())
+        self.run_for(
+            Caller {
+                session: None,
+                wait: Wait::no(),
+            },
+            module,
+            inputs,
+        )
     }
 
     /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] when no slot is free before
@@ -218,27 +233,18 @@ impl Model {
         inputs: &[A],
         deadline: Instant,
     ) -> Result<Outputs, RuntimeError> {
-        self.call(module, inputs, Wait::Until(deadline))
+        self.run_for(
+            Caller {
+                session: None,
+                wait: Wait::Until(deadline),
+            },
+            module,
+            inputs,
+        )
     }
 
     pub(super) fn wait(&self) -> Wait {
         self.limit.map_or(Wait::Forever, Wait::up_to)
-    }
-
-    fn call<A: Argument>(
-        &self,
-        module: &str,
-        inputs: &[A],
-        wait: Wait,
-    ) -> Result<Outputs, RuntimeError> {
-        let first = inputs.first().map(arrays::tensor);
-        let replica = self.replica(first.as_slice());
-        let caller = Caller {
-            replica,
-            states: None,
-            wait,
-        };
-        self.run_for(caller, module, inputs)
     }
 
     /// Runs a module for a caller, on inputs in the module's order.
@@ -248,9 +254,11 @@ impl Model {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs.iter().any(arrays::is_plain));
+        let plain = inputs.iter().any(arrays::is_plain);
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let variants = self.variants(caller.replica, module)?;
+        let own = caller.session.as_ref().map(|(replica, _)| *replica);
+        let replica = own.unwrap_or_else(|| self.replica(&inputs));
+        let variants = self.variants(replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
         let Some(variant) = variants.iter().find(takes) else {
             return Err(RuntimeError::InputCount {
@@ -260,7 +268,7 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        self.answered(caller, variant, &inputs, policy)
+        self.answered(replica, variant, &inputs, plain, caller)
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -285,13 +293,14 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let first = inputs.first().map(|(_, input)| arrays::tensor(input));
-        let caller = Caller {
-            replica: self.replica(first.as_slice()),
-            states: None,
-            wait: self.wait(),
-        };
-        self.run_named_for(caller, module, inputs)
+        self.run_named_for(
+            Caller {
+                session: None,
+                wait: self.wait(),
+            },
+            module,
+            inputs,
+        )
     }
 
     /// Runs a module for a caller, on inputs by name.
@@ -301,12 +310,14 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
+        let plain = inputs.iter().any(|(_, input)| arrays::is_plain(input));
         let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
-        let variants = self.variants(caller.replica, module)?;
+        let own = caller.session.as_ref().map(|(replica, _)| *replica);
+        let replica = own.unwrap_or_else(|| self.replica(&tensors));
+        let variants = self.variants(replica, module)?;
         let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
             if wanted.len() != inputs.len() {
@@ -322,7 +333,7 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => self.answered(caller, variant, &ordered, policy),
+            Some((variant, ordered)) => self.answered(replica, variant, &ordered, plain, caller),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -332,11 +343,6 @@ impl Model {
                     .collect(),
             }),
         }
-    }
-
-    /// Returns whether inputs may be copied: plain ones are copied to the device in any case.
-    fn policy(&self, plain: bool) -> Inputs {
-        if plain { Inputs::MayCopy } else { self.policy }
     }
 
     /// Makes every call that begins after it returns use another weight set. Calls under way finish with the one they
@@ -397,16 +403,7 @@ impl Model {
             .digest()
     }
 
-    /// Returns the replica that a call goes to, and its variants of a module.
-    fn target(
-        &self,
-        module: &str,
-        inputs: &[TensorRef<'_>],
-    ) -> Result<(&Replica, &[Variant]), RuntimeError> {
-        let replica = self.replica(inputs);
-        Ok((replica, self.variants(replica, module)?))
-    }
-
+    /// Returns the replica for a call with these inputs.
     pub(super) fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
         match &self.replicas[..] {
             [only] => only,
@@ -432,20 +429,20 @@ impl Model {
         Ok(variants)
     }
 
-    /// Has a variant answer, and notes the time of the first answer.
+    /// Has a variant answer, and notes the time of the first answer. Plain inputs are copied to the device in any case.
     fn answered(
         &self,
-        caller: Caller<'_>,
+        replica: &Replica,
         variant: &Variant,
         inputs: &[TensorRef<'_>],
-        policy: Inputs,
+        plain: bool,
+        caller: Caller<'_>,
     ) -> Result<Outputs, RuntimeError> {
-        let Caller {
-            replica,
-            states,
-            wait,
-        } = caller;
-        let call = CallOptions { policy, wait };
+        let states = caller.session.map(|(_, states)| states);
+        let call = CallOptions {
+            policy: if plain { Inputs::MayCopy } else { self.policy },
+            wait: caller.wait,
+        };
         let result = replica.admit(|| variant.answer(inputs, call, states));
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
@@ -461,7 +458,8 @@ impl Model {
     /// [`Runtime::instances`](super::Runtime::instances) says, with [`RuntimeError::NoBucket`] where no program has
     /// these sizes, and with [`RuntimeError::NeedsSession`] for a module with states.
     pub fn fixed(&self, module: &str, sizes: &Sizes) -> Result<Fixed<'_>, RuntimeError> {
-        let (replica, variants) = self.target(module, &[])?;
+        let replica = self.replica(&[]);
+        let variants = self.variants(replica, module)?;
         let mut known = variants.iter();
         let variant = known.find(|variant| variant.has(sizes));
         let variant = variant.unwrap_or(&variants[0]);

@@ -6,7 +6,7 @@ use precast_store::record::{self, Sizes};
 
 use super::{
     Model, RuntimeError, Tensor, Value,
-    arrays::{self, Argument},
+    arrays::{self, Argument, refused},
     ffi::Handle,
     layout::bytes_of,
     model::Caller,
@@ -102,8 +102,7 @@ impl<'m> Session<'m> {
 
     fn caller(&mut self) -> Caller<'_> {
         Caller {
-            replica: self.replica,
-            states: self.place.item.as_mut(),
+            session: (self.place.item.as_mut()).map(|states| (self.replica, states)),
             wait: self.model.wait(),
         }
     }
@@ -222,9 +221,7 @@ impl<'m> Session<'m> {
     /// Returns a copy of a state.
     pub fn state(&mut self, name: &str) -> Result<Tensor, RuntimeError> {
         let copied = self.tensor(name)?.copied();
-        copied
-            .map(Tensor)
-            .map_err(|reason| RuntimeError::Array { reason })
+        copied.map(Tensor).map_err(refused)
     }
 
     /// Writes a state, from a tensor of its shape and dtype on any device.
@@ -232,8 +229,7 @@ impl<'m> Session<'m> {
         let given = arrays::tensor(value).own();
         let own = self.tensor(name)?;
         same(name, &given, &own)?;
-        own.copy_from(&given)
-            .map_err(|reason| RuntimeError::Array { reason })
+        own.copy_from(&given).map_err(refused)
     }
 
     /// Opens another session with copies of the states, as for several answers to one prompt.
@@ -242,7 +238,7 @@ impl<'m> Session<'m> {
         if let (Some(states), Some(copy)) = (&self.place.item, &mut fork.place.item) {
             states.usable()?;
             let copied = copy.take_over(states);
-            copied.map_err(|reason| RuntimeError::Array { reason })?;
+            copied.map_err(refused)?;
         }
         Ok(fork)
     }
@@ -254,7 +250,7 @@ impl<'m> Session<'m> {
         };
         states.usable()?;
         let ordered = states.order();
-        ordered.map_err(|reason| RuntimeError::Array { reason })?;
+        ordered.map_err(refused)?;
         let all = states.tensors();
         let mut all: Vec<_> = all
             .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
@@ -289,7 +285,7 @@ impl<'m> Session<'m> {
             return Ok(());
         };
         let filled = states.fill(&sizes, &read, &records);
-        filled.map_err(|reason| RuntimeError::Array { reason })?;
+        filled.map_err(refused)?;
         states.position = position;
         Ok(())
     }
@@ -315,7 +311,7 @@ impl<'m> Session<'m> {
         };
         let states = self.place.item.as_mut().ok_or_else(unknown)?;
         let ordered = states.order();
-        ordered.map_err(|reason| RuntimeError::Array { reason })?;
+        ordered.map_err(refused)?;
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
     }
@@ -346,29 +342,29 @@ fn sizes_of(
 ) -> Result<Sizes, RuntimeError> {
     let mut sizes = Sizes::new();
     for (name, tensor) in read {
-        let refused = |problem: String| RuntimeError::State {
+        let wrong = |problem: String| RuntimeError::State {
             state: name.clone(),
             problem,
         };
-        let mut states = programs.iter().flat_map(|program| &program.states);
-        let record = states.find(|state| state.name == *name);
-        let record = record.ok_or_else(|| refused(NO_STATE.to_owned()))?;
-        let (shape, own) = (tensor.shape(), &record.layout);
-        let axes = || shape.iter().zip(&own.shape).zip(&record.dims);
-        let fits = axes().all(|((size, own), dim)| dim.is_some() || size == own);
-        if tensor.dtype() != Some(own.dtype) || shape.len() != own.shape.len() || !fits {
-            let (got, expected) = (tensor.dtype_name(), own.dtype);
-            return Err(refused(format!(
-                "it is {expected} {:?}, not {got} {shape:?}",
-                own.shape
-            )));
-        }
-        for ((size, _), dim) in axes() {
+        let states = programs.iter().flat_map(|program| &program.states);
+        let mut known = states.filter(|state| state.name == *name).peekable();
+        let Some(first) = known.peek().map(|state| &state.layout) else {
+            return Err(wrong(NO_STATE.to_owned()));
+        };
+        let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
+        let fits = |state: &&record::State| {
+            tensor.dtype() == Some(state.layout.dtype) && state.layout.shape == shape
+        };
+        let Some(record) = known.find(fits) else {
+            let (expected, sizes) = (first.dtype, &first.shape);
+            let problem =
+                format!("it is {expected} {sizes:?} or another bucket's, not {dtype} {shape:?}");
+            return Err(wrong(problem));
+        };
+        for (size, dim) in shape.iter().zip(&record.dims) {
             let Some(dim) = dim else { continue };
             if *sizes.entry(dim.clone()).or_insert(*size) != *size {
-                return Err(refused(format!(
-                    "two states have different sizes of `{dim}`"
-                )));
+                return Err(wrong(format!("two states have different sizes of `{dim}`")));
             }
         }
     }

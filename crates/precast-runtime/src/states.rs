@@ -46,13 +46,13 @@ pub(super) struct States {
 struct Level {
     // Before the tensors that its graphs point to.
     slots: BTreeMap<Digest, Slot>,
-    tensors: BTreeMap<String, Kept>,
+    tensors: BTreeMap<String, StateTensor>,
     /// The sizes of the tensors in their bucketed dimensions.
     sizes: Sizes,
 }
 
 /// The tensor of a state.
-struct Kept {
+struct StateTensor {
     tensor: Handle,
     shape: Vec<i64>,
     record: State,
@@ -301,7 +301,7 @@ impl States {
 
 impl Level {
     fn reset(&self) -> Result<(), TorchError> {
-        self.tensors.values().try_for_each(Kept::reset)
+        self.tensors.values().try_for_each(StateTensor::reset)
     }
 
     /// Returns the tensor of a state, made with its first value if there is none.
@@ -310,9 +310,9 @@ impl Level {
         state: &State,
         weights: &Weights,
         loader: &Loader,
-    ) -> Result<&Kept, TorchError> {
+    ) -> Result<&StateTensor, TorchError> {
         if !self.tensors.contains_key(&state.name) {
-            let made = Kept::new(state, &self.sizes, weights, loader)?;
+            let made = StateTensor::new(state, &self.sizes, weights, loader)?;
             self.tensors.insert(state.name.clone(), made);
         }
         let kept = self.tensors.get(&state.name);
@@ -332,7 +332,7 @@ impl Level {
     }
 }
 
-impl Kept {
+impl StateTensor {
     fn new(
         state: &State,
         sizes: &Sizes,

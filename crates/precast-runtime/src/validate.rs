@@ -169,6 +169,42 @@ impl Spec {
                 got: sizes.len(),
             });
         }
+        self.note_sizes(sizes, dims, request)?;
+        if meta.lazy() {
+            return Err(Problem::Lazy);
+        }
+        let strides = meta.strides();
+        let needed = extent(sizes, strides).and_then(|n| n.checked_mul(self.dtype.size() as i64));
+        match needed {
+            Some(needed) if needed <= meta.room() => {}
+            _ => {
+                return Err(Problem::Storage {
+                    needed: needed.unwrap_or(i64::MAX),
+                    got: meta.room(),
+                });
+            }
+        }
+        if meta.device() != Some(device) {
+            return match meta.device() {
+                // It can be copied over, and a copy has the right strides.
+                Some(_) => Ok(Fit::NeedsCopy),
+                None => Err(Problem::Device {
+                    expected: device,
+                    got: "another kind of device".to_owned(),
+                }),
+            };
+        }
+        let fits = self.strided(sizes, strides) && aligned(meta, device, self.dtype);
+        Ok(if fits { Fit::AsIs } else { Fit::NeedsCopy })
+    }
+
+    /// Compares sizes with those of the record, and notes those of bucketed dimensions in `request`.
+    fn note_sizes(
+        &self,
+        sizes: &[i64],
+        dims: &[String],
+        request: &mut [i64],
+    ) -> Result<(), Problem> {
         for (axis, (want, &got)) in self.axes.iter().zip(sizes).enumerate() {
             match *want {
                 Axis::Fixed(expected) if expected != got => {
@@ -199,32 +235,7 @@ impl Spec {
                 },
             }
         }
-        if meta.lazy() {
-            return Err(Problem::Lazy);
-        }
-        let strides = meta.strides();
-        let needed = extent(sizes, strides).and_then(|n| n.checked_mul(self.dtype.size() as i64));
-        match needed {
-            Some(needed) if needed <= meta.room() => {}
-            _ => {
-                return Err(Problem::Storage {
-                    needed: needed.unwrap_or(i64::MAX),
-                    got: meta.room(),
-                });
-            }
-        }
-        if meta.device() != Some(device) {
-            return match meta.device() {
-                // It can be copied over, and a copy has the right strides.
-                Some(_) => Ok(Fit::NeedsCopy),
-                None => Err(Problem::Device {
-                    expected: device,
-                    got: "another kind of device".to_owned(),
-                }),
-            };
-        }
-        let fits = self.strided(sizes, strides) && aligned(meta, device, self.dtype);
-        Ok(if fits { Fit::AsIs } else { Fit::NeedsCopy })
+        Ok(())
     }
 
     /// Returns the problem of an input that needs a copy, for a caller that does not allow copies.

@@ -137,7 +137,11 @@ impl Variant {
         let _span = span.enter();
         let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let (mut handles, copies) = self.check_inputs(inputs, call.policy, &mut request)?;
-        let states = self.states(states, &handles, &mut request)?;
+        let states = if self.keeps_states {
+            Some(self.states(states, &handles, &mut request)?)
+        } else {
+            None
+        };
         let (program, loaded, rung) = self.pick(&request, call.wait)?;
         if !span.is_disabled() {
             span.record("bucket", program.record.bucket());
@@ -200,16 +204,17 @@ impl Variant {
         Ok(())
     }
 
-    /// Returns the states that a call runs on; none for a module without any. Sizes that no input shows are those of the
-    /// session, or larger ones that its positions need.
+    /// Returns the states that a call of a module with states runs on. Sizes that no input shows are those of the session,
+    /// or larger ones that its positions need.
     fn states<'s>(
         &self,
         states: Option<&'s mut States>,
         inputs: &Handles,
         request: &mut Request,
-    ) -> Result<Option<&'s mut States>, RuntimeError> {
-        let Some(states) = states.filter(|_| self.keeps_states) else {
-            return self.without_session().map(|()| None);
+    ) -> Result<&'s mut States, RuntimeError> {
+        let Some(states) = states else {
+            let module = self.module.clone();
+            return Err(RuntimeError::NeedsSession { module });
         };
         states.usable()?;
         for (dim, size) in self.signature.dims.iter().zip(request) {
@@ -223,7 +228,7 @@ impl Variant {
                 });
             }
         }
-        Ok(Some(states))
+        Ok(states)
     }
 
     /// Returns the smallest size of a dimension, from `least` on, that the values of inputs within it allow; the largest

@@ -1,4 +1,4 @@
-//! The base that all owners of a store share: its paths, its index, its locks and the options it was opened with.
+//! The part that all owners of a store share: its paths, its index, its locks and its options.
 
 use std::{
     fs, io,
@@ -18,7 +18,7 @@ use super::{
 pub(crate) struct Base {
     pub layout: Layout,
     pub index: Index,
-    /// The options of the caller; `read_only` also where the store can't be written.
+    /// Options of the caller. `read_only` is also set if the store can't be written.
     pub options: Options,
     pub locks: Arc<Locks>,
 }
@@ -33,7 +33,7 @@ impl Base {
         self.options.read_only
     }
 
-    /// Fails for a store that can't be written. `what` is the change, as `add to the store`.
+    /// Fails for a read-only store. `what` names the change, as `add to the store`.
     pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
         if self.is_read_only() {
             return Err(StoreError::ReadOnly {
@@ -44,7 +44,7 @@ impl Base {
         Ok(())
     }
 
-    /// Waits until `mode` is free. Returns at once, with nothing held, for a store that can't be written.
+    /// Waits for the lock `mode`. For a read-only store, returns at once and without a lock.
     pub fn lock(&self, mode: Mode) -> Result<Guard, StoreError> {
         if self.is_read_only() {
             return Ok(Guard::default());

@@ -1,9 +1,9 @@
-//! The bytes of a key: one canonical JSON text. It is hashed, kept in the record that the key names, and compared by `why`
-//! and `diff`.
+//! The bytes of a key: one canonical JSON text. It is hashed, kept in the record that the key names, and compared by
+//! `why` and `diff`.
 //!
-//! A key is a JSON object whose fields are written by hand, never by a `derive`: a renamed field of a record must not move
-//! a key unnoticed. Its digest is the SHA-256 of `precast-key 2`, a line feed, and the canonical text. Another program
-//! can compute it from the record alone:
+//! A key is a JSON object whose fields are written by hand, never by a `derive`: a renamed field of a record must not
+//! move a key unnoticed. Its digest is the SHA-256 of `precast-key 2`, a line feed, and the canonical text. Another
+//! program can compute it from the record alone:
 //!
 //! | value | canonical text |
 //! |---|---|
@@ -16,8 +16,8 @@
 //! | digest | its 64 hexadecimal digits, as text |
 //! | value of an enum | its name, as text |
 //!
-//! Adding, removing or renaming a field of a key, or changing any rule here, is a new [`FORMAT`], which makes every older
-//! key miss.
+//! Adding, removing or renaming a field of a key, or changing any rule here, is a new [`FORMAT`], which makes every
+//! older key miss.
 
 use std::collections::BTreeMap;
 
@@ -36,13 +36,13 @@ pub fn digest(key: &Value) -> Digest {
     hash(&text(key))
 }
 
-/// Returns the digest of a key that has the field `name` beside `fields`, without a copy of that field's value.
+/// Returns the digest of a key with `fields` and the field `name`. Does not copy the value of that field.
 pub fn digest_with(fields: &Map<String, Value>, name: &str, shared: &Shared) -> Digest {
     let mut out = String::new();
     let own = fields
         .iter()
-        .map(|(name, value)| (&**name, Part::Value(value)));
-    object(own.chain([(name, Part::Text(&shared.text))]), &mut out);
+        .map(|(name, value)| (&**name, Member::Value(value)));
+    object(own.chain([(name, Member::Text(&shared.text))]), &mut out);
     hash(&out)
 }
 
@@ -56,7 +56,7 @@ pub fn target_of(key: &Value) -> &Value {
     }
 }
 
-/// A value that many keys have in common; its text is written once.
+/// A value that many keys share. Its text is computed once.
 #[derive(Clone, Debug)]
 pub struct Shared {
     value: Value,
@@ -64,7 +64,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Writes the text of `value`.
+    /// Wraps `value` and computes its text.
     pub fn new(value: Value) -> Self {
         let text = text(&value);
         Self { value, text }
@@ -101,19 +101,19 @@ fn write(value: &Value, out: &mut String) {
         Value::Object(entries) => {
             let parts = entries
                 .iter()
-                .map(|(name, value)| (&**name, Part::Value(value)));
+                .map(|(name, value)| (&**name, Member::Value(value)));
             object(parts, out);
         }
         scalar => out.push_str(&scalar.to_string()),
     }
 }
 
-enum Part<'a> {
+enum Member<'a> {
     Value(&'a Value),
     Text(&'a str),
 }
 
-fn object<'a>(entries: impl Iterator<Item = (&'a str, Part<'a>)>, out: &mut String) {
+fn object<'a>(entries: impl Iterator<Item = (&'a str, Member<'a>)>, out: &mut String) {
     out.push('{');
     for (place, (name, part)) in entries.collect::<BTreeMap<_, _>>().into_iter().enumerate() {
         if place > 0 {
@@ -122,14 +122,14 @@ fn object<'a>(entries: impl Iterator<Item = (&'a str, Part<'a>)>, out: &mut Stri
         write(&Value::from(name), out);
         out.push(':');
         match part {
-            Part::Value(value) => write(value, out),
-            Part::Text(text) => out.push_str(text),
+            Member::Value(value) => write(value, out),
+            Member::Text(text) => out.push_str(text),
         }
     }
     out.push('}');
 }
 
-/// Returns a target as keys have it.
+/// Returns the JSON value of a target in a key.
 pub fn target(target: &Target) -> Value {
     let mut features = target.features.clone();
     features.sort();
@@ -147,7 +147,7 @@ pub fn target(target: &Target) -> Value {
     })
 }
 
-/// Returns an input as keys have it.
+/// Returns the JSON value of an input in a key.
 pub fn input(input: &Input) -> Value {
     json!({
         "name": input.name,
@@ -165,12 +165,12 @@ pub fn input(input: &Input) -> Value {
     })
 }
 
-/// Returns the layout of a tensor as keys have it.
+/// Returns the JSON value of a tensor's layout in a key.
 pub fn layout(layout: &Layout) -> Value {
     json!({"dtype": layout.dtype.name(), "shape": layout.shape, "stride": layout.stride})
 }
 
-/// Returns a constant as keys have it.
+/// Returns the JSON value of a constant in a key.
 pub fn constant(constant: &Constant) -> Value {
     json!({
         "name": constant.name,
@@ -180,7 +180,7 @@ pub fn constant(constant: &Constant) -> Value {
     })
 }
 
-/// Returns the bounds of dynamic dimensions as keys have them.
+/// Returns the JSON value of the bounds of dynamic dimensions in a key.
 pub fn dynamic(dynamic: &Dynamic) -> Value {
     let pair = |bounds: &Bounds| json!([bounds.min, bounds.max]);
     dynamic
@@ -189,7 +189,7 @@ pub fn dynamic(dynamic: &Dynamic) -> Value {
         .collect()
 }
 
-/// Returns a number as keys have it: text where JSON has no such number.
+/// Returns the JSON value of a number in a key: text if JSON has no such number.
 pub fn number(value: f64) -> Value {
     let finite = serde_json::Number::from_f64(value).map(Value::Number);
     finite.unwrap_or_else(|| value.to_string().into())
@@ -268,7 +268,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-        /// A record keeps all that was hashed, and two keys share a digest only if they are equal.
+        /// A record keeps the whole key. Two keys have the same digest only if they are equal.
         #[test]
         fn a_digest_follows_from_the_value_as_a_record_keeps_it(a in tree(), b in tree()) {
             let kept: Value = serde_json::from_str(&serde_json::to_string_pretty(&a).unwrap()).unwrap();

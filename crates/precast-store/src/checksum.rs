@@ -25,7 +25,7 @@ use crate::{
     record::{Artifact, Failure, Program, Release, SCHEMA},
 };
 
-/// No record that precast writes is larger.
+/// Maximum bytes of a record file. precast writes no larger one.
 const LIMIT: u64 = 256 << 20;
 const OPEN: &str = "{\"sha256\":\"";
 const CLOSE: &str = "\"}\n";
@@ -44,7 +44,7 @@ pub(crate) fn encode<T: Serialize>(
     Ok((text, checksum))
 }
 
-/// Reads and checks the record at `path`, which must belong there; none when there is no such file.
+/// Reads and checks the record at `path`, which must be its right place. Returns none if the file is missing.
 pub(crate) fn read<R: Record>(
     layout: &Layout,
     path: &Path,
@@ -77,14 +77,14 @@ pub(crate) fn decode<T: DeserializeOwned>(
 ) -> Result<(T, Digest), StoreError> {
     let (line, checksum) = check(text, path)?;
     let record = serde_json::from_slice(line).map_err(|e| match serde_json::from_slice(line) {
-        // A newer precast may write other fields: that is no damage.
+        // Other fields of a newer precast are not damage.
         Ok(Version { schema }) if schema > SCHEMA => newer(path, schema),
         _ => damaged(path, e.to_string()),
     })?;
     Ok((record, checksum))
 }
 
-/// Returns the first line and its checksum, when they match.
+/// Returns the first line and its checksum, if they match.
 fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreError> {
     let tail = OPEN.len() + 64 + CLOSE.len();
     let (line, rest) = text.split_at(text.len().saturating_sub(tail));
@@ -126,12 +126,12 @@ fn damaged(path: &Path, why: String) -> StoreError {
     }
 }
 
-/// A record, which has a file and a row.
+/// A record: a file with a row in the index.
 pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
     const KIND: Kind;
     fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError>;
     fn schema(&self) -> u32;
-    /// Inserts the row of the record, whose file has this checksum and was published at `created`.
+    /// Inserts the row of the record. `checksum` and `created` are the checksum and the publication time of its file.
     fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
 }
 
@@ -179,7 +179,7 @@ pub(crate) fn record_file<R: Record>(
     Ok((record, checksum, created(path)?))
 }
 
-/// Returns when the file at `path` was published, in seconds since 1970.
+/// Returns the publication time of the file at `path`, in seconds since 1970.
 pub(crate) fn created(path: &Path) -> Result<i64, StoreError> {
     Ok(fs::symlink_metadata(path).at("look at", path)?.mtime())
 }

@@ -1,7 +1,8 @@
-//! One live compile per key, over all processes: the owner of the claim on a key builds it, the others wait.
+//! At most one live compile per key, over all processes: the owner of the claim on a key builds it, the others wait.
 //!
-//! A claim is a locked file under `locks/keys/`, removed when the claim is dropped. The lock of a killed owner ends with
-//! its process, and the next waiting process takes over. After taking a claim, check again whether the result exists.
+//! A claim is a locked file under `locks/keys/`, removed when the claim is dropped. The lock of a killed owner ends
+//! with its process, and the next waiting process takes over. After taking a claim, check again whether the result
+//! exists.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -22,7 +23,7 @@ use crate::Digest;
 #[derive(Debug)]
 pub struct Claim {
     path: PathBuf,
-    // Unlocked by being closed, after the name is gone.
+    // Closing the file unlocks it, after its name was removed.
     _file: File,
 }
 
@@ -33,7 +34,7 @@ impl Drop for Claim {
 }
 
 impl Leases {
-    /// Returns the claim on `key`, or else its owner, as `pid 7 (build)`; empty where it is unknown.
+    /// Returns the claim on `key`, or its current owner, as `pid 7 (build)`. The owner is empty if it is unknown.
     pub fn try_claim(&self, key: &Digest) -> Result<Result<Claim, String>, StoreError> {
         self.base.writable("claim a key")?;
         let folder = self.base.path().join("locks").join("keys");

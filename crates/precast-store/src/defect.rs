@@ -9,88 +9,88 @@ use serde::{Deserialize, Serialize};
 
 use crate::Digest;
 
-/// What a defect needs.
+/// The remedy of a defect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "snake_case")]
 pub enum Needs {
-    /// Left by a crash and harmless: `--repair` removes it.
+    /// A harmless leftover of a crash: `--repair` removes it.
     Sweep,
-    /// `--repair` or `--reindex` puts it right; nothing is lost.
+    /// `--repair` or `--reindex` fixes it; nothing is lost.
     Repair,
-    /// Something is lost: `--repair` sets aside what is damaged, the next build makes it again.
+    /// Something is lost: `--repair` sets damaged files aside, and the next build creates them again.
     Rebuild,
-    /// A person has to look at it.
+    /// A person must inspect it.
     Person,
 }
 
-/// One thing that is wrong. Paths are relative to the store.
+/// One defect of a store. Paths are relative to the store.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Defect {
-    /// Nothing that a store has.
+    /// An unknown file or folder.
     Foreign {
-        /// The file or folder that the store does not know.
+        /// The file or folder.
         path: PathBuf,
     },
-    /// A name that belongs into another folder.
+    /// A file in the wrong folder.
     Misplaced {
-        /// Where the file lies now.
+        /// The current path of the file.
         path: PathBuf,
     },
     /// A symbolic link, folder or device where a file should be, or a file where a folder should be.
     NotPlain {
-        /// What lies where a plain file or folder belongs.
+        /// The path that should be a plain file or folder.
         path: PathBuf,
         /// Its kind in words, as `symbolic link`.
         what: String,
     },
-    /// A mode that lets the bytes be changed, or not be read.
+    /// A mode that allows changes of the bytes, or no reading.
     Mode {
         /// The file or folder with the mode.
         path: PathBuf,
         /// Permission bits, as in `0o644`.
         mode: u32,
     },
-    /// A second name of the same file: who has it may change the bytes.
+    /// A file with another hard link, through which its bytes can be changed.
     Linked {
         /// The file, by the name that it has in the store.
         path: PathBuf,
-        /// How many names the file has; a sound one has one.
+        /// Number of hard links; 1 for a sound file.
         links: u64,
     },
-    /// A file that belongs to somebody else than the store.
+    /// A file with another owner than the store.
     Owner {
-        /// The file or folder of the other user.
+        /// The file or folder.
         path: PathBuf,
-        /// ID of the user that owns it.
+        /// User ID of the owner.
         uid: u32,
     },
-    /// `CACHEDIR.TAG` is missing or says something else.
+    /// `CACHEDIR.TAG` is missing or has other content.
     Tag {
-        /// The tag's own path.
+        /// Path of the tag.
         path: PathBuf,
     },
-    /// An object whose bytes are not what its name and checksum say.
+    /// An object with other bytes than its name and checksum promise.
     Object {
         /// The object's file.
         path: PathBuf,
         /// The difference, as a fragment of a sentence.
         why: String,
     },
-    /// An unpacked file that is not what its name says, or whose object is gone.
+    /// An unpacked file whose bytes do not match its name, or whose object is missing.
     Ready {
         /// The unpacked file.
         path: PathBuf,
         /// The difference, as a fragment of a sentence.
         why: String,
     },
-    /// A record that can't be read, or is not what its name and checksum say.
+    /// A record that is unreadable, or does not match its name and checksum.
     Record {
         /// The record's file.
         path: PathBuf,
-        /// What is wrong with it, as a fragment of a sentence.
+        /// The reason, as a fragment of a sentence.
         why: String,
     },
     /// A record that a newer precast wrote.
@@ -98,30 +98,30 @@ pub enum Defect {
         /// The record's file.
         path: PathBuf,
     },
-    /// A record refers to an object that is not there or damaged.
+    /// A record refers to a missing or damaged object.
     NoObject {
         /// The record that refers to the object.
         by: PathBuf,
         /// Digest of the object's content.
         digest: Digest,
     },
-    /// An artifact says another size than its object has.
+    /// The size in an artifact's record differs from the size of its object.
     Size {
         /// The artifact's record.
         by: PathBuf,
-        /// Bytes that the artifact says.
+        /// Size in the record, in bytes.
         says: u64,
-        /// Bytes of the object's content.
+        /// Size of the object's content, in bytes.
         is: u64,
     },
-    /// A program calls an artifact that is not there or damaged.
+    /// A program calls a missing or damaged artifact.
     NoArtifact {
         /// The program's record.
         by: PathBuf,
         /// Key of the artifact.
         id: Digest,
     },
-    /// A release has a program that is not there or damaged.
+    /// A release has a missing or damaged program.
     NoProgram {
         /// The release's record.
         by: PathBuf,
@@ -133,27 +133,28 @@ pub enum Defect {
         /// The message of SQLite, or that the index is missing.
         why: String,
     },
-    /// A file without its row: a crash came between the two.
+    /// A file without its row: a crash happened before the row was written.
     Unindexed {
-        /// Table and key of the row that is missing, as `objects 3f9c…`.
+        /// Table and key of the missing row, as `objects 3f9c…`.
         row: String,
     },
-    /// A row without its file: a crash came between the two. A file that is missed is a defect of what refers to it.
+    /// A row without its file: a crash happened before the row was deleted. A missing file is a defect of the records
+    /// that refer to it.
     Dangling {
         /// Table and key of the row.
         row: String,
     },
-    /// A row that says something else than its file.
+    /// A row that differs from its file.
     Row {
         /// Table and key of the row.
         row: String,
     },
-    /// A deletion that was begun and not finished.
+    /// An unfinished deletion.
     HalfDeleted {
-        /// Digest or key of the thing whose deletion was begun.
+        /// Digest or key of the thing to delete.
         id: Digest,
     },
-    /// What a dead process was writing.
+    /// A temporary file of a dead process.
     Stale {
         /// The file or folder in `tmp/`.
         path: PathBuf,
@@ -166,7 +167,7 @@ pub enum Defect {
 }
 
 impl Defect {
-    /// Returns what it needs.
+    /// Returns the remedy.
     pub fn needs(&self) -> Needs {
         match self {
             Self::HalfDeleted { .. }
@@ -185,7 +186,7 @@ impl Defect {
         }
     }
 
-    /// Returns the file it is about, relative to the store, if it is about one.
+    /// Returns the path of the file with the defect, relative to the store; none for a defect without a path.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Foreign { path }

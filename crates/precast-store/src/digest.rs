@@ -15,7 +15,7 @@ pub struct Digest([u8; 32]);
 pub struct NotADigest(String);
 
 impl Digest {
-    /// How many hex digits identify a thing in what people read.
+    /// Number of hex digits of a digest in output for people.
     pub const SHORT: usize = 12;
 
     /// Returns the digest of `bytes`.
@@ -35,7 +35,7 @@ impl Digest {
         Self::of_reader(&mut std::fs::File::open(path)?)
     }
 
-    /// Wraps 32 bytes that are a digest already, as read from the index.
+    /// Wraps the 32 bytes of a digest, as read from the index.
     pub fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -50,7 +50,7 @@ impl Digest {
         hex::encode(self.0)
     }
 
-    /// Returns the first 12 hex digits: what `ls` prints and every command accepts.
+    /// Returns the first 12 hex digits, as `ls` prints them. Every command accepts them.
     pub fn short(&self) -> String {
         hex::encode(&self.0[..Self::SHORT / 2])
     }
@@ -106,17 +106,17 @@ impl schemars::JsonSchema for Digest {
     }
 }
 
-/// Hashes what is written to it.
+/// Computes the digest of the bytes that are written to it.
 #[derive(Clone, Default)]
 pub struct Hasher(Sha256);
 
 impl Hasher {
-    /// Feeds `bytes`.
+    /// Adds `bytes`.
     pub fn update(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
 
-    /// Returns the digest of all that was fed.
+    /// Returns the digest of all added bytes.
     pub fn finish(self) -> Digest {
         Digest(self.0.finalize().into())
     }

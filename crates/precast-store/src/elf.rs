@@ -65,7 +65,7 @@ pub struct Elf<'d, R: ReadRef<'d> = &'d [u8]> {
 
 /// The entries of the dynamic segments that name other libraries and folders.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Dynamic {
+pub struct DynamicSection {
     /// `DT_NEEDED`, in order.
     pub needed: Vec<String>,
     /// Folders of `DT_RPATH`, as written.
@@ -101,20 +101,20 @@ pub struct Section<'d> {
 }
 
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
-    /// Parses the header. The rest is read when it is asked for.
+    /// Parses the header. The other methods read the rest.
     pub fn parse(data: R) -> Result<Self, ElfError> {
         let header = FileHeader64::<Little>::parse(data)?;
         header.endian()?;
         Ok(Self { header, data })
     }
 
-    /// Returns the number of the machine.
+    /// Returns the machine number of the header.
     pub fn machine(&self) -> u16 {
         self.header.e_machine(Little).0
     }
 
-    /// Returns the compute capability of a cubin, as `90`, or `90a` for code that runs on no other. None for other
-    /// files.
+    /// Returns the compute capability of a cubin, as `90`, or `90a` for code that runs on that capability only. Returns
+    /// none for other files.
     ///
     /// The flags have it in bits 0 to 7 up to ABI version 7, and in bits 8 to 15 from version 8 on (LLVM's
     /// `BinaryFormat/ELF.h`, `EF_CUDA_SM` and `EF_CUDA_SM_MASK`).
@@ -130,7 +130,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Some(format!("{sm}{}", if only { "a" } else { "" }))
     }
 
-    /// Returns the end of the header tables, which come last in a cubin.
+    /// Returns the end of the header tables, which are last in a cubin.
     pub fn extent(&self) -> Option<u64> {
         let header = self.header;
         let end = |offset: u64, size: u16, count: u16| {
@@ -149,9 +149,9 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
         Some(segments.max(sections))
     }
 
-    /// Returns whether `size` bytes contain all that the loader maps.
+    /// Returns whether `size` bytes contain everything that the loader maps.
     ///
-    /// The loader does not compare with the file's size, and a page past the end of the file is a SIGBUS.
+    /// The loader does not check the size of the file. Access to a page past the end of the file raises SIGBUS.
     pub fn is_whole(&self, size: u64) -> Result<bool, ElfError> {
         let mut loaded = self
             .segments()?
@@ -166,7 +166,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     }
 
     /// Returns the libraries and folders of the dynamic segments. Sections are not needed for it.
-    pub fn dynamic(&self) -> Result<Dynamic, ElfError> {
+    pub fn dynamic(&self) -> Result<DynamicSection, ElfError> {
         let segments = self.segments()?;
         let mut entries: Vec<&elf::Dyn64<Little>> = Vec::new();
         for segment in segments
@@ -194,7 +194,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
             value(elf::DT_STRTAB).unwrap_or(0),
             value(elf::DT_STRSZ).unwrap_or(0),
         );
-        // The address is one of memory: the segment that is loaded there has the offset in the file.
+        // The address is a memory address. The segment that is loaded there gives the offset in the file.
         let start = segments.iter().find_map(|segment| {
             let inside = table.checked_sub(segment.p_vaddr(Little))?;
             let loaded =
@@ -222,7 +222,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                     .collect(),
             ))
         };
-        let mut found = Dynamic::default();
+        let mut found = DynamicSection::default();
         for entry in &entries {
             let value = entry.val(Little);
             match entry.tag(Little) {
@@ -337,7 +337,7 @@ fn limited(bytes: u64) -> Result<(), ElfError> {
     Ok(())
 }
 
-/// A table of names, and the bytes of names that may still be read from it.
+/// A table of names, and the limit of bytes that may still be read from it.
 struct Names<'d> {
     bytes: &'d [u8],
     left: u64,

@@ -7,24 +7,24 @@ use std::{
 
 use crate::Digest;
 
-/// Why the store could not do what was asked.
+/// An error of the store.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// The folder has no marker of a store, or one that can't be read.
+    /// The folder has no marker of a store, or an unreadable one.
     #[error("`{}` is not a store: {why}", path.display())]
     NotAStore {
-        /// The folder that was to be opened.
+        /// The folder.
         path: PathBuf,
         /// The fault of the marker, as a fragment of a sentence.
         why: &'static str,
     },
-    /// A store was to be made in a folder that holds other things.
+    /// A new store can't be created in a folder with other files.
     #[error("`{}` is not a store and not empty: it holds `{}`", path.display(), found.display())]
     NotEmpty {
-        /// The folder that was to become a store.
+        /// The folder.
         path: PathBuf,
-        /// Name of one thing in it.
+        /// Name of one file or folder in it.
         found: PathBuf,
     },
     /// A newer precast wrote the layout or the index. Nothing is changed.
@@ -37,52 +37,52 @@ pub enum StoreError {
         /// Latest version that this precast reads.
         known: i64,
     },
-    /// Others than the store's owner could change the file, or it is reached through a link.
+    /// Other users than the store's owner could change the file, or its path has a symbolic link.
     #[error("`{}` is not safe: {why}", path.display())]
     Unsafe {
-        /// The file or folder that was refused.
+        /// The refused file or folder.
         path: PathBuf,
         /// The reason, as a fragment of a sentence.
         why: String,
     },
-    /// The store is another user's, and was not named as trusted.
+    /// The store belongs to another user, and is not listed as trusted.
     #[error("`{}` belongs to user {uid}, who decides what is run from it", path.display())]
     Stranger {
         /// The store's folder, without symbolic links.
         path: PathBuf,
-        /// ID of the user that owns it.
+        /// User ID of the owner.
         uid: u32,
     },
     /// A wait for another process took too long.
     #[error("can't {to}: {owner} has had a lock on `{}` for {seconds} s", path.display())]
     Busy {
-        /// What the caller wanted to do, as `add to the store`.
+        /// The purpose of the wait, as `add to the store`.
         to: &'static str,
         /// The lock's file.
         path: PathBuf,
         /// The processes that hold the lock, or `another process` where the kernel doesn't list them.
         owner: String,
-        /// How long the wait lasted.
+        /// Duration of the wait.
         seconds: u64,
     },
-    /// The caller wants to wait no longer.
+    /// The caller stopped the wait.
     #[error("interrupted while waiting to {to}")]
     Interrupted {
-        /// What the caller wanted to do, as `add to the store`.
+        /// The purpose of the wait, as `add to the store`.
         to: &'static str,
     },
     /// The operating system refused something.
     #[error("can't {what} `{}`", path.display())]
     Io {
-        /// What was being done, as `read` or `set aside`.
+        /// The operation, as `read` or `set aside`.
         what: &'static str,
-        /// The file or folder that it was done to.
+        /// The file or folder.
         path: PathBuf,
         /// The error of the operating system.
         #[source]
         source: io::Error,
     },
-    /// A change of a store that was opened for reading, or that can't be written.
+    /// A change of a read-only store.
     #[error("can't {what}: the store `{}` is read-only", path.display())]
     ReadOnly {
         /// The change, as `add to the store`.
@@ -90,15 +90,15 @@ pub enum StoreError {
         /// The store's folder.
         path: PathBuf,
     },
-    /// An object was asked for, and its file is not there.
+    /// The file of a requested object is missing.
     #[error("object {digest} is not in the store (`{}`)", path.display())]
     Missing {
         /// Digest of the object's content.
         digest: Digest,
-        /// The file that it would have.
+        /// The expected path of the file.
         path: PathBuf,
     },
-    /// The bytes of an object are not those that its name and checksum promise.
+    /// The bytes of an object do not match its name and checksum.
     #[error("object {digest} is damaged (`{}`): {why}", path.display())]
     Corrupt {
         /// Digest of the object's content.
@@ -108,12 +108,12 @@ pub enum StoreError {
         /// The difference, as a fragment of a sentence.
         why: String,
     },
-    /// A record can't be parsed, or is not the one that its name and checksum promise.
+    /// A record is unreadable, or does not match its name and checksum.
     #[error("record `{}` is damaged: {why}", path.display())]
     Record {
         /// The record's file.
         path: PathBuf,
-        /// What is wrong with it, as a fragment of a sentence.
+        /// The reason, as a fragment of a sentence.
         why: String,
     },
     /// SQLite refused a read or write of the index.
@@ -141,7 +141,7 @@ pub enum StoreError {
         /// The index's file.
         path: PathBuf,
     },
-    /// A row of the index was changed by something else than precast.
+    /// Another program than precast changed a row of the index.
     #[error("index `{}` is damaged: a row of `{table}` has a wrong check sum", path.display())]
     Row {
         /// The index's file.
@@ -152,18 +152,18 @@ pub enum StoreError {
     /// SQLite has a bug that can damage an index.
     #[error("SQLite {found} is older than {needed}, which is the first one that is safe to use")]
     OldSqlite {
-        /// Version of the SQLite that is linked.
+        /// Version of the linked SQLite.
         found: String,
         /// The first version without the bug.
         needed: &'static str,
     },
-    /// A text that was given as an ID can't be the beginning of one.
+    /// The text can't be the beginning of an ID.
     #[error("`{0}` is not an ID: expected 4 to 64 lower-case hex digits")]
     BadPrefix(String),
     /// No program, artifact, object or failure has an ID with this prefix.
     #[error("nothing in the store has an ID that begins with `{0}`")]
     Unknown(String),
-    /// A copy of a release can't have its number.
+    /// Another release has the number of a copied release.
     #[error("`{model}` has another release {seq} already")]
     TakenNumber {
         /// Name of the model.
@@ -179,10 +179,10 @@ pub enum StoreError {
         /// The matches, each with its kind and its short ID.
         candidates: Vec<String>,
     },
-    /// A record was to be added, or a release loaded, and something that it refers to is missing.
+    /// A record to add, or a release to load, refers to a missing thing.
     #[error("{what} refers to {kind} {id}, which is not in the store")]
     Dangling {
-        /// The record that refers to it, in words.
+        /// The record with the reference, in words.
         what: String,
         /// Kind of the missing thing: `object`, `artifact` or `program`.
         kind: &'static str,
@@ -194,7 +194,7 @@ pub enum StoreError {
     NoRelease {
         /// Name of the model.
         model: String,
-        /// The number; 0 where the release before the latest was asked for.
+        /// The number; 0 for a request of the release before the latest.
         seq: u64,
     },
     /// A rollback to a release that lacks programs.
@@ -206,16 +206,16 @@ pub enum StoreError {
         model: String,
         /// Number of the release.
         seq: u64,
-        /// How many programs are missing.
+        /// Number of missing programs.
         lacks: usize,
     },
-    /// A release was to have a name of digits only.
+    /// The requested name of a release has only digits.
     #[error("`{0}` can't name a release: releases have numbers already")]
     NumberName(String),
     /// A name of a model or release is empty, too long, or has unprintable characters.
     #[error("`{0}` can't name a model or a release: expected 1 to 100 printable characters")]
     BadName(String),
-    /// The file's content is not the content that was announced: something else writes to it.
+    /// The file changed after its digest and size were computed: another program writes to it.
     #[error("`{}` changed while it was read", path.display())]
     Changed {
         /// The file that was read.
@@ -224,7 +224,7 @@ pub enum StoreError {
 }
 
 impl StoreError {
-    /// Returns what to do about it.
+    /// Returns a hint for the user.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::NotAStore { .. } => "`precast build` makes one; `--store` says where it is",
@@ -261,7 +261,7 @@ impl StoreError {
         }
     }
 
-    /// Returns whether only the index is at fault: it can be made again from the files.
+    /// Returns whether only the index is damaged. It can be rebuilt from the files.
     pub fn is_index(&self) -> bool {
         matches!(
             self,
@@ -269,7 +269,7 @@ impl StoreError {
         )
     }
 
-    /// Returns whether the thing asked for is just not there.
+    /// Returns whether the requested thing does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(
             self,
@@ -278,7 +278,7 @@ impl StoreError {
     }
 }
 
-/// Returns what to do about an error of the operating system in a store.
+/// Returns a hint for an error of the operating system.
 fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -291,14 +291,14 @@ fn io_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Says what was being done to which path when an I/O error came.
+/// Adds the operation and the path to an I/O error.
 pub(crate) trait At<T> {
     fn at(self, what: &'static str, path: &Path) -> Result<T, StoreError>;
 }
 
 impl<T, E: Into<io::Error>> At<T> for Result<T, E> {
     fn at(self, what: &'static str, path: &Path) -> Result<T, StoreError> {
-        // What is refused while a file is opened comes as an I/O error.
+        // A refusal while a file is opened comes as an I/O error.
         self.map_err(|source| match source.into().downcast::<StoreError>() {
             Ok(refused) => refused,
             Err(source) => StoreError::Io {

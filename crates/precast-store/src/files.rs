@@ -1,4 +1,4 @@
-//! The look at each file of a store that `verify` takes.
+//! The checks of single files in `verify`.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -26,10 +26,10 @@ use crate::{
     record::{Artifact, Failure, Program, Release},
 };
 
-/// One look at all files, and its results so far. Paths are relative to the store.
+/// One pass over all files, with its results so far. Paths are relative to the store.
 pub(crate) struct Files<'a> {
     own: &'a Layout,
-    /// Opens files that other users could have written, too: that is a defect of its own.
+    /// Also opens files that other users could have written: that is a defect of its own.
     layout: Layout,
     uid: u32,
     pub defects: Vec<Defect>,
@@ -134,7 +134,7 @@ impl<'a> Files<'a> {
         self.defects.extend(defects);
     }
 
-    /// Looks once more at one file that had wrong bytes; none where it is sound, or gc removed it.
+    /// Checks a file with wrong bytes again. Returns none if it is sound, or if gc removed it.
     pub fn recheck(mut self, path: &Path) -> Option<Defect> {
         fs::symlink_metadata(self.full(path)).ok()?;
         if path.starts_with("objects") {
@@ -197,7 +197,7 @@ impl<'a> Files<'a> {
         Ok(all)
     }
 
-    /// Checks the owner and the mode of a folder. Returns whether it is a folder at all.
+    /// Checks the owner and the mode of a folder. Returns whether it is a folder.
     fn folder(&mut self, path: PathBuf, meta: &Metadata) -> bool {
         if !meta.is_dir() {
             self.not_plain(path, meta);
@@ -212,7 +212,7 @@ impl<'a> Files<'a> {
         true
     }
 
-    /// Checks everything about a published file but its bytes. Returns whether it is a file at all.
+    /// Checks a published file, except its bytes. Returns whether it is a file.
     fn plain(&mut self, path: &Path, meta: &Metadata) -> bool {
         let path = path.to_owned();
         if !meta.is_file() {
@@ -273,7 +273,7 @@ impl<'a> Files<'a> {
         match record_file::<R>(&self.layout, &self.full(&path)) {
             Ok((record, checksum, _)) => add(self, path, record, checksum),
             Err(e) => {
-                // Other records may refer to it. Its own references are unknown here.
+                // Other records may refer to a newer record. Its own references are unknown.
                 if let (StoreError::Newer { .. }, Some(id)) = (&e, named(&path, ".json")) {
                     let (checksum, to) = (id, vec![]);
                     match R::KIND {
@@ -317,9 +317,9 @@ impl<'a> Files<'a> {
         Ok(())
     }
 
-    /// Looks at the folders of live processes: `tmp`, `leases`, `locks`, and at `quarantine`.
+    /// Checks the folders of live processes (`tmp`, `leases`, `locks`) and `quarantine`.
     fn working(&mut self) -> Result<(), StoreError> {
-        // Before the leases: the lease of a live process is older than its folder.
+        // `tmp` is listed before the leases: the lease of a live process is older than its folder.
         let tmp = self.list(Path::new("tmp"))?;
         let live = self.leases()?;
         for (path, _) in tmp {
@@ -353,7 +353,7 @@ impl<'a> Files<'a> {
                 Ok(false) => drop(live.insert(stem)),
                 Ok(true) => self.defects.push(Defect::DeadLease { path }),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                // A user without write access can't know whether its process lives.
+                // A user without write access can't know whether the process is alive.
                 Err(e) if e.kind() == io::ErrorKind::PermissionDenied => drop(live.insert(stem)),
                 Err(_) => self.defects.push(Defect::Foreign { path }),
             }
@@ -422,7 +422,7 @@ fn name(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Returns the reason of an error without its path, which the defect has.
+/// Returns the reason of an error, without the path: the defect has it.
 fn why(error: &StoreError) -> String {
     match error {
         StoreError::Corrupt { why, .. } | StoreError::Record { why, .. } => why.clone(),

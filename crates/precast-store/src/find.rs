@@ -1,4 +1,4 @@
-//! Lookups of records: by prefix, by name, one by one.
+//! Lookups of records: by prefix, by name, or all of them.
 
 use std::collections::{HashMap, HashSet};
 
@@ -26,12 +26,12 @@ pub enum Found {
     Program(Digest),
     /// An object, by the digest of its content.
     Object(Digest),
-    /// Something that failed to build.
+    /// A failed build, by its key.
     Failure(Digest),
 }
 
 impl Found {
-    /// Returns the whole ID.
+    /// Returns the complete ID.
     pub fn id(&self) -> Digest {
         match self {
             Self::Artifact(id) | Self::Program(id) | Self::Object(id) | Self::Failure(id) => *id,
@@ -48,7 +48,7 @@ impl Found {
     }
 }
 
-/// A record and when it was published, in seconds since 1970.
+/// A record and its publication time, in seconds since 1970.
 pub type Dated<T> = Result<(T, i64), StoreError>;
 
 /// Selects programs of a listing; an empty filter selects all.
@@ -64,10 +64,10 @@ pub struct Filter {
     pub device: Option<String>,
 }
 
-/// The links of some programs in the index, read in one transaction: each transaction costs locks of the index.
+/// The links of some programs in the index, read in one transaction, because each transaction locks the index.
 pub struct Known {
     links: HashMap<Digest, Vec<Link>>,
-    /// Artifacts and objects that are sound.
+    /// Artifacts and objects that were found sound.
     seen: HashSet<Digest>,
 }
 
@@ -95,18 +95,18 @@ fn indexed(index: &Connection, table: &str, id: &Digest) -> rusqlite::Result<boo
 }
 
 impl Records {
-    /// Returns whether there is a program with this request key: one look-up and a `stat`.
+    /// Returns whether the store has a program with this request key. Costs a query and a `stat`.
     pub fn has_program(&self, id: &Digest) -> Result<bool, StoreError> {
         self.has::<Program>(id)
     }
 
-    /// Returns whether there is an artifact with this key: one look-up and a `stat`.
+    /// Returns whether the store has an artifact with this key. Costs a query and a `stat`.
     pub fn has_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
         self.has::<Artifact>(id)
     }
 
-    /// Returns whether there is a record with this ID. A record without a row, after a crash between the two, gets its row.
-    /// A file that changed since it was published is read.
+    /// Returns whether the store has a record with this ID. Inserts the row of a record that lacks it after a crash.
+    /// Reads a file that has changed since its publication.
     fn has<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
         let index = &self.base().index;
         if index.with(|index| indexed(index, R::KIND.folder(), id))? {
@@ -132,8 +132,8 @@ impl Records {
         Ok(Known { links, seen })
     }
 
-    /// Returns the first missing file of a program, with its kind in words: its record, an artifact, or an object of one.
-    /// A damaged file counts as missing. Costs a `stat` of each file.
+    /// Returns the first missing file of a program, with its kind in words: its record, an artifact, or an object of an
+    /// artifact. A damaged file counts as missing. Costs a `stat` of each file.
     pub fn lacks(
         &self,
         program: &Digest,
@@ -171,7 +171,7 @@ impl Records {
         Ok(None)
     }
 
-    /// Returns the thing whose ID begins with `prefix` (4 to 64 hex digits). Fails unless there is one.
+    /// Returns the thing whose ID begins with `prefix` (4 to 64 hex digits). Fails unless there is exactly one.
     pub fn resolve(&self, prefix: &str) -> Result<Found, StoreError> {
         let bad = || StoreError::BadPrefix(prefix.to_owned());
         if !(4..=64).contains(&prefix.len()) {
@@ -207,7 +207,7 @@ impl Records {
         }
     }
 
-    /// Lists programs by model, module, bucket and ID. Rows are read as they are asked for.
+    /// Lists programs by model, module, bucket and ID. Rows are read lazily.
     pub fn programs(
         &self,
         filter: Filter,
@@ -235,7 +235,7 @@ impl Records {
         })
     }
 
-    /// Lists artifacts by key. Rows are read as they are asked for.
+    /// Lists artifacts by key. Rows are read lazily.
     pub fn artifacts(&self) -> impl Iterator<Item = Result<ArtifactRow, StoreError>> + use<> {
         let query = format!(
             "SELECT {} FROM artifacts t WHERE id>? ORDER BY id LIMIT {PAGE}",
@@ -248,7 +248,7 @@ impl Records {
         })
     }
 
-    /// Returns a program as the index has it.
+    /// Returns the row of a program in the index.
     pub fn program_row(&self, id: &Digest) -> Result<Option<ProgramRow>, StoreError> {
         let query = format!(
             "SELECT {} FROM programs t WHERE id=?",
@@ -258,8 +258,8 @@ impl Records {
         Ok(found.into_iter().next())
     }
 
-    /// Lists failures without a later success, with the time of the failure in seconds since 1970. A record that can't be
-    /// read is an error in its place.
+    /// Lists failures without a later success, each with its time in seconds since 1970. An unreadable record is an
+    /// error in its place.
     pub fn failures(&self) -> impl Iterator<Item = Dated<Failure>> + use<> {
         let query = format!("SELECT id,created FROM failures WHERE id>? ORDER BY id LIMIT {PAGE}");
         let base = self.base().clone();

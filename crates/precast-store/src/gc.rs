@@ -3,13 +3,13 @@
 //! | root | kept because |
 //! |---|---|
 //! | the newest N releases of each model with different content | someone may load or roll back to them |
-//! | a partial release that is newer than every full one | its builder may continue it |
+//! | a partial release that is newer than every whole one | its builder may continue it |
 //! | everything that a live process holds (`lease`) | it is being read or built |
-//! | programs and artifacts that the policy does not select | they are young, or there is room |
+//! | programs and artifacts that the policy does not select | they are recent, or the store is below its limit |
 //! | logs of failures | the failure is still recorded |
 //!
-//! Everything that no root refers to is deleted: releases, then programs, artifacts and objects. An empty policy deletes
-//! only unreferenced files.
+//! Everything that no root refers to is deleted: releases, then programs, artifacts and objects. An empty policy
+//! deletes only unreferenced files.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -44,7 +44,7 @@ pub struct Policy {
     pub max_size: Option<u64>,
     /// Deletes programs and artifacts that are in no release.
     pub unreleased: bool,
-    /// Number of releases of each model that stay, at least one. Releases with equal content count once.
+    /// Number of releases of each model to keep, at least one. Releases with equal content count once.
     pub keep_releases: usize,
 }
 
@@ -59,7 +59,7 @@ impl Default for Policy {
     }
 }
 
-/// A release that goes.
+/// A release to delete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct OldRelease {
@@ -67,22 +67,22 @@ pub struct OldRelease {
     pub model: String,
     /// Number of the release within its model.
     pub seq: u64,
-    /// Why it goes.
+    /// The reason for the deletion.
     pub reason: Reason,
 }
 
-/// A program, artifact, object or failure that goes.
+/// A program, artifact, object or failure to delete.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Victim {
     /// Request key, artifact key, or digest of an object's content.
     pub id: Digest,
-    /// Its name for people; empty for an object or a failure.
+    /// Its readable name; empty for an object or a failure.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub name: String,
-    /// Bytes that it frees by itself: those of objects are counted at the object.
+    /// Bytes that its own deletion frees. Bytes of objects are counted at the object.
     pub bytes: u64,
-    /// Why it goes.
+    /// The reason for the deletion.
     pub reason: Reason,
 }
 
@@ -94,26 +94,26 @@ pub struct GcPlan {
     pub schema: u32,
     /// The rules that the plan follows.
     pub policy: Policy,
-    /// Releases that go, before the programs that only they hold.
+    /// Releases to delete. They are deleted before the programs that only they hold.
     pub releases: Vec<OldRelease>,
-    /// Programs that go.
+    /// Programs to delete.
     pub programs: Vec<Victim>,
-    /// Artifacts that go.
+    /// Artifacts to delete.
     pub artifacts: Vec<Victim>,
-    /// Objects that go, with their unpacked files.
+    /// Objects to delete, with their unpacked files.
     pub objects: Vec<Victim>,
-    /// Records of failed builds that go.
+    /// Records of failed builds to delete.
     pub failures: Vec<Victim>,
-    /// Damaged files that go; their bytes are not in `before`.
+    /// Damaged files to delete. Their bytes are not in `before`.
     pub quarantine: Vec<Damaged>,
-    /// Bytes of all objects and unpacked files now.
+    /// Bytes of all objects and unpacked files before the collection.
     pub before: u64,
-    /// The same after it.
+    /// Bytes of all objects and unpacked files after the collection.
     pub after: u64,
 }
 
 impl GcPlan {
-    /// Returns whether there is nothing to delete.
+    /// Returns whether the plan deletes nothing.
     pub fn is_empty(&self) -> bool {
         self.releases.is_empty()
             && self.quarantine.is_empty()
@@ -130,7 +130,8 @@ impl GcPlan {
         .into_iter()
     }
 
-    /// Returns by how many bytes the store stays over the limit, because the remaining objects are held or released.
+    /// Returns the bytes above the size limit that the plan can't free, because the remaining objects are held or
+    /// released.
     pub fn over_limit(&self) -> u64 {
         self.after
             .saturating_sub(self.policy.max_size.unwrap_or(u64::MAX))
@@ -174,13 +175,13 @@ impl Collector {
         self.releases.base()
     }
 
-    /// Returns the plan of `policy` for the store as it is now. Changes nothing. Fails where a newer precast left records: their
-    /// references are unknown.
+    /// Returns the plan of `policy` for the current state of the store. Changes nothing. Fails if the store has records
+    /// of a newer precast, because their references are unknown.
     pub fn plan(&self, policy: &Policy) -> Result<GcPlan, StoreError> {
         self.plan_of(&Graph::load(self.base())?, policy)
     }
 
-    /// As [`Self::plan`], from a graph that was read before.
+    /// Like [`Self::plan`], with a graph that was read before.
     pub(crate) fn plan_of(&self, graph: &Graph, policy: &Policy) -> Result<GcPlan, StoreError> {
         let newer = (self.base().index).with(|index| reindex::newer(&self.base().layout, index))?;
         if let Some(newer) = newer {
@@ -199,7 +200,7 @@ struct Planner<'a> {
     leased: &'a HashSet<Digest>,
     /// Everything that a lease or a kept release protects.
     rooted: HashSet<Digest>,
-    /// How many live things refer to this one.
+    /// Number of live references to each thing.
     references: HashMap<Digest, usize>,
     plan: GcPlan,
 }
@@ -237,7 +238,7 @@ impl<'a> Planner<'a> {
                 *self.references.entry(*id).or_default() += 1;
             }
         }
-        // Unreferenced objects go under every policy.
+        // Unreferenced objects are deleted under every policy.
         let loose: Vec<_> = graph
             .objects
             .keys()
@@ -253,7 +254,7 @@ impl<'a> Planner<'a> {
         self.plan
     }
 
-    /// Keeps the newest releases of each model, the leased things, and everything that both refer to.
+    /// Keeps the newest releases of each model, the leased things, and everything that they refer to.
     fn releases(&mut self) {
         let kept = kept(&self.graph.releases, self.policy.keep_releases);
         let mut walk = Walk::new(self.graph);
@@ -330,7 +331,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Returns the programs, and the artifacts that no program calls, by their last use.
+    /// Returns the programs, and the artifacts that no program calls, sorted by last use.
     fn oldest_first(&self) -> Vec<(Digest, &'a Unit)> {
         let programs = self.graph.programs.iter();
         let artifacts = self
@@ -350,7 +351,7 @@ impl<'a> Planner<'a> {
         if self.rooted.contains(id) {
             return;
         }
-        // A later rule skips it.
+        // Later rules skip it.
         self.rooted.insert(*id);
         let victim = |unit: &Unit, reason: &Reason| Victim {
             id: *id,
@@ -375,7 +376,7 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Counts one reference less; returns whether none is left.
+    /// Removes one reference. Returns whether it was the last one.
     fn let_go(&mut self, id: &Digest) -> bool {
         if let Some(count) = self.references.get_mut(id) {
             *count -= 1;
@@ -395,7 +396,7 @@ impl<'a> Planner<'a> {
     }
 }
 
-/// Returns the releases that stay: of each model the newest ones with at most `keep` different contents, and the newest
+/// Returns the releases to keep: of each model the newest ones with at most `keep` different contents, and the newest
 /// partial one if it is newer than all whole ones.
 fn kept(releases: &BTreeMap<(String, u64), Contents>, keep: usize) -> BTreeSet<(String, u64)> {
     let mut kept = BTreeSet::new();

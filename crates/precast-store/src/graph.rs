@@ -1,4 +1,5 @@
-//! The graph of references between the rows of the index, with all check sums verified: gc must not act on a flipped bit.
+//! The graph of references between the rows of the index, with all check sums verified: gc must not act on a flipped
+//! bit.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -23,7 +24,7 @@ pub(crate) struct Unit {
     pub names: Vec<String>,
     /// Checksum of its record.
     pub checksum: Digest,
-    /// Time of its last use, or of its creation without one.
+    /// Time of the last use, or of the creation if it was never used.
     pub used: i64,
     /// The artifacts of a program, the objects of an artifact.
     pub links: Vec<Digest>,
@@ -55,7 +56,7 @@ impl Graph {
         let mut graph = base.index.with(|index| {
             // One transaction, so that nothing changes between two queries.
             let tx = index.unchecked_transaction()?;
-            // A damaged tree can hide rows: gc would delete their references.
+            // A damaged B-tree can hide rows: gc would delete the things that they refer to.
             let checked: String =
                 tx.query_row("PRAGMA integrity_check(1)", [], |row| row.get(0))?;
             if checked != "ok" {
@@ -70,7 +71,7 @@ impl Graph {
         Ok(graph)
     }
 
-    /// Reads all rows. Fails where a check sum of a row or of its references is wrong.
+    /// Reads all rows. Fails if a check sum of a row or of its references is wrong.
     pub fn read(from: &Connection) -> rusqlite::Result<Self> {
         let mut objects = from.prepare("SELECT * FROM objects")?;
         let objects = objects.query_map([], ObjectRow::read)?;
@@ -108,7 +109,8 @@ impl Source for Graph {
     }
 }
 
-/// Reads all programs or all artifacts. `sum` is the last column of the table, after those for the time and the references.
+/// Reads all programs or all artifacts. `sum` is the last column of the table. The time and the references are before
+/// it.
 fn units(
     from: &Connection,
     table: &'static str,

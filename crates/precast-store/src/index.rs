@@ -1,7 +1,7 @@
 //! The SQLite index, for fast lookups. All of it can be rebuilt from the files, except the last-use stamps.
 //!
-//! It uses a rollback journal, because stores lie on network mounts and read-only images. `user_version` is the version of
-//! the schema.
+//! It uses a rollback journal, because stores lie on network mounts and read-only images. `user_version` is the version
+//! of the schema.
 
 mod schema;
 
@@ -24,15 +24,15 @@ use super::{
     rows::BadSum,
 };
 
-/// How long a reader waits for another process that writes the index.
+/// Maximum wait of a reader for a process that writes the index.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An open index.
 pub(crate) struct Index {
     locks: Arc<Locks>,
-    /// Whether this is the store's own file, and it may be written.
+    /// Whether writes go to the index file of the store.
     own: bool,
-    /// Absent until the first use of an index in memory.
+    /// Absent before the first use of an index in memory.
     open: Mutex<Option<Open>>,
 }
 
@@ -51,13 +51,14 @@ impl Index {
         }
     }
 
-    /// Opens the index for reading and writing. A missing one is made from the files.
+    /// Opens the index for reading and writing. Rebuilds a missing one from the files.
     pub fn open(locks: &Arc<Locks>) -> Result<Self, StoreError> {
         let open = open_own(&locks.layout)?;
         Ok(Self::new(locks, true, Some(open)))
     }
 
-    /// Returns whether this user may read the store's index. A reader could lock it, so its mode allows only writers.
+    /// Returns whether this user may read the store's index. Its mode allows only writers, because any reader could
+    /// lock it.
     pub fn may_be_read(layout: &Layout) -> bool {
         let read = access(layout.index(), Access::READ_OK);
         !matches!(read, Err(rustix::io::Errno::ACCESS))
@@ -75,12 +76,12 @@ impl Index {
         Ok(Self::new(locks, false, Some(Open { connection, inode })))
     }
 
-    /// Returns an index in memory, which the first use of it makes from the files.
+    /// Returns an index in memory. Its first use builds it from the files.
     pub fn in_memory(locks: &Arc<Locks>) -> Self {
         Self::new(locks, false, None)
     }
 
-    /// As [`Self::in_memory`], until the first write opens the store's own index.
+    /// Like [`Self::in_memory`]. The first write opens the index file of the store.
     pub fn until_rebuilt(locks: &Arc<Locks>) -> Self {
         Self::new(locks, true, None)
     }
@@ -108,7 +109,7 @@ impl Index {
         read(connection).map_err(|e| self.failed(e))
     }
 
-    /// Returns the connection. The first call for an index in memory makes it.
+    /// Returns the connection. The first call for an index in memory builds it.
     fn opened<'a>(&self, open: &'a mut Option<Open>) -> Result<&'a Connection, StoreError> {
         let there = match open.take() {
             Some(there) => there,
@@ -117,7 +118,7 @@ impl Index {
         Ok(&open.insert(there).connection)
     }
 
-    /// Runs `write` in one transaction that is committed when it succeeds.
+    /// Runs `write` in one transaction, and commits it on success.
     pub fn write<T>(
         &self,
         write: impl FnOnce(&Transaction) -> rusqlite::Result<T>,
@@ -125,7 +126,7 @@ impl Index {
         self.write_within(None, write)
     }
 
-    /// As [`Self::write`], with a limit for the wait for other processes.
+    /// Like [`Self::write`], with a limit of the wait for other processes.
     pub fn write_within<T>(
         &self,
         limit: Option<Duration>,
@@ -146,7 +147,7 @@ impl Index {
         Ok(done)
     }
 
-    /// Repeats an attempt while another process has the index.
+    /// Repeats an attempt while another process has locked the index.
     fn insist<T>(
         &self,
         connection: &Connection,
@@ -169,7 +170,7 @@ impl Index {
         done
     }
 
-    /// Returns the error for a failing statement; a row with a wrong check sum gets its own.
+    /// Converts an error of SQLite. A row with a wrong check sum is [`StoreError::Row`].
     fn failed(&self, error: rusqlite::Error) -> StoreError {
         let path = self.locks.layout.index();
         if let rusqlite::Error::FromSqlConversionFailure(_, _, inner) = &error
@@ -196,10 +197,10 @@ fn make_in_memory(layout: &Layout) -> Result<Open, StoreError> {
     Ok(Open { connection, inode })
 }
 
-/// Makes the file of the index, so that only users who may write the store can open it: any process that opens the file can
-/// lock it.
+/// Creates the file of the index with a mode that only users with write access to the store can open: any process that
+/// opens the file can lock it.
 ///
-/// An existing file is not opened here: to close it would end the locks of other connections of this process.
+/// An existing file is not opened here: closing it would end the locks of other connections of this process.
 fn make_private(layout: &Layout) -> Result<(), StoreError> {
     let path = layout.index();
     if fs::symlink_metadata(&path).is_err() {
@@ -209,7 +210,7 @@ fn make_private(layout: &Layout) -> Result<(), StoreError> {
             .permissions(Permissions::from_mode(private(&folder)))
             .tempfile_in(&tmp);
         let empty = empty.at("write a file in", &tmp)?.into_temp_path();
-        // Another process may be faster; where there are no hard links SQLite makes it.
+        // Another process may create the file first. On a file system without hard links, SQLite creates it.
         let _ = fs::hard_link(&empty, &path);
     }
     Ok(())
@@ -223,7 +224,7 @@ fn open_own(layout: &Layout) -> Result<Open, StoreError> {
     let open = || {
         let connection = prepare(Connection::open_with_flags(&path, base(flags))?)?;
         connection.pragma_update(None, "journal_mode", "DELETE")?;
-        // EXTRA also syncs the folder after a commit: a row that is gone stays gone.
+        // EXTRA also syncs the folder after a commit, so that a deleted row stays deleted.
         connection.pragma_update(None, "synchronous", "EXTRA")?;
         connection.pragma_update(None, "foreign_keys", true)?;
         Ok(connection)
@@ -320,7 +321,7 @@ mod tests {
                 other => panic!("{other}"),
             }
             assert!(error.hint().contains("--reindex"));
-            // A reader makes one in memory and does not change this one.
+            // A reader uses an index in memory and does not change the file.
             let reader = Store::open_read_only(store.path()).unwrap();
             assert!(reader.objects().row(&one).unwrap().is_some());
             assert_eq!(fs::read(&path).unwrap(), before);
@@ -346,7 +347,7 @@ mod tests {
         let waiting = Store::open_with(store.path(), options).unwrap();
         let error = waiting.objects().put_bytes(b"y").unwrap_err();
         assert!(matches!(error, StoreError::Busy { .. }), "{error}");
-        // A load writes nothing that it would have to wait for.
+        // A load writes nothing to the index, so it does not wait.
         let begin = std::time::Instant::now();
         let loading = Store::open(store.path()).unwrap();
         let _hold = loading.leases().hold(&[digest]).unwrap();

@@ -1,4 +1,4 @@
-//! The paths inside a store, and how an empty folder becomes one.
+//! The paths inside a store, and the creation of a store in an empty folder.
 
 use std::{
     fs::{self, File},
@@ -25,7 +25,7 @@ const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # For information about cache directory tags see https://bford.info/cachedir/\n";
 const MARKER: &str = "precast-store.json";
 
-/// What the marker file says.
+/// The content of the marker file.
 #[derive(Serialize, Deserialize)]
 struct Marker {
     schema: u32,
@@ -47,7 +47,7 @@ impl Kind {
         self.folder().trim_end_matches('s')
     }
 
-    /// Returns the name of the folder, which is also that of the table in the index.
+    /// Returns the name of the kind's folder and of its table in the index.
     pub fn folder(self) -> &'static str {
         match self {
             Self::Artifact => "artifacts",
@@ -78,7 +78,7 @@ impl Layout {
         ".gitignore",
     ];
 
-    /// Every folder of a store, in the order they are made.
+    /// Every folder of a store, in the order of creation.
     pub const FOLDERS: [&str; 11] = [
         "objects",
         "artifacts",
@@ -93,7 +93,7 @@ impl Layout {
         "quarantine",
     ];
 
-    /// Makes `root` a store, or finishes what an interrupted call began.
+    /// Makes `root` a store, or completes an interrupted creation.
     pub fn create(root: &Path, options: Options) -> Result<Self, StoreError> {
         if fs::symlink_metadata(root).is_err() {
             let mut folders = fs::DirBuilder::new();
@@ -110,7 +110,7 @@ impl Layout {
         Ok(layout)
     }
 
-    /// Makes what is missing of a store: a copy may have lost its empty folders.
+    /// Creates the missing files and folders of a store: a copy may lack empty folders.
     pub fn complete(&self) -> Result<(), StoreError> {
         let (layout, root) = (self, &self.root);
         for folder in Self::FOLDERS {
@@ -132,7 +132,7 @@ impl Layout {
         Ok(())
     }
 
-    /// As [`Self::complete`], if a folder is missing.
+    /// Like [`Self::complete`], only if a folder is missing.
     pub fn complete_folders(&self) -> Result<(), StoreError> {
         let missing = |folder: &&str| fs::symlink_metadata(self.root.join(folder)).is_err();
         if Self::FOLDERS.iter().any(missing) {
@@ -142,11 +142,11 @@ impl Layout {
         }
     }
 
-    /// Finds the store at `root`, and looks at who could change it; changes nothing.
+    /// Finds the store at `root`, and checks which users could change it. Changes nothing.
     pub fn find(root: &Path, options: Options) -> Result<Self, StoreError> {
         let layout = match fs::symlink_metadata(root) {
             Ok(meta) if meta.is_dir() || meta.is_symlink() => Self::trusting(root, options)?,
-            // It has no marker either.
+            // The check below reports the missing marker.
             _ => Self {
                 root: root.to_owned(),
                 trust: None,
@@ -163,7 +163,7 @@ impl Layout {
         })
     }
 
-    /// Returns the same paths without checks of owners and modes, to report what is wrong with files.
+    /// Returns the same paths without checks of owners and modes. An audit uses them to report unsafe files.
     pub fn unchecked(&self) -> Self {
         Self {
             root: self.root.clone(),
@@ -171,7 +171,7 @@ impl Layout {
         }
     }
 
-    /// Opens a file of the store for reading, unless others could have changed it.
+    /// Opens a file of the store for reading. Refuses a file that other users could have changed.
     pub fn open(&self, path: &Path) -> io::Result<File> {
         match &self.trust {
             Some(trust) => trust.open(&self.root, path),
@@ -179,7 +179,7 @@ impl Layout {
         }
     }
 
-    /// Looks at a folder of the store, and at what is opened in it by name alone.
+    /// Checks a folder of the store, or a file that is then opened by name.
     pub fn look(&self, path: &Path) -> Result<(), StoreError> {
         let Some(trust) = &self.trust else {
             return Ok(());
@@ -187,7 +187,7 @@ impl Layout {
         trust.inner(path)
     }
 
-    /// Looks at what is opened for writing, and at the folders on the way to it.
+    /// Checks a file that is open for writing, and the folders of its path.
     pub fn accept(&self, path: &Path, file: &File) -> io::Result<()> {
         let Some(trust) = &self.trust else {
             return Ok(());
@@ -196,14 +196,14 @@ impl Layout {
         trust.accept(path, &file.metadata()?)
     }
 
-    /// Returns why something in the store is not trusted.
+    /// Returns the reason why a file of the store is not trusted, or none if it is.
     pub fn judge(&self, meta: &fs::Metadata) -> Option<Distrust> {
         self.trust
             .as_ref()
             .and_then(|trust| trust.judge(meta).err())
     }
 
-    /// Returns whether this user may write here. Asks, and writes nothing.
+    /// Returns whether this user may write to the store. Writes nothing.
     pub fn is_writable(&self) -> bool {
         [self.root.clone(), self.tmp(), self.index()]
             .iter()
@@ -240,7 +240,7 @@ impl Layout {
         Ok(())
     }
 
-    /// Refuses a folder that holds anything that a store would not.
+    /// Refuses a folder with anything that is not part of a store.
     fn refuse_foreign(&self) -> Result<(), StoreError> {
         for entry in fs::read_dir(&self.root).at("list", &self.root)? {
             let entry = entry.at("list", &self.root)?;
@@ -258,13 +258,13 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns whether `CACHEDIR.TAG` is there and is one.
+    /// Returns whether `CACHEDIR.TAG` exists and has the right content.
     pub fn tag_is_right(&self) -> bool {
         self.small(&self.root.join(Self::TAG))
             .is_ok_and(|text| text.starts_with(&TAG_TEXT.as_bytes()[..43]))
     }
 
-    /// Reads a file that has no reason to be large.
+    /// Reads a small file.
     fn small(&self, path: &Path) -> io::Result<Vec<u8>> {
         let mut text = Vec::new();
         self.open(path)?.take(1 << 16).read_to_end(&mut text)?;
@@ -326,7 +326,8 @@ fn sharded(folder: &str, digest: &Digest, suffix: &str) -> PathBuf {
         .collect()
 }
 
-/// Returns `name` as one safe path component: what is not a letter, a digit, `-` or `_` is written as `%` and two hex digits.
+/// Returns `name` as one safe path component. Bytes other than letters, digits, `-`, `_` and inner `.` become `%` and
+/// two hex digits.
 fn file_name(name: &str) -> Result<String, StoreError> {
     check_name(name)?;
     let mut out = String::with_capacity(name.len());
@@ -345,7 +346,7 @@ fn file_name(name: &str) -> Result<String, StoreError> {
     }
 }
 
-/// Checks that a model's or a release's name can be printed and kept.
+/// Checks the name of a model or a release: it must be printable and of limited length.
 pub(crate) fn check_name(name: &str) -> Result<(), StoreError> {
     let good = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
     if good {

@@ -1,8 +1,9 @@
-//! Leases: gc never deletes what a live process reads or builds.
+//! Leases: gc does not delete things that a live process reads or builds.
 //!
-//! A lease is a file under `leases/`, locked while its process lives, with one ID a line. A process has one for everything
-//! that it keeps while the store is open, and one for each [`Hold`]. It writes IDs under `Mode::Use`; gc reads the leases and
-//! deletes under `Mode::Delete`. So either gc sees the ID, or the process sees that the file is gone.
+//! A lease is a file under `leases/`, locked while its process lives, with one ID a line. A process has one for
+//! everything that it keeps while the store is open, and one for each [`Hold`]. It writes IDs under `Mode::Use`; gc
+//! reads the leases and deletes under `Mode::Delete`. So either gc sees the ID, or the process sees that the file is
+//! gone.
 //!
 //! An unlocked lease belongs to a dead process: it is removed with that process's temporary files.
 
@@ -27,14 +28,14 @@ use crate::Digest;
 /// Bytes of a line: a digest and a line feed.
 const LINE: u64 = 65;
 
-/// No lease is longer: a store has fewer things.
+/// Maximum bytes of a lease: a store has fewer things.
 const LONGEST: u64 = 64 << 20;
 
 /// A list of IDs that gc does not delete.
 #[derive(Debug)]
 struct Lease {
     path: PathBuf,
-    /// Folder of this process for files that it will publish. Absent until the first one.
+    /// Folder of this process for files to publish. It is created with the first of them.
     tmp: PathBuf,
     file: File,
     held: Mutex<HashSet<Digest>>,
@@ -56,7 +57,7 @@ impl Lease {
             mode.at("set the mode of", &path)?;
             sync::point("lease:made");
             file.lock().at("lock", &path)?;
-            // Before it was locked, it looked like the lease of a dead process.
+            // Before the lock, another process may have removed it as the lease of a dead process.
             if path.exists() {
                 return Ok(Self {
                     tmp: root.join("tmp").join(path.file_stem().unwrap_or_default()),
@@ -81,7 +82,7 @@ impl Lease {
         Ok(())
     }
 
-    /// Begins a file that will be published.
+    /// Creates a temporary file, to be published later.
     fn pending_file(&self) -> Result<PendingFile, StoreError> {
         match fs::create_dir(&self.tmp) {
             Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
@@ -99,7 +100,7 @@ impl Drop for Lease {
     }
 }
 
-/// Keeps things from being collected until it is dropped. Without a lease for a store that can't be written.
+/// Protects things from gc until it is dropped. It has no lease in a read-only store.
 #[derive(Debug)]
 pub struct Hold {
     _lease: Option<Lease>,
@@ -108,7 +109,7 @@ pub struct Hold {
 /// The leases on a store.
 pub struct Leases {
     pub(crate) base: Arc<Base>,
-    /// The lease of this process, made when it is first needed.
+    /// The lease of this process, created on first use.
     own: Mutex<Option<Arc<Lease>>>,
 }
 
@@ -120,10 +121,11 @@ impl Leases {
         }
     }
 
-    /// Keeps everything with these IDs (programs, artifacts, objects) from being collected while the answer lives.
+    /// Protects everything with these IDs (programs, artifacts, objects) from gc until the returned [`Hold`] is
+    /// dropped.
     ///
-    /// Check *after* this call that they exist: gc may have deleted them before. In a read-only store nothing is recorded,
-    /// and gc by another user does not know of its readers.
+    /// Check *after* this call that they exist: gc may have deleted them before. A read-only store records nothing, and
+    /// gc by another user does not know its readers.
     pub fn hold(&self, ids: &[Digest]) -> Result<Hold, StoreError> {
         if self.base.is_read_only() {
             return Ok(Hold { _lease: None });
@@ -138,7 +140,7 @@ impl Leases {
         })
     }
 
-    /// Keeps everything with these IDs from being collected for as long as this store is open.
+    /// Protects everything with these IDs from gc while this store is open.
     pub fn keep(&self, ids: &[Digest]) -> Result<(), StoreError> {
         if self.base.is_read_only() {
             return Ok(());
@@ -148,12 +150,12 @@ impl Leases {
         lease.add(ids)
     }
 
-    /// Returns everything that live processes hold, and removes the leases of dead ones. Call with `Mode::Delete`.
+    /// Returns the IDs that live processes hold, and removes the leases of dead ones. The caller has `Mode::Delete`.
     pub(crate) fn held_by_live(&self) -> Result<HashSet<Digest>, StoreError> {
         self.each_lease(|path| self.bury(path))
     }
 
-    /// Returns everything that live processes hold; changes nothing. A read-only store can't know of its readers.
+    /// Returns the IDs that live processes hold. Changes nothing. A read-only store does not know its readers.
     pub(crate) fn all_held(&self) -> Result<HashSet<Digest>, StoreError> {
         if self.base.is_read_only() {
             return Ok(HashSet::new());
@@ -197,7 +199,7 @@ impl Leases {
         remove_all(lease)
     }
 
-    /// Returns the lease of this process. The first call makes it, and removes the leases of dead processes.
+    /// Returns the lease of this process. The first call creates it, and removes the leases of dead processes.
     fn lease(&self) -> Result<Arc<Lease>, StoreError> {
         self.base.writable("add to the store")?;
         let mut lease = self.own.lock().unwrap_or_else(PoisonError::into_inner);
@@ -210,12 +212,12 @@ impl Leases {
             .clone())
     }
 
-    /// Begins a file that will be published.
+    /// Creates a temporary file, to be published later.
     pub(crate) fn pending_file(&self) -> Result<PendingFile, StoreError> {
         self.lease()?.pending_file()
     }
 
-    /// Waits until things may be added, and holds `ids` for as long as this store is open.
+    /// Waits for `Mode::Add`, and holds `ids` while this store is open.
     pub(crate) fn adding(&self, ids: &[Digest]) -> Result<Guard, StoreError> {
         let lease = self.lease()?;
         let guard = self.base.lock(Mode::Add)?;
@@ -224,7 +226,7 @@ impl Leases {
     }
 }
 
-/// Returns whether a file has a name of a lease. Another name stands for no folder in `tmp` that may be removed.
+/// Returns whether a file has the name of a lease. Other names must not select a folder of `tmp` for removal.
 pub(crate) fn is_lease(path: &Path) -> bool {
     let name = path
         .file_name()
@@ -234,7 +236,7 @@ pub(crate) fn is_lease(path: &Path) -> bool {
     !stem.is_empty() && stem.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-')
 }
 
-/// Reads the IDs of a lease. A truncated line is one that is being written, or left by a killed process.
+/// Reads the IDs of a lease. Skips a truncated line: it is being written, or its process was killed.
 fn read(file: File, held: &mut HashSet<Digest>) -> io::Result<()> {
     let mut text = Vec::new();
     if file.take(LONGEST + 1).read_to_end(&mut text)? as u64 > LONGEST {

@@ -1,7 +1,7 @@
 //! The store of built artifacts: objects by digest, records by key, and an index over both.
 //!
-//! The store handles bytes and records, not models: nothing here compiles or loads. The files are authoritative. The index
-//! makes lookups fast and can be deleted at any time.
+//! The store handles bytes and records, not models: nothing here compiles or loads. The files are authoritative. The
+//! index makes lookups fast and can be deleted at any time.
 //!
 //! ```text
 //! artifacts/
@@ -34,15 +34,15 @@
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
 //! | [`Audit`] | checks and repairs of a whole store | `verify`, `files`, `defect`, `repair` |
 //!
-//! The first one has the paths, the index and the locks (`base`). Protection against other users is in `permissions`; records, digests
-//! and targets are in [`record`], [`digest`] and [`target`], their encoding in keys in [`canon`].
+//! The first one has the paths, the index and the locks (`base`). Protection against other users is in `permissions`;
+//! records, digests and targets are in [`record`], [`digest`] and [`target`], their encoding in keys in [`canon`].
 //!
 //! A missing folder counts as empty: a copy of a store may lack it, or all of `ready/`. The next process that may write
 //! creates it.
 //!
 //! Three things have a version: the layout (in `precast-store.json`), the index (`user_version`) and each record
-//! (`schema`). A newer version is refused, and its files stay unchanged. gc refuses a store with a newer record, because
-//! the references of that record are unknown. An older index is rebuilt from the files.
+//! (`schema`). A newer version is refused, and its files stay unchanged. gc refuses a store with a newer record,
+//! because the references of that record are unknown. An older index is rebuilt from the files.
 //!
 //! **Promised**, and tested by `make torture`:
 //!
@@ -62,7 +62,7 @@
 //!
 //! ## Layers
 //!
-//! A module uses those of earlier lines only; a test holds it.
+//! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
 //! digest, elf, mapped, out_of_memory, reason, sync, target, time
@@ -169,19 +169,19 @@ use lock::Locks;
 pub struct Store(Arc<Audit>);
 
 impl Store {
-    /// Opens the store at `path`; makes it when `path` is empty or missing. Refuses a folder that holds other things.
+    /// Opens the store at `path`. Creates it if the folder is empty or missing. Refuses a folder with other files.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::create_with(path, Options::default())
     }
 
-    /// As [`Self::create`], with options.
+    /// Like [`Self::create`], with options.
     pub fn create_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let path = path.as_ref();
         Layout::create(path, options)?;
         Self::open_with(path, options)
     }
 
-    /// Opens the store at `path`, for reading only when it can't be written.
+    /// Opens the store at `path`, read-only if it can't be written.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
         Self::open_with(path, Options::default())
     }
@@ -195,7 +195,7 @@ impl Store {
         Self::open_with(path, options)
     }
 
-    /// As [`Self::open`], with options.
+    /// Like [`Self::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let layout = Layout::find(path.as_ref(), options)?;
         for folder in Layout::FOLDERS {
@@ -223,7 +223,7 @@ impl Store {
         Ok(Self::new(layout, index, options, locks))
     }
 
-    /// Opens a store to check and repair it, also with an unusable index or unsafe inner folders.
+    /// Opens a store for checks and repairs, even with an unusable index or unsafe inner folders.
     pub fn open_for_repair(
         path: impl AsRef<Path>,
         mut options: Options,
@@ -240,8 +240,8 @@ impl Store {
         }
     }
 
-    /// Opens the store at `path` for reading, with an index in memory, made from its files. The state of its own index does
-    /// not matter. Unreadable files are left out; [`Audit::damaged`] names them.
+    /// Opens the store at `path` for reading, with an index in memory that is built from the files. Does not use the
+    /// store's own index. Leaves out unreadable files; [`Audit::damaged`] names them.
     pub fn open_without_index(
         path: impl AsRef<Path>,
         mut options: Options,
@@ -291,7 +291,7 @@ impl Store {
         &self.records().objects
     }
 
-    /// Returns the leases, which keep gc from deleting, and the claims on keys.
+    /// Returns the leases, which protect things from gc, and the claims on keys.
     pub fn leases(&self) -> &Leases {
         self.objects().leases()
     }
@@ -305,27 +305,28 @@ impl Store {
         self.base().path()
     }
 
-    /// Returns how this store was opened; `read_only` also where it can't be written.
+    /// Returns the options of this store. `read_only` is also set if the store can't be written.
     pub fn options(&self) -> Options {
         self.base().options
     }
 
-    /// Fails for a store that can't be written. `what` is the change, as `add to the store`.
+    /// Fails for a read-only store. `what` names the change, as `add to the store`.
     pub fn writable(&self, what: &'static str) -> Result<(), StoreError> {
         self.base().writable(what)
     }
 
-    /// Calls `tell` whenever this store waits for another process. The first call counts.
+    /// Calls `tell` whenever this store waits for another process. Only the first call of this method has an effect.
     pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
         self.base().locks.on_wait(tell);
     }
 
-    /// Ends every wait for another process with an error once the flag is set. The first call counts.
+    /// Ends every wait for another process with an error once the flag is set. Only the first call of this method has
+    /// an effect.
     pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
         self.base().locks.stop_waiting_when(stop);
     }
 
-    /// Opens a file of the store for reading, unless others could have changed it.
+    /// Opens a file of the store for reading. Refuses a file that other users could have changed.
     pub fn open_file(&self, path: &Path) -> std::io::Result<fs::File> {
         self.base().layout.open(path)
     }

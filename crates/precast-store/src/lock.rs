@@ -11,12 +11,13 @@
 //! `flock`s: they end with their process. A process that waits for an exclusive lock holds `locks/gate`, which shared
 //! locks pass through. So a stream of shared locks can't delay it forever.
 //!
-//! Any process that can open a file can lock it, also with read access only. So lock files and the index (which SQLite locks)
-//! have mode 0600, or 0660 where a group shares the store. A process without write access takes no lock and keeps an index
-//! in memory.
+//! Any process that can open a file can lock it, also with read access only. So lock files and the index (which SQLite
+//! locks) have mode 0600, or 0660 where a group shares the store. A process without write access takes no lock and
+//! keeps an index in memory.
 //!
 //! Every wait has a limit ([`Options::patience`](super::Options::patience)) and can be stopped by the caller
-//! ([`Store::stop_waiting_when`](super::Store::stop_waiting_when)). Its message names the owner of the lock, from `/proc/locks`.
+//! ([`Store::stop_waiting_when`](super::Store::stop_waiting_when)). Its message names the owner of the lock, from
+//! `/proc/locks`.
 
 use std::{
     fs::{self, File, Metadata, TryLockError},
@@ -39,7 +40,7 @@ use super::{
 
 /// The time between two attempts to get a lock of another process.
 pub(crate) const TICK: Duration = Duration::from_millis(20);
-/// The limits of a wait, unless one is set: for a moment of other processes, and for their work.
+/// Default limits of a wait: for short operations of other processes, and for long ones.
 const MOMENT: Duration = Duration::from_secs(60);
 const WORK: Duration = Duration::from_secs(600);
 
@@ -51,7 +52,7 @@ pub(crate) struct Patience {
 }
 
 impl Patience {
-    /// Waits for a tick. Fails at the limit, and once the caller has stopped all waits.
+    /// Waits for one tick. Fails at the limit, and once the caller has stopped all waits.
     pub fn wait(&self, to: &'static str, path: &Path) -> Result<(), StoreError> {
         if self.stop.as_ref().is_some_and(|stop| stop.load(Relaxed)) {
             return Err(StoreError::Interrupted { to });
@@ -69,7 +70,7 @@ impl Patience {
     }
 }
 
-/// Returns the mode of a file in `folder` that only users who may write the folder can open.
+/// Returns a mode for a file in `folder` that only users with write access to the folder can open.
 pub(crate) fn private(folder: &Metadata) -> u32 {
     if folder.mode() & 0o020 == 0 {
         0o600
@@ -78,7 +79,7 @@ pub(crate) fn private(folder: &Metadata) -> u32 {
     }
 }
 
-/// Returns the processes that have a lock on a file, as the kernel lists them, with their names.
+/// Returns the processes with a lock on a file and their names, as the kernel lists them.
 pub(crate) fn holders(path: &Path) -> Option<String> {
     let meta = fs::metadata(path).ok()?;
     let dev = meta.dev();
@@ -124,7 +125,7 @@ pub(crate) enum Mode {
 pub struct Waiting {
     /// The purpose of the wait, as `add to the store`.
     pub to: &'static str,
-    /// The owner of the lock in its own words, as `pid 7 (gc)`; empty where it is unknown.
+    /// The owner of the lock, as written in the lock file: `pid 7 (gc)`. Empty if it is unknown.
     pub owner: String,
     /// The lock's file.
     pub path: PathBuf,
@@ -141,7 +142,7 @@ impl std::fmt::Display for Waiting {
     }
 }
 
-/// Held until it is dropped.
+/// A held lock, released on drop.
 #[derive(Debug, Default)]
 pub(crate) struct Guard {
     _files: Vec<File>,
@@ -155,7 +156,7 @@ pub(crate) struct Locks {
     pub layout: Layout,
     patience: Option<Duration>,
     on_wait: OnceLock<OnWait>,
-    /// Ends all waits once it is set.
+    /// Flag that ends all waits.
     stop: OnceLock<Arc<AtomicBool>>,
 }
 
@@ -169,7 +170,7 @@ impl Locks {
         }
     }
 
-    /// Waits until `mode` is free.
+    /// Waits for the lock `mode`.
     pub fn lock(&self, mode: Mode) -> Result<Guard, StoreError> {
         let to = match mode {
             Mode::Use => "take a lease",
@@ -233,7 +234,7 @@ impl Locks {
         Ok(file)
     }
 
-    /// Begins a wait. Its limit is `limit`, or else that of the store's options, or else `usual`.
+    /// Begins a wait. Its limit is `limit`, else the limit of the store's options, else `usual`.
     pub fn patience(&self, limit: Option<Duration>, usual: Duration) -> Patience {
         Patience {
             limit: limit.or(self.patience).unwrap_or(usual),
@@ -242,18 +243,18 @@ impl Locks {
         }
     }
 
-    /// Calls `tell` whenever a lock is not free. The first call counts.
+    /// Calls `tell` whenever a lock is not free. Only the first call of this method has an effect.
     pub fn on_wait(&self, tell: impl Fn(&Waiting) + Send + Sync + 'static) {
         let _ = self.on_wait.set(Box::new(tell));
     }
 
-    /// Ends every wait with an error once the flag is set. The first call counts.
+    /// Ends every wait with an error once the flag is set. Only the first call of this method has an effect.
     pub fn stop_waiting_when(&self, stop: Arc<AtomicBool>) {
         let _ = self.stop.set(stop);
     }
 }
 
-/// Opens a lock file, making it when it is missing.
+/// Opens a lock file. Creates a missing one.
 pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
@@ -283,7 +284,8 @@ pub(crate) fn sign(file: &mut File, doing: &str) {
         .and_then(|()| file.write_all(text.as_bytes()));
 }
 
-/// Reads the owner of a lock from its file. Only printable text: any user who may write the store can change it.
+/// Reads the owner of a lock from its file. Accepts only printable text, because any user with write access can change
+/// it.
 pub(crate) fn owner(file: &mut File) -> String {
     let mut text = String::new();
     let _ = file
@@ -332,7 +334,7 @@ mod tests {
         let (_dir, store) = testing::store();
         drop(store.0.base().lock(Mode::Add).unwrap());
         let path = store.path().join("locks/use");
-        // As `flock` in a shell: another process, which writes nothing into the file.
+        // Like `flock` in a shell: another process, which writes no owner into the file.
         let mut holder = std::process::Command::new("flock")
             .args(["--shared", "--no-fork"])
             .arg(&path)

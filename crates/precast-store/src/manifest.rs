@@ -7,11 +7,11 @@
 //! | program | `programs/07/07de….json` | of the record's line |
 //! | the release itself | `releases/NAME/00000007.json` | of the record's line |
 //!
-//! A part comes after everything that it refers to: the order in which a copy publishes them, the release last.
+//! A part comes after everything that it refers to. A copy publishes the parts in this order, the release last.
 //!
-//! A manifest is made by a [`Walk`] along the references between records: release → program → artifact → object. The walk
-//! reads them from a [`Source`]: the record files for a load, a copy and `verify`; the checked rows of the index for gc. Nothing
-//! else follows these references:
+//! A manifest is made by a [`Walk`] along the references between records: release → program → artifact → object. The
+//! walk reads them from a [`Source`]: the record files for a load, a copy and `verify`; the checked rows of the index
+//! for gc. Nothing else follows these references:
 //!
 //! | user | roots | use of the list |
 //! |---|---|---|
@@ -20,8 +20,8 @@
 //! | `Collector::plan` | the releases that stay, and all leases | everything that may not be deleted |
 //! | `Audit::verify` | all records of the store | missing parts are defects |
 //!
-//! A manifest is computed when it is needed. It is not a part of the release's file, because a build may replace a lost or
-//! damaged record by a new one of the same key, and older releases then use the new one.
+//! A manifest is computed when it is needed. It is not a part of the release's file, because a build may replace a lost
+//! or damaged record by a new one of the same key, and older releases then use the new one.
 
 use std::{collections::HashSet, path::PathBuf};
 
@@ -94,16 +94,16 @@ pub(crate) struct Links {
     pub to: Vec<Digest>,
 }
 
-/// Where a [`Walk`] reads references from.
+/// The source of references for a [`Walk`].
 pub(crate) trait Source {
-    /// Returns the links of a program or an artifact; none where there is no such record.
+    /// Returns the links of a program or an artifact, or none if the record is missing.
     fn links(&self, kind: Kind, id: &Digest) -> Result<Option<Links>, StoreError>;
     fn has_object(&self, digest: &Digest) -> bool;
 }
 
-/// A reference to something that is not there.
+/// A reference to a missing thing.
 pub(crate) struct Missing {
-    /// The record that refers to it; none for the root of the walk.
+    /// The record with the reference; none for the root of the walk.
     pub by: Option<(Kind, Digest)>,
     /// Kind of the missing record; none for an object.
     pub kind: Option<Kind>,
@@ -113,7 +113,7 @@ pub(crate) struct Missing {
 }
 
 impl Missing {
-    /// Returns the error for `what`, which refers to it.
+    /// Returns the error for this reference. `what` is the record with the reference, in words.
     pub fn error(self, what: &str) -> StoreError {
         self.error.unwrap_or_else(|| StoreError::Dangling {
             what: what.to_owned(),
@@ -127,7 +127,7 @@ impl Missing {
 pub(crate) struct Walk<'a, S> {
     source: &'a S,
     seen: HashSet<Digest>,
-    /// The parts that are there, each after everything that it refers to.
+    /// The existing parts, each after everything that it refers to.
     pub found: Vec<Node>,
     pub missing: Vec<Missing>,
 }
@@ -265,7 +265,7 @@ mod tests {
         let names: Vec<_> = manifest.parts().map(|part| part.path).collect();
         assert_eq!(names.len(), 5);
         assert!(names.last().unwrap().starts_with("releases/m"), "{names:?}");
-        // Again, and the other one beside it.
+        // The same release again, then another one.
         copy(&from, &to, &release).unwrap();
         let first = from.releases().get("m", Some("1")).unwrap().unwrap();
         copy(&from, &to, &first).unwrap();

@@ -1,7 +1,7 @@
 //! Read-only memory maps of files that do not change.
 //!
-//! One of the few modules outside the runtime's `ffi` with `unsafe`: a map is sound only while the bytes of the file stay
-//! the same.
+//! One of the few modules outside the runtime's `ffi` with `unsafe`: a map is sound only while the bytes of the file
+//! stay the same.
 #![allow(unsafe_code)]
 
 use std::{fs::File, io, ops::Deref, sync::Arc};
@@ -12,13 +12,13 @@ use rustix::{
     io::Errno,
 };
 
-/// How often to ask for the seals of a file in memory whose pages the kernel is using.
+/// Maximum attempts to seal a file in memory while the kernel uses its pages.
 const ATTEMPTS: usize = 20;
 
 /// Seals a file in memory against every change.
 ///
-/// The kernel refuses while it holds a page of the file itself, as when it compacts memory: it waits about 150 ms for that to
-/// end, then answers EBUSY. So it is asked again.
+/// The kernel refuses while it uses a page of the file itself, for example to compact memory: it waits about 150 ms,
+/// then returns EBUSY. So the call is repeated.
 pub fn seal(file: &File) -> io::Result<()> {
     again(ATTEMPTS, || {
         let seals = SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
@@ -26,7 +26,7 @@ pub fn seal(file: &File) -> io::Result<()> {
     })
 }
 
-/// Repeats a call that answers EBUSY, up to `attempts` times.
+/// Repeats a call that returns EBUSY, up to `attempts` times.
 fn again(attempts: usize, mut work: impl FnMut() -> Result<(), Errno>) -> io::Result<()> {
     for _ in 1..attempts {
         match work() {
@@ -43,14 +43,14 @@ pub struct Mapped(Arc<Inner>);
 
 struct Inner {
     map: Mmap,
-    /// For uploads to a device, which read it.
+    /// Uploads to a device read the file.
     file: File,
 }
 
 impl Mapped {
-    /// Maps the first `size` bytes of `file`, which has as many.
+    /// Maps the first `size` bytes of `file`, which must have at least as many.
     ///
-    /// The store passes files of two kinds only: published under `ready/` with mode 0444 and never opened for writing
+    /// The store passes two kinds of files only: published under `ready/` with mode 0444 and never opened for writing
     /// again, or a sealed memfd.
     pub(crate) fn new(file: &File, size: u64) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
@@ -67,7 +67,7 @@ impl Mapped {
         })))
     }
 
-    /// Maps a file in memory that is sealed against every change. Fails when it is not.
+    /// Maps a file in memory that is sealed against every change. Fails if it is not sealed.
     pub fn sealed(file: &File) -> io::Result<Self> {
         let seals = fcntl_get_seals(file)?;
         if seals.contains(SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK) {
@@ -79,14 +79,14 @@ impl Mapped {
         }
     }
 
-    /// Returns the file that is mapped, to read it without touching the map.
+    /// Returns the mapped file, for reads without the map.
     pub fn file(&self) -> &File {
         &self.0.file
     }
 
     /// Asks the system to read pages that are not in memory yet, in large pieces. Returns before they are read.
     pub fn read_ahead(&self) {
-        // A hint: without it every first look at a page reads a little.
+        // Only a hint: without it, each first access to a page reads a small piece.
         let _ = self.0.map.advise(memmap2::Advice::WillNeed);
     }
 }

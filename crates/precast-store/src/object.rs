@@ -25,16 +25,16 @@ use super::{
 };
 use crate::{Digest, digest::Hasher};
 
-/// zstd's level: 3 is its own default; higher ones cost more time than the bytes they save are worth here.
+/// The compression level of zstd. 3 is its default. Higher levels save too few bytes for their time.
 const LEVEL: i32 = 3;
-/// Bytes from which an object is compressed by several threads, as weights are, and how many those are at most. With four,
-/// hashing takes longer.
+/// Bytes from which an object, such as weights, is compressed by several threads, and the maximum number of threads.
+/// With four, hashing is slower than compression.
 const LARGE: u64 = 32 << 20;
 const THREADS: u32 = 4;
 const CHECKSUM_SIZE: usize = 40;
 const CHECKSUM_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
 
-/// What was written.
+/// The result of writing an object file.
 pub(crate) struct Written {
     pub digest: Digest,
     /// Size of the content.
@@ -43,7 +43,7 @@ pub(crate) struct Written {
     pub stored: u64,
 }
 
-/// Writes `content` as an object file; returns none when it does not have exactly `size` bytes.
+/// Writes `content` as an object file. Returns none if `content` does not have exactly `size` bytes.
 pub(crate) fn encode(
     content: &mut impl Read,
     size: u64,
@@ -72,7 +72,7 @@ pub(crate) fn encode(
     }))
 }
 
-/// What an object file says about itself before anything is decoded.
+/// The sizes of an object file, read without decoding it.
 pub(crate) struct Head {
     /// The declared size of the content.
     pub size: u64,
@@ -97,9 +97,9 @@ pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head
     }
 }
 
-/// Decodes the object in `file` into `sink` and checks every byte of it.
+/// Decodes the object in `file` into `sink` and checks every byte of it. Returns the size of the content.
 ///
-/// What `sink` got must not be used when this fails. Returns the size of the content.
+/// On an error, the bytes in `sink` must not be used.
 pub(crate) fn decode(
     file: &mut File,
     digest: &Digest,
@@ -176,7 +176,7 @@ pub(crate) fn open(layout: &Layout, digest: &Digest) -> Result<(File, PathBuf), 
     }
 }
 
-/// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
+/// Writes the content of an object to `sink` and returns its size. On an error, the bytes in `sink` must not be used.
 pub(crate) fn read_into(
     layout: &Layout,
     digest: &Digest,
@@ -186,7 +186,7 @@ pub(crate) fn read_into(
     decode(&mut file, digest, &path, sink)
 }
 
-/// Returns the row that follows from an object's file.
+/// Returns the row of an object, computed from its file.
 pub(crate) fn row(layout: &Layout, path: &Path, digest: &Digest) -> Result<ObjectRow, StoreError> {
     let mut file = layout.open(path).at("read", path)?;
     let head = head(&mut file, digest, path)?;
@@ -222,7 +222,7 @@ impl<T> Tee<T> {
         }
     }
 
-    /// Returns the digest of all that passed.
+    /// Returns the digest of all bytes that passed through.
     pub(super) fn digest(self) -> Digest {
         self.hasher.finish()
     }

@@ -44,7 +44,7 @@ impl Objects {
         &self.leases().base
     }
 
-    /// Keeps `bytes` and returns the digest that names them.
+    /// Stores `bytes` and returns their digest, which is the name of the object.
     pub fn put_bytes(&self, bytes: &[u8]) -> Result<Digest, StoreError> {
         let digest = Digest::of(bytes);
         if !self.present(&digest)? {
@@ -53,15 +53,15 @@ impl Objects {
         Ok(digest)
     }
 
-    /// Keeps a copy of the file at `path`; returns its digest and its size in bytes. Later changes of `path` have no effect
-    /// on the copy.
+    /// Stores a copy of the file at `path`. Returns its digest and its size in bytes. Later changes of `path` have no
+    /// effect on the copy.
     pub fn put_file(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
         self.put_hashed(&mut file, digest, size, path)
     }
 
-    /// As [`Self::put_file`], and unpacks the object at the same time, for the next map of it.
+    /// Like [`Self::put_file`], and also unpacks the object for its next map.
     pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
         let mut file = File::open(path).at("read", path)?;
         let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
@@ -85,7 +85,7 @@ impl Objects {
         Ok(put)
     }
 
-    /// Keeps the open file at `path`, whose digest and size were computed before.
+    /// Stores the open file at `path`, whose digest and size were computed before.
     fn put_hashed(
         &self,
         file: &mut File,
@@ -101,7 +101,7 @@ impl Objects {
         Ok((written.digest, written.size))
     }
 
-    /// Keeps a copy of an object of another store. It is copied as it lies there, compressed, and checked in the copy.
+    /// Stores a copy of an object of another store. The compressed file is copied unchanged, and the copy is checked.
     pub fn copy(&self, from: &Self, digest: &Digest) -> Result<(), StoreError> {
         if self.present(digest)? {
             return Ok(());
@@ -118,17 +118,18 @@ impl Objects {
         self.index_object(digest, size, stored)
     }
 
-    /// Returns whether the object is in the store: a look at its file, not at its bytes.
+    /// Returns whether the object has a file in the store. Does not check its bytes.
     pub fn has(&self, digest: &Digest) -> bool {
         fs::symlink_metadata(self.base().layout.object(digest)).is_ok_and(|meta| meta.is_file())
     }
 
-    /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that changed is read whole, once.
+    /// Returns whether the object is in the store and undamaged. Costs a `stat`; a file that has changed is read whole,
+    /// once.
     pub fn has_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
         Ok(as_published(&self.base().layout.object(digest)) || self.sound_size(digest)?.is_some())
     }
 
-    /// Reads all of an object; returns the size of its content if it is there and sound.
+    /// Reads all of an object. Returns the size of its content if it exists and is sound.
     fn sound_size(&self, digest: &Digest) -> Result<Option<u64>, StoreError> {
         let read = object::open(&self.base().layout, digest).and_then(|(mut file, path)| {
             let size = object::decode(&mut file, digest, &path, &mut io::sink())?;
@@ -138,14 +139,14 @@ impl Objects {
         match read {
             Ok(size) => Ok(Some(size)),
             Err(StoreError::Missing { .. } | StoreError::Corrupt { .. }) => Ok(None),
-            // A link or a folder in its place.
+            // A link or a folder is in its place.
             Err(_) if !self.has(digest) => Ok(None),
             Err(e) => Err(e),
         }
     }
 
-    /// Returns whether the object is in the store and undamaged, after restoring it from its unpacked file where it is not.
-    /// A damaged file is set aside.
+    /// Returns whether the object is in the store and undamaged. Restores a missing or damaged object from its unpacked
+    /// file. Sets a damaged file aside.
     pub fn restore(&self, digest: &Digest) -> Result<bool, StoreError> {
         if self.has_sound(digest)? || self.present(digest)? {
             return Ok(true);
@@ -158,7 +159,7 @@ impl Objects {
         Ok(true)
     }
 
-    /// Compresses the unpacked file of an object again; none where there is no sound one.
+    /// Compresses the unpacked file of an object. Returns none without a sound unpacked file.
     pub(super) fn encode_unpacked(
         &self,
         digest: &Digest,
@@ -173,28 +174,29 @@ impl Objects {
         Ok(same.map(|written| (pending, written)))
     }
 
-    /// Returns the content of an object after every byte of it was checked.
+    /// Returns the content of an object. Checks every byte.
     pub fn read(&self, digest: &Digest) -> Result<Vec<u8>, StoreError> {
         let mut bytes = Vec::new();
         self.read_into(digest, &mut bytes)?;
         Ok(bytes)
     }
 
-    /// Writes the content of an object to `sink`, which must not use it when this fails. Returns its size.
+    /// Writes the content of an object to `sink` and returns its size. On an error, the bytes in `sink` must not be
+    /// used.
     pub fn read_into(&self, digest: &Digest, sink: &mut impl io::Write) -> Result<u64, StoreError> {
         object::read_into(&self.base().layout, digest, sink)
     }
 
-    /// Returns the content of an object, checked, as a read-only map.
+    /// Returns the checked content of an object as a read-only map.
     ///
-    /// The first call unpacks it under `ready/`; the next ones hash that file. On a read-only store, or when there is no
-    /// room for the file, the bytes are in memory that this process alone has.
+    /// The first call unpacks the object under `ready/`. Later calls hash that file. In a read-only store, or without
+    /// room for the file, the bytes are in private memory of this process.
     pub fn map(&self, digest: &Digest) -> Result<Mapped, StoreError> {
         self.ready.map(digest)
     }
 
-    /// As [`Self::map`], but other threads hash the bytes meanwhile. They may be used once [`Checking::wait`] has returned
-    /// true. After false, [`Self::map`] returns the right ones.
+    /// Like [`Self::map`], but returns while other threads hash the bytes. The bytes may be used once
+    /// [`Checking::wait`] has returned true. After false, [`Self::map`] returns the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
         self.ready.map_checking(digest)
     }
@@ -204,7 +206,7 @@ impl Objects {
         self.ready.memfd(digest)
     }
 
-    /// Returns the bytes of all unpacked files.
+    /// Returns the size of all unpacked files in bytes.
     pub fn unpacked_bytes(&self) -> u64 {
         files(&self.base().path().join("ready"), "")
             .filter_map(|path| fs::symlink_metadata(path).ok())
@@ -212,7 +214,7 @@ impl Objects {
             .sum()
     }
 
-    /// Lists objects by digest. Rows are read as they are asked for.
+    /// Lists objects by digest. Rows are read lazily.
     pub fn rows(&self) -> impl Iterator<Item = Result<ObjectRow, StoreError>> + use<> {
         let query = format!("SELECT * FROM objects WHERE digest>? ORDER BY digest LIMIT {PAGE}");
         let base = self.base().clone();
@@ -228,9 +230,9 @@ impl Objects {
         index.with(|index| ObjectRow::find(index, digest))
     }
 
-    /// Returns whether the object exists and needs no writing. A file without a row in the index (after a crash) is indexed.
-    /// A damaged file is set aside, and a row without a file removed, while no other process adds to the store: it may be
-    /// publishing this object.
+    /// Returns whether the object exists and needs no writing. Indexes a file without a row, after a crash. Sets a
+    /// damaged file aside and removes a row without a file. No other process adds to the store during this, because it
+    /// could be publishing the same object.
     fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
         let path = self.base().layout.object(digest);
         let adding = self.leases().adding(&[*digest])?;
@@ -254,7 +256,7 @@ impl Objects {
         Ok(false)
     }
 
-    /// Puts the row of an object whose file is sound; returns whether it is.
+    /// Inserts the row of an object if its file is sound. Returns whether it is.
     fn index_sound(&self, digest: &Digest) -> Result<bool, StoreError> {
         let Some(size) = self.sound_size(digest)? else {
             return Ok(false);
@@ -294,7 +296,7 @@ impl Objects {
         self.index_object(&written.digest, written.size, written.stored)
     }
 
-    /// Puts the row of an object that lies in its place.
+    /// Inserts the row of an object whose file is published.
     fn index_object(&self, digest: &Digest, size: u64, stored: u64) -> Result<(), StoreError> {
         let created = created(&self.base().layout.object(digest))?;
         let row = ObjectRow {
@@ -376,7 +378,7 @@ mod tests {
         );
         let ready = store.layout().ready(&digest);
         let meta = fs::metadata(&ready).unwrap();
-        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7120));
+        assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7088));
         assert_eq!(
             &store.objects().map(&digest).unwrap()[..],
             b"weights".repeat(1000)
@@ -415,7 +417,7 @@ mod tests {
         );
         let inode = |path: &Path| fs::metadata(path).unwrap().ino();
         assert_ne!(inode(&store.layout().object(&digest)), inode(&source));
-        // A file that changes before it is copied: it is named by the kept content, or refused.
+        // The source changes before it is copied: the object has the digest of the stored content, or is refused.
         let (now, size) = store.objects().put_file(&source).unwrap();
         assert_eq!((now, size), (Digest::of(b"swapped!!"), 9));
         let written = store

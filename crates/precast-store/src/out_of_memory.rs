@@ -3,7 +3,7 @@
 //!
 //! One list for all stages. The Python worker has its own copy (`failures.py`), which a test compares.
 
-/// Every such message contains one of these.
+/// Every such message contains one of these phrases.
 const WORDS: [&str; 5] = [
     // torch's allocator, the CUDA driver and runtime, the C++ compiler.
     "out of memory",
@@ -16,10 +16,10 @@ const WORDS: [&str; 5] = [
     "std::bad_alloc",
 ];
 
-/// A library that found no room for its thread-local variables finds none later either.
+/// A library without room for its thread-local variables: a retry also fails.
 const OTHER: &str = "static TLS block";
 
-/// Returns whether a message says that there was too little memory, of a device or of the host.
+/// Returns whether a message reports too little memory, of a device or of the host.
 pub fn says_out_of_memory(text: &str) -> bool {
     WORDS.iter().any(|words| text.contains(words)) && !text.contains(OTHER)
 }

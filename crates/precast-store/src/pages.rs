@@ -1,4 +1,4 @@
-//! Listings that read rows as they are asked for.
+//! Listings that read rows lazily, page by page.
 
 use std::{collections::VecDeque, iter};
 

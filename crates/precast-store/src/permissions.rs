@@ -1,8 +1,8 @@
 //! Permissions: which users could change a store, or place one where precast looks for it.
 //!
-//! The content of a store is executed. So every folder between `/` and a file of the store is checked, from the top down:
-//! the store's folder, its parents and its folders when the store is opened; the folders of a path, and then the open file,
-//! when a file is read. Nothing in the store may be a symbolic link.
+//! The content of a store is executed. So every folder between `/` and a file of the store is checked, from the top
+//! down: the store's folder, its parents and its folders when the store is opened; the folders of a path, and then the
+//! open file, when a file is read. Nothing in the store may be a symbolic link.
 //!
 //! | | folders above | the store's own folders and files |
 //! |---|---|---|
@@ -10,18 +10,18 @@
 //! | everybody may write | refused, unless sticky as `/tmp` is | refused |
 //! | a group may write | refused, unless it is the owner's own, or sticky | refused, unless it is the owner's own or the store is [`Options::shared`] with it |
 //!
-//! In a sticky folder no user can replace another user's files, so a sticky parent is accepted. The store's own folders are
-//! not: any user could add a release there.
+//! In a sticky folder no user can replace another user's files, so a sticky parent is accepted. A sticky folder of the
+//! store is refused: any user could add a release there.
 //!
-//! A store of another user (neither root nor this one) is refused until it is listed as trusted ([`Options::trusted`]; the
-//! command reads a list of the user's own). Without this rule, a folder called `artifacts` in the working folder would
-//! decide what a command executes. The rule holds for root too.
+//! A store of another user (neither root nor this one) is refused until it is listed as trusted ([`Options::trusted`];
+//! the command reads a list of the user's own). Without this rule, a command would execute the content of any folder
+//! called `artifacts` in the working folder. The rule holds for root too.
 //!
 //! A group that shares a store trusts all of its members: files of any member are accepted.
 //!
 //! [`judge_path`] has the same rules for other files that the command executes: a Python and its libtorch.
 //!
-//! Access control lists are not read. The mode shows the most that they grant to a group or a user.
+//! Access control lists are not read. The mode shows the maximum that they grant to a group or a user.
 
 use std::{
     ffi::OsString,
@@ -42,46 +42,47 @@ pub enum Unpacked {
     /// It is mapped, and hashed once by each process that maps it.
     #[default]
     Check,
-    /// It is mapped unread, if it has a valid footer: a start costs nothing, and a byte that changed on the disk is another
-    /// answer.
+    /// It is mapped without a hash, if it has a valid footer. A start costs nothing, but a byte that changed on the
+    /// disk gives a wrong answer.
     Trust,
-    /// It is hashed and copied to memory of this process, which no change of the file reaches. Processes share nothing.
+    /// It is hashed and copied to memory of this process. Later changes of the file have no effect. Processes share
+    /// nothing.
     Copy,
 }
 
-/// How to open a store.
+/// The options of an open store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Never write, not even stamps.
     pub read_only: bool,
-    /// The store belongs to a group whose members trust each other: what the group can write is accepted.
+    /// The store belongs to a group whose members trust each other: files that the group can write are accepted.
     pub shared: bool,
-    /// The store may belong to another user, who is trusted with everything that is run from it.
+    /// The store may belong to another user. Everything that it contains is then trusted.
     pub trusted: bool,
-    /// What is done with unpacked files before they are used.
+    /// The check of unpacked files before they are used.
     pub unpacked: Unpacked,
-    /// How long to wait for a lock that another process has. Unless set: a minute for what others do in a moment, as taking
-    /// a lease and writing the index, and ten for their work.
+    /// Maximum wait for a lock of another process. The default is a minute for short operations, such as taking a lease
+    /// and writing the index, and ten minutes for long ones.
     pub patience: Option<Duration>,
 }
 
-/// The user that stands for every user a container does not know.
+/// The user ID of every user that a container does not know.
 const UNMAPPED: u32 = 65534;
 
 const STICKY: u32 = 0o1000;
 
-/// How many links a path may lead through, as in the kernel.
+/// Maximum symbolic links in a path, as in the kernel.
 const LINKS: u32 = 40;
 
-/// Who may own and write what is in one store.
+/// The accepted owners and the accepted group of one store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Trust {
     users: [u32; 3],
-    /// The group that shares it.
+    /// The group that shares the store.
     group: Option<u32>,
 }
 
-/// Why something is not trusted.
+/// The reason why something is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Distrust {
     Owner(u32),
@@ -109,7 +110,7 @@ impl Trust {
         }
     }
 
-    /// Looks at the folder of a store and all above it.
+    /// Checks the folder of a store and all folders above it.
     pub fn of(root: &Path, options: Options) -> Result<Self, StoreError> {
         let meta = fs::symlink_metadata(root).at("look at", root)?;
         if meta.is_symlink() {
@@ -121,7 +122,8 @@ impl Trust {
         }
         let mut trust = Self::new(options.shared.then(|| meta.gid()));
         if !trust.trusts(meta.uid()) {
-            // No process can have an unmapped user, so no other user could have placed it.
+            // An unmapped user is trusted ([`unmapped`]): no process can have that ID, so no other user could have
+            // created the store.
             if !options.trusted {
                 return Err(StoreError::Stranger {
                     path: fs::canonicalize(root).unwrap_or_else(|_| root.to_owned()),
@@ -141,7 +143,7 @@ impl Trust {
         self.users.contains(&uid)
     }
 
-    /// Looks at every folder and link on the way to a path. Returns the path without links.
+    /// Checks every folder and link of a path. Returns the path without links.
     fn walk(&self, path: &Path, shared: bool) -> Result<PathBuf, StoreError> {
         let absolute = std::path::absolute(path).at("find", path)?;
         let mut left = names(&absolute);
@@ -171,7 +173,7 @@ impl Trust {
         Ok(at)
     }
 
-    /// Looks at a folder above the store.
+    /// Checks a folder above the store.
     fn judge_above(&self, meta: &Metadata, shared: bool) -> Result<(), Distrust> {
         let any_group = Self {
             group: shared.then(|| meta.gid()),
@@ -186,10 +188,10 @@ impl Trust {
         }
     }
 
-    /// Looks at the owner and the mode of something in the store, or of the store.
+    /// Checks the owner and the mode of the store, or of something in it.
     pub fn judge(&self, meta: &Metadata) -> Result<(), Distrust> {
         let (mode, uid, gid) = (meta.mode(), meta.uid(), meta.gid());
-        // Who may write a shared store is known by its group: others could not have put it there.
+        // A shared store is trusted by its group: other users could not have written the file.
         if self.group.is_none() && !self.trusts(uid) {
             return Err(Distrust::Owner(uid));
         }
@@ -203,8 +205,8 @@ impl Trust {
         Ok(())
     }
 
-    /// Opens a file of the store at `root` for reading. A symbolic link, a folder, a device, and what others could have
-    /// written is refused, on the way too.
+    /// Opens a file of the store at `root` for reading. Refuses a symbolic link, a folder, a device, and anything that
+    /// other users could have written, also in the folders of the path.
     pub fn open(&self, root: &Path, path: &Path) -> io::Result<File> {
         let folder = self.folders(root, path)?;
         let name = path.file_name().unwrap_or_default();
@@ -218,7 +220,7 @@ impl Trust {
         Ok(file)
     }
 
-    /// Opens the folder that `path` is in, one step after the other from the store's own.
+    /// Opens the parent folder of `path`, one component at a time, from the store's folder on.
     pub fn folders(&self, root: &Path, path: &Path) -> io::Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mut at = root.to_owned();
@@ -246,13 +248,13 @@ impl Trust {
         self.accept(path, &meta)
     }
 
-    /// Looks at something that was opened.
+    /// Checks an open file.
     pub fn accept(&self, path: &Path, meta: &Metadata) -> io::Result<()> {
         let judged = self.judge(meta);
         judged.map_err(|why| io::Error::other(refuse(path, why.to_string())))
     }
 
-    /// Looks at one folder of the store; one that is not there is fine.
+    /// Checks one folder of the store. Accepts a missing one.
     pub fn inner(&self, path: &Path) -> Result<(), StoreError> {
         let Ok(meta) = fs::symlink_metadata(path) else {
             return Ok(());
@@ -267,8 +269,8 @@ impl Trust {
     }
 }
 
-/// Refuses a file or folder that another user could change or replace: by its owner and mode, or by those of the folders
-/// and links on the way to it.
+/// Refuses a file or folder that another user could change or replace. Checks its owner and mode, and those of the
+/// folders and links of its path.
 pub fn judge_path(path: &Path) -> Result<(), StoreError> {
     let trust = Trust::new(None);
     let real = trust.walk(path, false)?;
@@ -278,12 +280,12 @@ pub fn judge_path(path: &Path) -> Result<(), StoreError> {
         .map_err(|why| refuse(&real, why.to_string()))
 }
 
-/// Returns the names in a path, the last one first.
+/// Returns the components of a path, last one first.
 fn names(path: &Path) -> Vec<OsString> {
     path.iter().rev().map(OsString::from).collect()
 }
 
-/// Returns the user that stands for all unmapped users of this container, if no process can have it.
+/// Returns [`UNMAPPED`], if no process of this container can have that user ID.
 fn unmapped() -> Option<u32> {
     let map = fs::read_to_string("/proc/self/uid_map").ok()?;
     let mapped = map.lines().any(|line| {
@@ -356,7 +358,7 @@ mod tests {
 
     type Ask = fn(&Store) -> Result<(), StoreError>;
 
-    /// Returns everything that lies between the store's folder and each kind of file, with a question that opens it.
+    /// Returns the paths from the store's folder down to each kind of file, with a function that opens it.
     fn places(store: &Store) -> Vec<(PathBuf, Ask)> {
         let layout = store.layout();
         let digest = Digest::of(b"weights");
@@ -450,7 +452,7 @@ mod tests {
         };
         let store = Store::open_with(&path, trusted).unwrap();
         store.objects().read(&artifact.object).unwrap();
-        // The one user, and no other.
+        // Only the trusted user is accepted.
         give(&store.layout().object(&artifact.object), 12346);
         store.objects().read(&artifact.object).unwrap_err();
     }
@@ -458,7 +460,7 @@ mod tests {
     #[test]
     fn a_group_shares_a_store_only_with_the_option() {
         let (_dir, store) = testing::store();
-        // A group whose number is not the user's.
+        // A group with another number than the user.
         let gid = fs::metadata(store.path()).unwrap().uid() + 1;
         if std::os::unix::fs::chown(store.path(), None, Some(gid)).is_err() {
             eprintln!("skipped: this user can't give a folder to another group");
@@ -525,7 +527,7 @@ mod tests {
             }
             judge_path(&python).unwrap();
         }
-        // In a sticky folder nobody can replace the files of others; but anybody can add one.
+        // In a sticky folder no user can replace the files of others, but any user can add one.
         mode(&bin, 0o1777);
         judge_path(&python).unwrap();
         judge_path(&bin).unwrap_err();

@@ -1,14 +1,14 @@
 //! Publishing a file: it appears whole and durable, and never replaces another file.
 //!
-//! temp file in the same file system → write → mode 0444 → fsync → rename that refuses to replace → fsync of the folder.
-//! A crash before the rename leaves a temp file; a crash after it leaves the whole file.
+//! temp file in the same file system → write → mode 0444 → fsync → rename that refuses to replace → fsync of the
+//! folder. A crash before the rename leaves a temp file; a crash after it leaves the whole file.
 //!
-//! A published file has a modification time of whole seconds. A later write sets a time with a fraction, so one `stat` tells
-//! a file that was changed ([`as_published`]): a build looks at hundreds of files in milliseconds. A copy of a store has
-//! other times. Such a file is read and checked once, and gets whole seconds again ([`settle_time`]).
+//! A published file has a modification time of whole seconds. A later write sets a time with a fraction, so one `stat`
+//! detects a changed file ([`as_published`]), and a build checks hundreds of files in milliseconds. A copy of a store
+//! has other times. Such a file is read and checked once, and gets whole seconds again ([`settle_time`]).
 //!
-//! Times are in `benches/results/store-cpu.json` (`make bench-store`). zstd dominates for large files. The syncs dominate
-//! for small ones, most of all the commit of the row (20 of 32 ms for 3 KB on the disk of that run).
+//! Times are in `benches/results/store-cpu.json` (`make bench-store`). Compression with zstd dominates for large files.
+//! The syncs dominate for small ones, above all the commit of the row (20 of 32 ms for 3 KB on the disk of that run).
 
 use std::{
     fs::{self, File, Permissions},
@@ -30,7 +30,7 @@ pub(crate) struct PendingFile {
 }
 
 impl PendingFile {
-    /// Begins a file in `tmp`.
+    /// Creates a file in `tmp`.
     pub fn new(tmp: &Path) -> Result<Self, StoreError> {
         let (file, path) = NamedTempFile::new_in(tmp)
             .at("write a file in", tmp)?
@@ -43,12 +43,12 @@ impl PendingFile {
         &mut self.file
     }
 
-    /// Returns where it is while it is written.
+    /// Returns the path of the temporary file.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the bytes durable, then visible at `path`. Returns false, and leaves what is there, when `path` exists.
+    /// Makes the bytes durable, then visible at `path`. Returns false, and changes nothing, if `path` exists.
     pub fn publish(self, path: &Path) -> Result<bool, StoreError> {
         self.settle()?;
         let folder = make_folder(path)?;
@@ -63,7 +63,7 @@ impl PendingFile {
         Ok(true)
     }
 
-    /// Makes the bytes durable, then visible at `path` in the place of what is there. For mutable records only.
+    /// Makes the bytes durable, then visible at `path`, and replaces an existing file. For mutable records only.
     pub fn replace(self, path: &Path) -> Result<(), StoreError> {
         self.settle()?;
         let folder = make_folder(path)?;
@@ -82,20 +82,21 @@ impl PendingFile {
     }
 }
 
-/// Returns whether a file is there as it was published. False also for a sound file of a copied store.
+/// Returns whether a file exists and has not changed since its publication. Also false for a sound file of a copied
+/// store.
 pub(crate) fn as_published(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file() && meta.mtime_nsec() == 0)
 }
 
-/// Rounds the modification time of a sound file down to a second. A file system or a user that can't: the next build reads
-/// the file again.
+/// Rounds the modification time of a sound file down to a second. Ignores errors: the next build then reads the file
+/// again.
 pub(crate) fn settle_time(file: &File) {
     let Ok(meta) = file.metadata() else { return };
     let seconds = Duration::from_secs(meta.mtime().try_into().unwrap_or(0));
     let _ = file.set_modified(UNIX_EPOCH + seconds);
 }
 
-/// Publishes `bytes` as `pending` at `path`; returns false when `path` exists.
+/// Publishes `bytes` as `pending` at `path`. Returns false if `path` exists.
 pub(crate) fn bytes(
     mut pending: PendingFile,
     path: &Path,
@@ -106,21 +107,21 @@ pub(crate) fn bytes(
     pending.publish(path)
 }
 
-/// Makes the folder that `path` is in durable, after a name in it came or went.
+/// Makes the names in a folder durable, after one was added or removed.
 pub(crate) fn sync_folder(folder: &Path) -> Result<(), StoreError> {
     File::open(folder)
         .and_then(|folder| folder.sync_all())
         .at("write the folder", folder)
 }
 
-/// Makes the folder that `path` is in, and returns it.
+/// Creates the parent folder of `path`, and returns it.
 fn make_folder(path: &Path) -> Result<&Path, StoreError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     self::folder(folder)?;
     Ok(folder)
 }
 
-/// Makes a folder that lasts, if it is not there; who may write it follows the folder it is in.
+/// Creates a folder durably, if it is missing. Its write permissions are those of its parent.
 pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
     let above = path.parent().unwrap_or(Path::new("."));
     let mode = fs::metadata(above).map_or(0o755, |meta| meta.mode() & 0o775);
@@ -131,7 +132,7 @@ pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Refuses a symbolic link where a folder of the store should be: what is written or removed there would be elsewhere.
+/// Refuses a symbolic link in the place of a folder of the store: writes and removals would happen elsewhere.
 pub(crate) fn plain_folder(path: &Path) -> Result<(), StoreError> {
     if fs::symlink_metadata(path).at("look at", path)?.is_dir() {
         Ok(())
@@ -143,7 +144,7 @@ pub(crate) fn plain_folder(path: &Path) -> Result<(), StoreError> {
     }
 }
 
-/// Renames without replacing; where the file system has no such rename, a hard link does the same.
+/// Renames without replacing. Uses a hard link on a file system without such a rename.
 fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
@@ -155,7 +156,7 @@ fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a file for reading; a symbolic link, a folder or a device is refused.
+/// Opens a file for reading. Refuses a symbolic link, a folder or a device.
 pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     let file = File::options()
         .read(true)
@@ -168,7 +169,7 @@ pub(crate) fn open_plain(path: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes a file or a folder that its owner may be removing as well.
+/// Removes a file or a folder. Its owner may be removing it as well.
 pub(crate) fn remove_all(path: &Path) -> Result<(), StoreError> {
     let removed = match fs::symlink_metadata(path) {
         Ok(meta) if meta.is_dir() => fs::remove_dir_all(path),

@@ -1,8 +1,8 @@
 //! Limits of `quarantine/`: damaged files are removed when they are old, or when there are many.
 //!
-//! A damaged file is kept so that a person can look for the cause. `precast gc` removes files that are older than [`DAYS`],
-//! then the oldest ones until [`BYTES`] remain: a disk with many errors must not fill up. the plan of gc lists them. Nothing else
-//! removes files here.
+//! A damaged file is kept so that a person can look for the cause. `precast gc` removes files that are older than
+//! [`DAYS`], then the oldest ones until [`BYTES`] remain: a disk with many errors must not fill up. The plan of gc
+//! lists them. Nothing else removes files here.
 
 use std::{fs, io, os::unix::fs::MetadataExt, path::Path};
 
@@ -15,12 +15,12 @@ use super::{
     reason::Reason,
 };
 
-/// How many days a damaged file is kept.
+/// Days for which a damaged file is kept.
 const DAYS: i64 = 30;
-/// How many bytes of them are kept.
+/// Maximum bytes of damaged files.
 const BYTES: u64 = 1 << 30;
 
-/// A damaged file that goes.
+/// A damaged file to remove.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Damaged {
@@ -28,11 +28,11 @@ pub struct Damaged {
     pub name: String,
     /// Bytes on disk.
     pub bytes: u64,
-    /// Why it goes.
+    /// The reason for the removal.
     pub reason: Reason,
 }
 
-/// Returns what is to be removed from the quarantine of the store at `root`, oldest first.
+/// Returns the files to remove from the quarantine of the store at `root`, oldest first.
 pub(crate) fn old(root: &Path, now: i64) -> Result<Vec<Damaged>, StoreError> {
     let folder = root.join("quarantine");
     let entries = match fs::read_dir(&folder) {
@@ -42,7 +42,7 @@ pub(crate) fn old(root: &Path, now: i64) -> Result<Vec<Damaged>, StoreError> {
     let mut all = Vec::new();
     for entry in entries {
         let entry = entry.at("list", &folder)?;
-        // The store gives no name that is not text.
+        // The store creates only names that are text.
         if let Ok(name) = entry.file_name().into_string() {
             let at = set_aside_at(&name, &entry.path());
             all.push((at, name, size(&entry.path())));
@@ -70,12 +70,12 @@ pub(crate) fn old(root: &Path, now: i64) -> Result<Vec<Damaged>, StoreError> {
     Ok(old)
 }
 
-/// Removes these files; returns how many were there, and their bytes.
+/// Removes these files. Returns the number of the removed files, and their bytes.
 pub(crate) fn remove(root: &Path, damaged: &[Damaged]) -> Result<(usize, u64), StoreError> {
     let mut done = (0, 0);
     for one in damaged {
         let path = root.join("quarantine").join(&one.name);
-        // A plan may come from elsewhere: it names files of this folder only.
+        // A plan may come from another program. Only names in this folder are accepted.
         if Path::new(&one.name).file_name() != Some(one.name.as_ref())
             || fs::symlink_metadata(&path).is_err()
         {
@@ -87,8 +87,8 @@ pub(crate) fn remove(root: &Path, damaged: &[Damaged]) -> Result<(usize, u64), S
     Ok(done)
 }
 
-/// Returns when something was set aside: its name ends with the second and a number (`Base::set_aside`); what was put there
-/// otherwise, when it was.
+/// Returns the time at which a file was set aside. Its name ends with that second and a number (`Base::set_aside`). A
+/// file with another name was set aside at the time of its last status change.
 fn set_aside_at(name: &str, path: &Path) -> i64 {
     let mut parts = name.rsplit('.');
     let number = parts.next().and_then(|part| part.parse::<u32>().ok());
@@ -121,7 +121,7 @@ mod tests {
         let folder = store.path().join("quarantine");
         let days = |days: i64| now() - days * 24 * 60 * 60;
         let put = |name: String, bytes: u64| {
-            // A hole: no disk is filled.
+            // A sparse file, which takes no space on the disk.
             let file = File::create(folder.join(&name)).unwrap();
             file.set_len(bytes).unwrap();
             name

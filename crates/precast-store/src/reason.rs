@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why something is deleted.
+/// The reason for a deletion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -14,13 +14,13 @@ pub enum Reason {
         /// The limit of the policy.
         days: i64,
     },
-    /// The store is larger than it may be, and this was not used for longest.
+    /// The store exceeds its limit, and this was not used for the longest time.
     Size,
     /// No release has it.
     NotReleased,
     /// There are enough newer releases.
     Superseded,
-    /// Nothing that stays refers to it.
+    /// Nothing that is kept refers to it.
     Unreferenced,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Records are immutable files. An **artifact** is one shared object and its layout, named by its artifact key. A
 //! **program** runs one module at one bucket, named by its request key: steps that call artifacts with bindings. A
-//! **release** is a complete set of programs of one model with one weight set, visible as a whole. No record holds weight
-//! values: a program has the names of its weights, and a release selects the weight set.
+//! **release** is a complete set of programs of one model with one weight set, visible as a whole. No record holds
+//! weight values: a program has the names of its weights, and a release selects the weight set.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -52,7 +52,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Stands for no upper bound but what the model itself has.
+    /// The upper bound of a dimension that only the model limits.
     pub const UNBOUNDED: i64 = i64::MAX;
 }
 
@@ -65,8 +65,8 @@ impl fmt::Display for Bounds {
     }
 }
 
-/// Returns the sizes that a program answers beside buckets, as `batch from 1, seq 1 to 512`. Dimensions of `sizes`
-/// that are not dynamic have one size.
+/// Returns the sizes that a dynamic program accepts, as `batch from 1, seq 1 to 512`. Dimensions of `sizes` that are
+/// not dynamic have one size.
 pub fn bounds_name(dynamic: &Dynamic, sizes: &Sizes) -> String {
     let parts = sizes.iter().map(|(dim, size)| match dynamic.get(dim) {
         Some(bounds) => format!("{dim} {bounds}"),
@@ -75,7 +75,7 @@ pub fn bounds_name(dynamic: &Dynamic, sizes: &Sizes) -> String {
     parts.collect::<Vec<_>>().join(", ")
 }
 
-/// Which dimensions of a program are dynamic, each with its bounds.
+/// The dynamic dimensions of a program, each with its bounds.
 pub type Dynamic = BTreeMap<String, Bounds>;
 
 /// One point of a module's shape grid: dimension name -> size.
@@ -108,19 +108,20 @@ pub struct Input {
     /// Dtype, shape and strides at the bucket.
     #[serde(flatten)]
     pub layout: Layout,
-    /// For each axis, the bucketed dimension it has, if it has one.
+    /// The bucketed dimension of each axis, if it has one.
     pub dims: Vec<Option<String>>,
-    /// What fills the rest of a bucket that is larger than the request.
+    /// Padding value for a request that is smaller than the bucket.
     pub pad: Pad,
-    /// The values that it may have, `range[0]..range[1]`, where the spec says so (token ids, positions). Samples are drawn
-    /// from it.
+    /// Valid values, `range[0]..range[1]`, if the spec has them (token ids, positions). Samples are drawn from this
+    /// range.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[i64; 2]>,
-    /// The dimension of states whose size is `range[1]`: a call with a higher value moves its session into a larger bucket.
+    /// The dimension of states whose size is `range[1]`: a call with a higher value moves its session into a larger
+    /// bucket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub within: Option<String>,
-    /// The lowest value and one past the highest that its elements may have: what the graph allows and `range` says. A call
-    /// with another value is refused. None for floats and for integers of any value.
+    /// Minimum of the elements, and one past their maximum, from the graph and `range`. A call with another value is
+    /// refused. Absent for floats and for integers of any value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bounds: Option<[i64; 2]>,
 }
@@ -134,7 +135,7 @@ pub struct State {
     /// Dtype, shape and strides at the bucket.
     #[serde(flatten)]
     pub layout: Layout,
-    /// For each axis, the bucketed dimension it has, if it has one.
+    /// The bucketed dimension of each axis, if it has one.
     pub dims: Vec<Option<String>>,
     /// The value in a new session.
     pub first: First,
@@ -176,7 +177,7 @@ pub enum Pad {
     Float(f64),
 }
 
-/// How the size of one output axis follows from one bucketed dimension: `scale * size + offset`.
+/// The size of an output axis, as a function of one bucketed dimension: `scale * size + offset`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Follow {
@@ -197,7 +198,7 @@ pub struct Output {
     /// Dtype, shape and strides at the bucket.
     #[serde(flatten)]
     pub layout: Layout,
-    /// For each axis, how it follows a bucketed dimension, if it does.
+    /// The dependence of each axis on a bucketed dimension, if it has one.
     pub dims: Vec<Option<Follow>>,
 }
 
@@ -214,13 +215,13 @@ pub struct Step {
     pub artifact: Digest,
     /// Value numbers of the arguments, in the order of the artifact's inputs.
     pub inputs: Vec<usize>,
-    /// Value numbers that the results get, in the order of the artifact's outputs.
+    /// Value numbers of the results, in the order of the artifact's outputs.
     pub outputs: Vec<usize>,
     /// Constant name in the artifact -> tensor name in the weight set.
     pub binding: BTreeMap<String, String>,
 }
 
-/// One check of values that a program makes while it runs, and whose outcome comes back behind its results.
+/// A check of values during a run. Its outcome is returned after the program's results.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Check {
@@ -228,7 +229,7 @@ pub struct Check {
     pub value: usize,
     /// The condition in words, as `index in 0..30522 of aten.embedding`.
     pub text: String,
-    /// The model's line that asks for it, as `model.py:12`.
+    /// The line of the model that requires it, as `model.py:12`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
 }
@@ -242,16 +243,17 @@ pub enum Padding {
     Allowed,
     /// Some dimensions, or all, must have the bucket's sizes.
     Refused {
-        /// One line for people.
+        /// The reason, in one line.
         why: String,
-        /// The dimensions in which requests may be smaller all the same.
+        /// The dimensions in which requests may still be smaller.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         padded: Vec<String>,
     },
 }
 
 impl Padding {
-    /// Returns the padding of a bucket. `exact` has the dimensions in which a request can't be smaller, each with the reason.
+    /// Returns the padding of a bucket. `exact` has the dimensions in which a request can't be smaller, each with the
+    /// reason.
     pub fn new(sizes: &Sizes, exact: &BTreeMap<String, String>) -> Self {
         let mut reasons: Vec<&str> = exact.values().map(String::as_str).collect();
         reasons.dedup();
@@ -274,8 +276,8 @@ impl Padding {
         }
     }
 
-    /// Returns what a bucket is not padded for and why, none where nothing is refused: `exact sizes only: …`, or
-    /// `exact in seq, padded in batch: …`.
+    /// Returns the dimensions without padding and the reason; none if padding is allowed. For example
+    /// `exact sizes only: …` or `exact in seq, padded in batch: …`.
     pub fn refusal(&self, sizes: &Sizes) -> Option<String> {
         let Self::Refused { why, padded } = self else {
             return None;
@@ -294,17 +296,17 @@ impl Padding {
     }
 }
 
-/// What eager runs in place of the steps: the captured graph, with no Python.
+/// The captured graph, which eager runs in place of the steps, without Python.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Eager {
-    /// Key of the artifact that holds the graph; its kind says in which form.
+    /// Key of the artifact that holds the graph. Its kind is the format of the graph.
     pub artifact: Digest,
     /// Tensor names in the weight set: the graph's flat inputs after the program's inputs.
     pub weights: Vec<String>,
 }
 
-/// What runs one module at one bucket, or at every size within bounds.
+/// The compiled form of one module at one bucket, or at every size within bounds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Program {
@@ -318,31 +320,32 @@ pub struct Program {
     pub module: String,
     /// The bucket; for a dynamic program the sizes of the samples, which are those in its layouts.
     pub sizes: Sizes,
-    /// For a program that runs at every size within bounds.
+    /// The bounds of a dynamic program.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
     /// Hosts that it runs on.
     pub target: Target,
     /// Inputs of a call, in the order of the module's parameters.
     pub inputs: Vec<Input>,
-    /// Tensors that it reads and writes beside them, which stay from call to call.
+    /// States: tensors that it reads and writes, kept from call to call.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub states: Vec<State>,
     /// Outputs of a call, in the order in which the module returns them.
     pub outputs: Vec<Output>,
     /// Value numbers of the outputs.
     pub results: Vec<usize>,
-    /// What is checked while it runs, beyond the inputs' bounds.
+    /// Checks during a run, in addition to the inputs' bounds.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub checks: Vec<Check>,
-    /// How many values there are.
+    /// Number of values.
     pub values: usize,
-    /// None in a program that only eager runs.
+    /// Empty in a program that only eager runs.
     pub steps: Vec<Step>,
     /// The captured graph as a list of operator calls, where the build kept it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eager: Option<Eager>,
-    /// Key of the artifact with the tensors that the code itself makes: bindings may name them beside the weight set's.
+    /// Key of the artifact with the tensors that the code itself creates. Bindings name them like those of the weight
+    /// set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub constants: Option<Digest>,
     /// Whether smaller requests are padded into the bucket.
@@ -352,9 +355,9 @@ pub struct Program {
     pub call_spec: Value,
     /// The explained request key.
     pub request: Value,
-    /// What was measured when it was built.
+    /// Measurements of the build.
     pub receipt: Receipt,
-    /// Which precast wrote the record, and when.
+    /// Version of precast, and time of creation.
     pub provenance: Provenance,
 }
 
@@ -366,7 +369,7 @@ impl Program {
         sorted(steps.chain(eager).chain(self.constants))
     }
 
-    /// Returns the module and the names of its inputs, which tell it from its variants: `answer(ids, image)`.
+    /// Returns the module and the names of its inputs, which distinguish its variants: `answer(ids, image)`.
     pub fn title(&self) -> String {
         let names: Vec<&str> = self
             .inputs
@@ -376,8 +379,8 @@ impl Program {
         format!("{}({})", self.module, names.join(", "))
     }
 
-    /// Returns the seconds a call took when it was built: of its artifacts, or of the exported graph without Python. The gate
-    /// measures both in alternating calls.
+    /// Returns the seconds of one call at the time of the build: of the artifacts, or of the exported graph without
+    /// Python. The gate measures both in alternating calls.
     pub fn seconds(&self, eager: bool) -> Option<f64> {
         let gate = self.receipt.gate.as_ref()?;
         let micros = if eager {
@@ -389,19 +392,20 @@ impl Program {
         (seconds.is_finite() && seconds > 0.0).then_some(seconds)
     }
 
-    /// Returns whether its artifacts were found to be slower than eager: then eager is to answer in their place.
+    /// Returns whether its artifacts were slower than eager. Eager then answers in their place.
     pub fn slower_than_eager(&self) -> bool {
         let test = self.receipt.sign_test();
         test.is_some_and(|test| test.faster == Faster::Eager)
     }
 
-    /// Returns what tells the program from others of its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.
+    /// Returns the name of the program within its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.
     pub fn bucket(&self) -> String {
         form_name(&self.sizes, self.dynamic.as_ref(), !self.steps.is_empty())
     }
 }
 
-/// Returns how a program of this form is called. A dynamic one for size 1 of a dimension has that in its name.
+/// Returns the name of a program of this form. The name of a dynamic program for size 1 of a dimension includes that
+/// size.
 pub fn form_name(sizes: &Sizes, dynamic: Option<&Dynamic>, compiled: bool) -> String {
     let Some(dynamic) = dynamic.filter(|_| compiled) else {
         return match dynamic {
@@ -416,7 +420,7 @@ pub fn form_name(sizes: &Sizes, dynamic: Option<&Dynamic>, compiled: bool) -> St
     })
 }
 
-/// What an artifact's object is.
+/// The kind of an artifact's object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -429,7 +433,7 @@ pub enum ArtifactKind {
     Graph,
 }
 
-/// One constant an artifact must be given before it runs.
+/// A constant that must be set before an artifact runs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Constant {
@@ -440,7 +444,7 @@ pub struct Constant {
     pub layout: Layout,
 }
 
-/// One stored unit that programs call: an AOTInductor shared object, or what [`ArtifactKind`] says.
+/// A stored unit that programs call: an AOTInductor shared object, or another [`ArtifactKind`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Artifact {
@@ -448,7 +452,7 @@ pub struct Artifact {
     pub schema: u32,
     /// The artifact key.
     pub id: Digest,
-    /// What the object is.
+    /// Kind of the object.
     pub kind: ArtifactKind,
     /// Digest of the shared object, graph or safetensors object.
     pub object: Digest,
@@ -460,9 +464,9 @@ pub struct Artifact {
     pub inputs: Vec<Layout>,
     /// Layouts of its outputs, in the order of a call.
     pub outputs: Vec<Layout>,
-    /// Tensors that it must be given before its first call.
+    /// Constants to set before its first call.
     pub constants: Vec<Constant>,
-    /// What it takes beside or in place of them, and how that is made of them.
+    /// Prepacked constants, in addition to `constants` or in place of them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub prepared: Vec<Prepared>,
     /// Digest of the JSON for the proxy executor, for artifacts that call operators through it.
@@ -482,13 +486,13 @@ pub struct Artifact {
     pub log: Option<Digest>,
     /// The explained artifact key.
     pub key: Value,
-    /// What was measured when it was compiled.
+    /// Measurements of the compile.
     pub receipt: CompileReceipt,
-    /// Which precast wrote the record, and when.
+    /// Version of precast, and time of creation.
     pub provenance: Provenance,
 }
 
-/// Returns these digests sorted, each once.
+/// Returns these digests, sorted and without duplicates.
 pub(crate) fn sorted(all: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
     BTreeSet::from_iter(all).into_iter().collect()
 }
@@ -527,7 +531,7 @@ pub struct Package {
     pub version: String,
 }
 
-/// What importing the entry showed: remembered, so that an unchanged build starts no Python.
+/// The result of importing the entry. It is stored so that an unchanged build starts no Python.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Entry {
@@ -537,14 +541,14 @@ pub struct Entry {
     pub sources: Vec<SourceFile>,
     /// Installed packages, sorted by name.
     pub packages: Vec<Package>,
-    /// FQN -> method -> keys of `[compile]`: what submodules say of themselves.
+    /// FQN -> method -> keys of `[compile]` that submodules declare.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub declared: BTreeMap<String, BTreeMap<String, Value>>,
-    /// Where the packages were found; a place to look again, never part of a key.
+    /// The folders of the packages, for the next search. Never part of a key.
     pub site_packages: Vec<String>,
 }
 
-/// The shim for one torch: the shared objects that the runtime needs beside that libtorch.
+/// The shim for one torch: the shared objects that the runtime needs in addition to that libtorch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Shim {
@@ -591,7 +595,7 @@ pub struct Release {
     pub schema: u32,
     /// Name of the model.
     pub model: String,
-    /// Counts up from 1 within a model; the highest one is what a plain load gets.
+    /// Number of the release within its model, from 1 on. A plain load gets the highest one.
     pub seq: u64,
     /// Name that the user gave it, unique within the model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -601,30 +605,30 @@ pub struct Release {
     pub rollback: Option<u64>,
     /// Request keys of the programs.
     pub programs: Vec<Digest>,
-    /// Names of programs that the spec asked for and that a narrowed build left out: it is a partial release then, which
-    /// nobody gets who does not name it.
+    /// Names of programs that the spec requests and a narrowed build left out. If there are any, the release is
+    /// partial: only a load by its number gets it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
     /// Digest of the weight set, a safetensors object; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.
     pub aliases: BTreeMap<String, String>,
-    /// The shims for the torch versions under which its gates passed: the one that it was built with first.
+    /// The shims for the torch versions under which its gates passed. The first one is that of the build.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shims: Vec<Shim>,
-    /// What importing the entry showed when the release was built.
+    /// The result of importing the entry in the build of the release.
     pub entry: Entry,
-    /// Which precast wrote the record, and when.
+    /// Version of precast, and time of creation.
     pub provenance: Provenance,
 }
 
 impl Release {
-    /// Returns whether it is less than the spec asked for.
+    /// Returns whether programs of the spec are missing.
     pub fn is_partial(&self) -> bool {
         !self.lacks.is_empty()
     }
 
-    /// Returns the objects that it refers to itself, sorted: its weight set and its shims.
+    /// Returns the objects that it refers to directly, sorted: its weight set and its shims.
     pub fn objects(&self) -> Vec<Digest> {
         sorted(self.shim_objects().into_iter().chain(self.weights))
     }
@@ -634,7 +638,7 @@ impl Release {
         self.shims.iter().flat_map(Shim::objects).collect()
     }
 
-    /// Returns whether both give a caller the same: programs, weights, and the names of tied tensors.
+    /// Returns whether both have the same programs, weights, and names of tied tensors.
     pub fn same_content(&self, other: &Self) -> bool {
         let programs = |of: &Self| of.programs.iter().copied().collect::<BTreeSet<_>>();
         self.weights == other.weights
@@ -643,13 +647,13 @@ impl Release {
     }
 }
 
-/// Why something could not be built: kept until the next attempt, so that `precast log` can show it.
+/// The error of a failed build. It is kept until the next attempt, for `precast log`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Failure {
     /// Version of the record's form: [`SCHEMA`].
     pub schema: u32,
-    /// The request key or the artifact key of what was to be built.
+    /// The request key or the artifact key of the failed build.
     pub id: Digest,
     /// Name of the model.
     pub model: String,
@@ -666,12 +670,12 @@ pub struct Failure {
     /// The user's file and line that caused it, as `model.py:12`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
-    /// What to do about it, where the build knows.
+    /// A hint for the user, if the build has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
     /// Digest of the whole log.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<Digest>,
-    /// Which precast wrote the record, and when.
+    /// Version of precast, and time of creation.
     pub provenance: Provenance,
 }

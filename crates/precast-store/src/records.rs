@@ -1,4 +1,4 @@
-//! Publishing records, and reading them back with their checksums verified. A record is published after everything it
+//! Publishes records, and reads them with a check of their checksums. A record is published after everything that it
 //! refers to.
 
 use std::{fs, sync::Arc};
@@ -42,8 +42,8 @@ impl Records {
         self.objects.leases()
     }
 
-    /// Keeps an artifact's record, whose objects must be in the store. Returns the record that the store has now: this one, or
-    /// an earlier one of the same key.
+    /// Publishes an artifact's record. Its objects must be in the store. Returns the record that is now in the store:
+    /// this one, or an earlier one of the same key.
     pub fn put_artifact(&self, artifact: &Artifact) -> Result<Artifact, StoreError> {
         let _adding = self
             .leases()
@@ -57,7 +57,7 @@ impl Records {
         })
     }
 
-    /// Keeps a program's record, whose artifacts must be in the store. Returns the record that the store has now.
+    /// Publishes a program's record. Its artifacts must be in the store. Returns the record that is now in the store.
     pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
         let _alone = self.leases().claim(&program.id, &mut |_| true)?;
         check_name(&program.model)?;
@@ -68,7 +68,7 @@ impl Records {
         self.put_record(program, |old| self.need_artifacts(old).is_ok())
     }
 
-    /// Keeps the record of a failed build. It replaces an earlier one of the same key.
+    /// Publishes the record of a failed build. It replaces an earlier one of the same key.
     pub fn put_failure(&self, failure: &Failure) -> Result<(), StoreError> {
         if let Ok(Some(Failure { log: Some(old), .. })) = self.failure(&failure.id) {
             // A damaged log of the previous attempt is set aside.
@@ -94,8 +94,8 @@ impl Records {
         self.get(id)
     }
 
-    /// Returns whether the artifact with this key is there with all its objects, undamaged. Keeps it from being collected
-    /// for as long as this store is open. A builder calls this before it compiles.
+    /// Returns whether the artifact with this key exists with all its objects, undamaged. Protects it from gc while
+    /// this store is open. A builder calls this before it compiles.
     pub fn keep_artifact(&self, id: &Digest) -> Result<bool, StoreError> {
         self.leases().keep(&[*id])?;
         if !self.has_artifact(id)? {
@@ -103,7 +103,7 @@ impl Records {
         }
         let artifact = match self.artifact(id) {
             Ok(Some(artifact)) => artifact,
-            // Putting it again sets a damaged one aside.
+            // The next put sets a damaged record aside.
             Ok(None) | Err(StoreError::Record { .. }) => return Ok(false),
             Err(e) => return Err(e),
         };
@@ -125,7 +125,7 @@ impl Records {
         self.get(id)
     }
 
-    /// Indexes the record of `id` if its file is there and sound; returns whether it is.
+    /// Indexes the record of `id` if its file exists and is sound. Returns whether it is.
     pub(super) fn adopt<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
         let path = self.base().layout.record(R::KIND, id);
         if fs::symlink_metadata(&path).is_err() {
@@ -139,11 +139,11 @@ impl Records {
                     .write(|tx| record.insert(tx, &checksum, created))?;
             }
         }
-        // gc may have been faster.
+        // gc may have deleted it meanwhile.
         self.has_sound_record::<R>(id)
     }
 
-    /// Returns whether the record of `id` is there and undamaged. Costs a `stat`; a file that changed is read.
+    /// Returns whether the record of `id` exists and is undamaged. Costs a `stat`; a file that has changed is read.
     pub(super) fn has_sound_record<R: Keyed>(&self, id: &Digest) -> Result<bool, StoreError> {
         let path = self.base().layout.record(R::KIND, id);
         if publish::as_published(&path) {
@@ -166,7 +166,7 @@ impl Records {
         Ok(self.read(id)?.map(|(record, _)| record))
     }
 
-    /// Reads the record of `id` with its checksum, and stamps it as used.
+    /// Reads the record of `id` with its checksum, and updates its last-use stamp.
     fn read<R: Keyed>(&self, id: &Digest) -> Result<Option<(R, Digest)>, StoreError> {
         let path = self.base().layout.record(R::KIND, id);
         let found = checksum::read::<R>(&self.base().layout, &path)?;
@@ -185,7 +185,7 @@ impl Records {
         let path = self.base().layout.record(R::KIND, &id);
         self.leave_newer_failure(&id)?;
         let (text, _) = checksum::encode(record, &path)?;
-        // The next round reads a record that another process puts between the two steps.
+        // Another process may publish a record between the two steps. The next round reads it.
         while !publish::bytes(self.leases().pending_file()?, &path, &text)? {
             match self.get::<R>(&id) {
                 Ok(Some(old)) if sound(&old) => break,
@@ -209,7 +209,7 @@ impl Records {
         Ok(now)
     }
 
-    /// Fails where a newer precast wrote the record of a failure, which is neither replaced nor removed.
+    /// Fails if a newer precast wrote the record of a failure. It is neither replaced nor removed.
     fn leave_newer_failure(&self, id: &Digest) -> Result<(), StoreError> {
         match self.failure(id) {
             Err(e @ StoreError::Newer { .. }) => Err(e),
@@ -217,7 +217,7 @@ impl Records {
         }
     }
 
-    /// Fails at the first missing part of everything that `add` adds to a walk for `what`.
+    /// Runs a walk that `add` fills, and fails at its first missing part. `what` is the root of the walk, in words.
     pub(super) fn need(
         &self,
         what: &str,

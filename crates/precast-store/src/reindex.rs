@@ -17,7 +17,7 @@ use crate::{
     record::{Artifact, Failure, Program, Release},
 };
 
-/// Puts a row for every sound file that has none. Files that can't be read get no row; `verify` names them.
+/// Inserts a row for every sound file without one. Unreadable files get no row; `verify` names them.
 pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     for path in files(&layout.root.join("objects"), ".zst") {
         let Some(digest) = named(&path, ".zst") else {
@@ -41,7 +41,8 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Returns the error for a record of a newer precast. It has no row and its references are unknown, so nothing may be deleted.
+/// Returns the error for a record of a newer precast. It has no row and its references are unknown, so nothing may be
+/// deleted.
 pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Option<StoreError>> {
     let mut found = newer_of::<Artifact>(layout, index)?;
     found = found.or(newer_of::<Program>(layout, index)?);
@@ -71,7 +72,7 @@ fn is_newer(error: &StoreError) -> bool {
     matches!(error, StoreError::Newer { .. })
 }
 
-/// Removes the rows of releases whose file is gone: gc removes the file first.
+/// Removes the rows of releases whose file is missing: gc removes the file first.
 pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
     let all: Vec<(String, i64)> = to
         .prepare("SELECT model,seq FROM releases")?

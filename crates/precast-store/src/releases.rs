@@ -1,24 +1,25 @@
 //! Releases: complete sets of programs, each visible whole or not at all.
 //!
 //! A release is one file, published last, so that no process sees a part of it. Releases are numbered; a load without a
-//! number gets the highest one. Releases are never withdrawn: a rollback publishes an earlier release again, as the newest.
-//! Publishing the content of the newest release again has no effect.
+//! number gets the highest one. Releases are never withdrawn: a rollback publishes an earlier release again, as the
+//! newest. Publishing the content of the newest release again has no effect.
 //!
-//! A narrowed build may leave out programs that the spec asks for. It publishes a **partial release**, with a number by which
-//! it can be loaded. It is never the newest one: a load must name it, a rollback skips it, and gc does not count it.
+//! A narrowed build may leave out programs that the spec asks for. It publishes a **partial release**, with a number by
+//! which it can be loaded. It is never the newest one: a load must name it, a rollback skips it, and gc does not count
+//! it.
 //!
 //! ## Numbers between stores
 //!
-//! A number belongs to one store. Publishing never replaces a file: of two builders of one store one gets a number, and the
-//! other one takes the next. A copy keeps its number, so that `MODEL@7` means the same on both sides. It is refused where
-//! the other store has another release 7, since that name would then mean two things.
+//! A number belongs to one store. Publishing never replaces a file: of two builders of one store one gets a number, and
+//! the other one gets the next. A copy keeps its number, so that `MODEL@7` means the same on both sides. It is refused
+//! if the other store has another release 7, since that name would then mean two things.
 //!
-//! This allows two builders to push to one remote, though they count on their own:
+//! So two builders can push to one remote, although each has numbers of its own:
 //!
 //! | question | rule |
 //! |---|---|
 //! | May both add the parts of their releases? | Yes, in any order. The name of each part of a [manifest](Manifest) but the release follows from its content or its key. Two compiles of one key differ in bytes: the first record stays, and a later release uses it. |
-//! | Which number does a release get? | The remote gives it: the number after the highest one there, with a write that fails where the name exists, then the next. [`Releases::put`] does the same in one store. The number at home stays a name at home. |
+//! | Which number does a release get? | The remote assigns it: the number after the highest one there, with a write that fails if the name exists, then the next. [`Releases::put`] does the same in one store. The number in the local store does not change. |
 //! | Are two releases equal? | If their manifests are, but for the last part, which has the number. A push of the newest content of the remote publishes nothing, as `put` does. A signature covers the same list. |
 //! | Does a record refer to a number? | Only `rollback`. A push translates it by content, or leaves it out. |
 
@@ -42,7 +43,7 @@ use crate::{
     record::{Provenance, Release},
 };
 
-/// No model has as many releases.
+/// Maximum number of a release.
 const LAST: u64 = 1 << 53;
 
 /// The releases of all models.
@@ -59,8 +60,8 @@ impl Releases {
         self.records.objects.leases()
     }
 
-    /// Publishes a release as the newest one of its model. Returns it with its new `seq`, and true. If the newest release has
-    /// the same content, entry, name and shims, nothing is published, and that release is returned with false.
+    /// Publishes a release as the newest one of its model. Returns it with its new `seq`, and true. If the newest
+    /// release has the same content, entry, name and shims, publishes nothing, and returns that release with false.
     ///
     /// Everything that it refers to must be in the store: a release is visible whole or not at all.
     pub fn put(&self, release: &Release) -> Result<(Release, bool), StoreError> {
@@ -85,7 +86,7 @@ impl Releases {
         }
     }
 
-    /// Publishes a copy of a release under its own number. Fails where there is another one of that number.
+    /// Publishes a copy of a release under its own number. Fails if another release has that number.
     fn put_numbered(&self, release: &Release) -> Result<(), StoreError> {
         let _adding = self.leases().adding(&held_by(release))?;
         self.check(release)?;
@@ -99,7 +100,7 @@ impl Releases {
         })
     }
 
-    /// Fails where a release has a bad name or a missing part.
+    /// Fails if a release has a bad name or a missing part.
     fn check(&self, release: &Release) -> Result<(), StoreError> {
         if let Some(name) = &release.name {
             check_release_name(name)?;
@@ -110,7 +111,7 @@ impl Releases {
         })
     }
 
-    /// Writes a release's file and its row; returns false where there is one of that number.
+    /// Writes a release's file and its row. Returns false if the number is in use.
     fn publish(&self, release: &Release) -> Result<bool, StoreError> {
         let path = self.base().layout.release(&release.model, release.seq)?;
         let (text, checksum) = checksum::encode(release, &path)?;
@@ -125,8 +126,8 @@ impl Releases {
         Ok(true)
     }
 
-    /// Returns the newest release if publishing `release` would change nothing. A partial release is compared with the last
-    /// one. An unreadable release is not compared: the new one takes its place.
+    /// Returns the newest release if publishing `release` would change nothing. A partial release is compared with the
+    /// last release. An unreadable release is not compared: the new one takes its place.
     fn same(&self, release: &Release, last: Option<u64>) -> Option<Release> {
         let now = if release.is_partial() {
             self.at(&release.model, last?)
@@ -142,10 +143,10 @@ impl Releases {
         })
     }
 
-    /// Publishes an earlier release again, as the newest one: number `seq`, or the last whole one with other content than the
-    /// newest one. Returns it, and false if it is the newest one already.
+    /// Publishes an earlier release again, as the newest one: number `seq`, or the last whole one with other content
+    /// than the newest one. Returns it, and false if it is already the newest one.
     ///
-    /// Fails, and changes nothing, where a part of it is missing.
+    /// Fails, and changes nothing, if a part of it is missing.
     pub fn rollback(&self, model: &str, seq: Option<u64>) -> Result<(Release, bool), StoreError> {
         let none = |seq| StoreError::NoRelease {
             model: model.to_owned(),
@@ -179,8 +180,8 @@ impl Releases {
         })
     }
 
-    /// Returns the newest release of `model`, or the one with the number or the name `which`. A partial release is found by
-    /// its number only.
+    /// Returns the newest release of `model`, or the one with the number or the name `which`. A partial release is
+    /// found by its number only.
     pub fn get(&self, model: &str, which: Option<&str>) -> Result<Option<Release>, StoreError> {
         if let Some(seq) = which.and_then(|which| which.parse().ok()) {
             return self.at(model, seq);
@@ -224,7 +225,7 @@ impl Releases {
         let (before, after) = (names(before)?, names(after)?);
         let name = |(name, device): &(String, String)| {
             if after.iter().any(|(n, _)| n == name) {
-                // Only the program for another device is there.
+                // Only a program for another device exists.
                 format!("{name} on {device}")
             } else {
                 name.clone()
@@ -240,7 +241,7 @@ impl Releases {
         Ok(found.map(|(release, _)| release))
     }
 
-    /// Returns whether `model` has a release with this number: a `stat`.
+    /// Returns whether `model` has a release with this number. Costs a `stat`.
     pub fn has(&self, model: &str, seq: u64) -> bool {
         let path = self.base().layout.release(model, seq);
         path.is_ok_and(|path| fs::symlink_metadata(path).is_ok())
@@ -288,8 +289,8 @@ impl Releases {
         self.number(query, (program, partial))
     }
 
-    /// Returns the releases that have this program, or a program that calls this artifact: model and number, the oldest of each
-    /// model first.
+    /// Returns the releases that have this program, or a program that calls this artifact: model and number, the oldest
+    /// of each model first.
     pub fn with(&self, id: &Digest) -> Result<Vec<(String, u64)>, StoreError> {
         let query = "SELECT DISTINCT model,seq FROM release_programs WHERE program=?1 \
                      OR program IN (SELECT program FROM program_artifacts WHERE artifact=?1) ORDER BY 1,2";
@@ -315,7 +316,7 @@ impl Releases {
         self.base().index.query(query, [], |row| row.get(0))
     }
 
-    /// Returns every file that a release consists of. Fails where one is missing.
+    /// Returns every file that a release consists of. Fails if one is missing.
     pub fn manifest(&self, release: &Release) -> Result<Manifest, StoreError> {
         let walk = self.walk(release);
         if let Some(missing) = walk.missing.into_iter().next() {
@@ -333,13 +334,14 @@ impl Releases {
         walk
     }
 
-    /// Holds a release with all its parts: weights, programs, their artifacts and objects. Fails where one is missing.
+    /// Holds a release with all its parts: weights, programs, their artifacts and objects. Fails if one is missing.
     pub fn hold(&self, release: &Release) -> Result<Hold, StoreError> {
         let (hold, missing) = self.hold_found(release)?;
         missing.map_or(Ok(hold), Err)
     }
 
-    /// Holds the existing part of a release, and returns the error for the first missing part: a reader may not need it.
+    /// Holds the existing parts of a release, and returns the error for the first missing one: a reader may not need
+    /// it.
     pub fn hold_found(&self, release: &Release) -> Result<(Hold, Option<StoreError>), StoreError> {
         // gc deletes nothing that a held record refers to.
         let first = self.leases().hold(&held_by(release))?;
@@ -351,8 +353,8 @@ impl Releases {
         Ok((all, missing.map(|missing| missing.error(&title(release)))))
     }
 
-    /// Copies the records of a release and publishes it with its own number, after [`Objects::copy`](super::Objects::copy) of
-    /// its objects. Fails where this store has another release of that number.
+    /// Copies the records of a release and publishes it with its own number, after
+    /// [`Objects::copy`](super::Objects::copy) of its objects. Fails if this store has another release of that number.
     ///
     /// The release is published last, so that an interrupted copy leaves objects and records that gc removes.
     pub fn copy(&self, from: &Self, release: &Release) -> Result<(), StoreError> {
@@ -371,17 +373,17 @@ impl Releases {
     }
 }
 
-/// Names a release in errors.
+/// Returns the name of a release in errors.
 fn title(release: &Release) -> String {
     format!("release {} of `{}`", release.seq, release.model)
 }
 
-/// Returns everything that a release itself refers to.
+/// Returns everything that a release refers to directly.
 fn held_by(release: &Release) -> Vec<Digest> {
     [&release.programs[..], &release.objects()].concat()
 }
 
-/// Refuses a name that reads as a number: `model@7` is release 7.
+/// Refuses a name that is a number: `model@7` is release 7.
 pub fn check_release_name(name: &str) -> Result<(), StoreError> {
     check_name(name)?;
     if name.parse::<u64>().is_ok() {
@@ -463,7 +465,7 @@ mod tests {
         let mut other = testing::release("m", None, &[one, two]);
         other.weights = Some(store.objects().put_bytes(b"other weights").unwrap());
         assert!(store.releases().put(&other).unwrap().1);
-        // Builders that publish the same at the same time make one release of it.
+        // Builders that publish the same release at the same time create one.
         other.programs = vec![one];
         std::thread::scope(|scope| {
             for _ in 0..8 {
@@ -552,7 +554,7 @@ mod tests {
         assert_eq!(put(&["2.11.0"], &[one]), (2, true));
         assert_eq!(put(&["2.11.0", "2.13.0"], &[one]), (3, true));
         assert_eq!(put(&["2.11.0"], &[one]), (3, false), "it has it already");
-        // One runs the same under both.
+        // Releases that differ only in shims have the same content: the rollback skips them.
         let back = store.releases().rollback("m", None).unwrap().0;
         assert_eq!((back.seq, &back.programs[..]), (4, &[two][..]));
         // gc keeps the shims of a release, and a missing one is a defect.

@@ -1,5 +1,5 @@
-//! Repairs the defects that `verify` finds. Damaged files move to `quarantine/` and are not deleted; rows are rebuilt from
-//! the files.
+//! Repairs the defects that `verify` finds. Damaged files move to `quarantine/` and are not deleted; rows are rebuilt
+//! from the files.
 
 use std::{
     collections::BTreeSet,
@@ -35,15 +35,15 @@ pub struct Repaired {
     pub schema: u32,
     /// The defects before it.
     pub found: Vec<Defect>,
-    /// Files that were moved to `quarantine/`, as they were named in the store.
+    /// Files that were moved to `quarantine/`, by their names in the store.
     pub set_aside: Vec<PathBuf>,
-    /// Objects that were made again from their unpacked files.
+    /// Objects that were restored from their unpacked files.
     pub restored: Vec<Digest>,
-    /// The defects that are left: they need the next build, or a person.
+    /// The remaining defects, which need the next build or a person.
     pub left: Vec<Defect>,
 }
 
-/// The files that a repair has set aside so far, and the objects that it has made again.
+/// The files that a repair has set aside so far, and the objects that it has restored.
 #[derive(Default)]
 struct Done {
     aside: BTreeSet<PathBuf>,
@@ -51,7 +51,7 @@ struct Done {
 }
 
 impl Repaired {
-    /// Returns whether something was lost that the next build has to make again.
+    /// Returns whether something was lost that the next build must create again.
     pub fn lost(&self) -> bool {
         let lost = |defect: &&Defect| defect.needs() == Needs::Rebuild;
         (self.found.iter().filter(lost)).any(|defect| match defect {
@@ -71,8 +71,8 @@ impl Audit {
 
     /// Repairs defects. Files that can't be repaired are set aside.
     ///
-    /// Bytes are hashed first, without a lock. Then one exclusive lock covers the second look and the repair: no other process
-    /// adds, deletes or takes a lease between the two.
+    /// Hashes bytes first, without a lock. Then one exclusive lock covers the second check and the repair, so that no
+    /// other process adds, deletes or takes a lease between the two.
     pub fn repair(&self) -> Result<Repaired, StoreError> {
         self.base().writable("repair the store")?;
         let mut first = self.plain_folders(&["quarantine", "locks"])?;
@@ -150,7 +150,7 @@ impl Audit {
         }
     }
 
-    /// Fails where the index is damaged: its pages, or the check sum of a row.
+    /// Fails if the index is damaged: its pages, or the check sum of a row.
     pub fn check_index(&self) -> Result<(), StoreError> {
         self.base().index.with(|index| {
             let checked: String = index.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
@@ -162,14 +162,14 @@ impl Audit {
         })
     }
 
-    /// Makes the index again from the files.
+    /// Rebuilds the index from the files.
     pub fn reindex(&self) -> Result<(), StoreError> {
         self.base().writable("rebuild the index")?;
         let _alone = self.base().lock(Mode::Rebuild)?;
         self.reindex_alone()
     }
 
-    /// As [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
+    /// Like [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
     fn reindex_alone(&self) -> Result<(), StoreError> {
         let sound = Index::open_read_only(&self.base().locks).and_then(|own| {
             own.with(|index| {
@@ -200,7 +200,7 @@ impl Audit {
         })
     }
 
-    /// Makes these folders of the store, after setting aside other things in their places: nothing works before that.
+    /// Creates these folders of the store, which everything else needs. Sets aside other things in their places.
     fn plain_folders(&self, folders: &[&str]) -> Result<Vec<Defect>, StoreError> {
         let mut found = Vec::new();
         for &folder in folders {
@@ -224,13 +224,13 @@ impl Audit {
         Ok(found)
     }
 
-    /// Repairs the defects of files. Returns whether that may cause others. The caller has `Mode::Delete`.
+    /// Repairs the defects of files. Returns whether the repair may cause others. The caller has `Mode::Delete`.
     fn repair_some(&self, defects: &[Defect], done: &mut Done) -> Result<bool, StoreError> {
         let mut more = false;
         for defect in defects {
             let away = |path: &Path| self.base().set_aside(&self.base().path().join(path));
             match defect {
-                // Nothing but the record itself could show a change by another user.
+                // The checksum of a record is in the same file, so it does not detect a change by another user.
                 Defect::Mode { path, mode }
                     if mode & 0o022 != 0 && path.extension().is_some_and(|end| end == "json") =>
                 {
@@ -254,7 +254,7 @@ impl Audit {
                 }
                 // The object was restored, for this defect or an earlier one.
                 Defect::NoObject { digest, .. } if self.restored(digest, done)? => more = true,
-                // A release is not set aside: the next build makes it whole again.
+                // A release is not set aside: the next build completes it.
                 Defect::NoProgram { .. } => {}
                 Defect::NoObject { by, .. } if by.starts_with("releases") => {}
                 Defect::Ready { path, .. }
@@ -284,7 +284,7 @@ impl Audit {
         Ok(more)
     }
 
-    /// Returns whether an object is there, after making it again from its unpacked file where that is sound. The caller has
+    /// Returns whether an object exists. Restores it from its unpacked file if that is sound. The caller has
     /// `Mode::Delete`.
     fn restored(&self, digest: &Digest, done: &mut Done) -> Result<bool, StoreError> {
         if !self.objects().has(digest) {
@@ -301,7 +301,7 @@ impl Audit {
         let path = self.base().path().join(inside);
         let meta = fs::symlink_metadata(&path).at("look at", &path)?;
         if meta.is_file() && meta.nlink() > 1 {
-            // The mode belongs to all names of a file: only a copy of our own may be changed.
+            // The mode belongs to all names of a file. Only a private copy may be changed.
             return self.unlink_others(inside);
         }
         let folder = meta.permissions().mode() & 0o7755;
@@ -309,7 +309,7 @@ impl Audit {
         fs::set_permissions(&path, Permissions::from_mode(mode)).at("set the mode of", &path)
     }
 
-    /// Gives a file that has other names a copy of its own.
+    /// Replaces a file that has other names by a copy of its own.
     fn unlink_others(&self, path: &Path) -> Result<(), StoreError> {
         let path = self.base().path().join(path);
         let mut pending = self.collector.releases.leases().pending_file()?;

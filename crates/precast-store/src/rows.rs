@@ -1,7 +1,7 @@
 //! The rows of the index, each computed from a record.
 //!
-//! The last column of a table is a check sum over the other columns of the row, so that a flipped bit is an error and not a
-//! wrong answer.
+//! The last column of a table is a check sum over the other columns of the row, so that a flipped bit is an error and
+//! not a wrong answer.
 
 use rusqlite::{
     Connection, OptionalExtension, Row, ToSql, params, params_from_iter,
@@ -15,7 +15,7 @@ use crate::{
     record::{Artifact, Failure, Program, Release, sorted},
 };
 
-/// An object, as the index has it.
+/// The row of an object in the index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ObjectRow {
@@ -30,7 +30,7 @@ pub struct ObjectRow {
     pub created: i64,
 }
 
-/// A program, as the index has it.
+/// The row of a program in the index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProgramRow {
     /// The request key.
@@ -45,17 +45,17 @@ pub struct ProgramRow {
     pub target: String,
     /// `cpu` or `cuda`.
     pub device: String,
-    /// How many artifacts one run calls; 0 where eager runs it.
+    /// Number of artifact calls of one run; 0 if eager runs it.
     pub steps: u64,
     /// Seconds since 1970.
     pub created: i64,
-    /// Seconds since 1970; none if it was never used since the index was made.
+    /// Time of the last use, in seconds since 1970; none if it was not used since the index was created.
     pub used: Option<i64>,
     /// Bytes of the distinct shared objects that it calls.
     pub bytes: u64,
 }
 
-/// An artifact, as the index has it.
+/// The row of an artifact in the index.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct ArtifactRow {
@@ -72,7 +72,7 @@ pub struct ArtifactRow {
     pub size: u64,
     /// Seconds since 1970.
     pub created: i64,
-    /// Seconds since 1970; none if it was never used since the index was made.
+    /// Time of the last use, in seconds since 1970; none if it was not used since the index was created.
     pub used: Option<i64>,
 }
 
@@ -129,7 +129,7 @@ fn sum<'v>(table: &'v str, values: impl IntoIterator<Item = ValueRef<'v>>) -> i6
     i64::from_le_bytes(first)
 }
 
-/// Fails where the check sum of a row is wrong. It is in the column `at`, after all others of the table.
+/// Fails if the check sum of a row is wrong. It is in the column `at`, after all others of the table.
 pub(crate) fn check(row: &Row, table: &'static str, at: usize) -> rusqlite::Result<()> {
     let values = (0..at).map(|column| row.get_ref(column));
     let values = values.collect::<rusqlite::Result<Vec<_>>>()?;
@@ -170,12 +170,12 @@ fn link(to: &Connection, table: &str, from: &[Value], ids: &[Digest]) -> rusqlit
     Ok(())
 }
 
-/// Records that `id` was used at `at`.
+/// Stores `at` as the time of the last use of `id`.
 pub(crate) fn insert_use(to: &Connection, id: &Digest, at: i64) -> rusqlite::Result<()> {
     insert(to, "uses", vec![id.into(), at.into()])
 }
 
-/// Returns the IDs of last-use stamps that are damaged.
+/// Returns the IDs of damaged last-use stamps.
 pub(crate) fn bad_uses(from: &Connection) -> rusqlite::Result<Vec<Vec<u8>>> {
     let mut query = from.prepare("SELECT * FROM uses")?;
     let mut rows = query.query([])?;

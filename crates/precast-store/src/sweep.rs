@@ -1,8 +1,8 @@
 //! Carries out a plan of gc, in batches, so that other processes wait only briefly.
 //!
-//! A batch holds `Mode::Delete`, under which no process takes a lease or adds. It reads leases and references again, marks
-//! the rows that may still be deleted, deletes their files, then the rows. After a crash, marked rows count as deleted, and
-//! the next gc finishes them.
+//! A batch holds `Mode::Delete`, under which no process takes a lease or adds. It reads leases and references again,
+//! marks the rows that may still be deleted, deletes their files, then the rows. After a crash, marked rows count as
+//! deleted, and the next gc finishes them.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -28,7 +28,7 @@ use crate::Digest;
 
 const BATCH: usize = 1024;
 
-/// Files in `tmp/` that belong to no lease are removed when they are this old.
+/// Age at which files in `tmp/` without a lease are removed.
 const STALE: Duration = Duration::from_secs(3600);
 
 /// The result of a collection.
@@ -51,7 +51,7 @@ pub struct Collected {
     pub damaged_bytes: u64,
     /// Bytes of the objects and unpacked files that were deleted, as [`GcPlan`] counts them.
     pub bytes: u64,
-    /// Things of the plan that were held or needed by the time of their deletion.
+    /// Things of the plan that were held or needed at the time of their deletion.
     pub skipped: usize,
 }
 
@@ -60,7 +60,7 @@ struct Table {
     name: &'static str,
     /// Whether it refers to other things.
     refers: bool,
-    /// Whether anything still refers to it.
+    /// SQL for a reference to it.
     needed: &'static str,
     delete: &'static str,
 }
@@ -93,7 +93,7 @@ const FAILURES: Table = Table {
 };
 
 impl Collector {
-    /// Brings the index up to date, then makes the plan of `policy` and carries it out.
+    /// Updates the index, then computes the plan of `policy` and carries it out.
     pub fn gc(&self, policy: &Policy) -> Result<(GcPlan, Collected), StoreError> {
         self.recover()?;
         let plan = self.plan(policy)?;
@@ -139,7 +139,7 @@ impl Collector {
                 continue;
             }
             remove(&path)?;
-            // The name must be gone for good before its programs may go.
+            // The removal of the name must be durable before its programs are deleted.
             if let Some(folder) = path.parent() {
                 sync_folder(folder)?;
             }
@@ -189,8 +189,8 @@ impl Collector {
             }
         }
         if table.refers {
-            // A record must not come back after a power loss, without its references. An object may: nothing refers to it,
-            // and the next gc removes it.
+            // A record must not reappear after a power loss, without its references. An object may: nothing refers to
+            // it, and the next gc removes it.
             folders.retain(|folder| folder.exists());
             folders.iter().try_for_each(|folder| sync_folder(folder))?;
         }
@@ -218,15 +218,15 @@ impl Collector {
         }
     }
 
-    /// Recovers from a crash: indexes files without a row, finishes marked deletions, and removes temporary files of dead
-    /// processes.
+    /// Recovers from a crash: indexes files without a row, finishes marked deletions, and removes temporary files of
+    /// dead processes.
     pub fn recover(&self) -> Result<(), StoreError> {
         self.base().writable("recover the store")?;
         let _deleting = self.base().lock(Mode::Delete)?;
         self.recover_alone()
     }
 
-    /// As [`Self::recover`]. The caller has `Mode::Delete`.
+    /// Like [`Self::recover`]. The caller has `Mode::Delete`.
     pub(crate) fn recover_alone(&self) -> Result<(), StoreError> {
         let leased = self.releases.leases().held_by_live()?;
         for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
@@ -256,7 +256,7 @@ impl Collector {
             if lease.is_some_and(|lease| lease.exists()) {
                 continue;
             }
-            // Its process may be ending right now.
+            // Its process may be removing it at this moment.
             let Ok(meta) = fs::symlink_metadata(&path) else {
                 continue;
             };
@@ -309,7 +309,7 @@ fn unmark_all(tx: &Connection, table: &Table) -> rusqlite::Result<usize> {
         .execute([table.name])
 }
 
-/// Removes one file; returns its size, 0 when it was gone.
+/// Removes one file. Returns its size, or 0 if it does not exist.
 fn remove(path: &Path) -> Result<u64, StoreError> {
     let size = match fs::symlink_metadata(path) {
         Ok(meta) => meta.len(),

@@ -1,7 +1,7 @@
 //! Points at which a test can stop a process, to run two processes against each other at every phase.
 //!
-//! Only with the feature `sync-points`, which only tests enable. When the folder `PRECAST_SYNC` has a file `NAME.stop`, the
-//! first process that reaches point NAME renames it to `NAME.here` and waits for a file `NAME.go`.
+//! Only with the feature `sync-points`, which only tests enable. When the folder `PRECAST_SYNC` has a file `NAME.stop`,
+//! the first process that reaches point NAME renames it to `NAME.here` and waits for a file `NAME.go`.
 
 /// Waits here when a test asks for it.
 #[cfg(not(feature = "sync-points"))]

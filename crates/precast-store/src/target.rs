@@ -1,7 +1,7 @@
 //! The target of an artifact (device, ISA, torch, …), and whether a host can run it.
 //!
-//! A target is part of every key. Before an artifact is loaded, its target is compared with the host: a wrong machine is an
-//! error that names the differences, never a crash inside a kernel.
+//! A target is part of every key. Before an artifact is loaded, its target is compared with the host: a wrong machine
+//! is an error that names the differences, never a crash inside a kernel.
 
 mod driver;
 mod host;
@@ -61,10 +61,10 @@ impl fmt::Display for Device {
     }
 }
 
-/// What a binary is tied to.
+/// The properties of a host that a binary depends on.
 ///
 /// `isa` is a level's name (`native`, `x86-64-v3`); `features` are the CPU features the host code may use, sorted. A
-/// host runs the artifact when it has all of them, whatever the level is called.
+/// host runs the artifact if it has all of them, whatever the name of its level.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Target {
@@ -96,14 +96,14 @@ pub struct Target {
 pub struct Mismatch {
     /// Name of the field of [`Target`].
     pub field: &'static str,
-    /// What the artifact was built for, as text.
+    /// The value of the artifact, as text.
     pub artifact: String,
-    /// What the host has, as text; `none` where it has nothing.
+    /// The value of the host, as text; `none` if it has none.
     pub host: String,
 }
 
 impl Mismatch {
-    /// Returns whether it is about torch alone: the same machine may have another one.
+    /// Returns whether it concerns only torch: the same machine may have another torch.
     pub fn is_of_torch(&self) -> bool {
         ["torch", "torch_git", "cuda"].contains(&self.field)
     }
@@ -141,7 +141,7 @@ impl Target {
         )
     }
 
-    /// Returns every reason why `host` can't run what was built for this target; empty when it can.
+    /// Returns every reason why `host` can't run binaries for this target; empty if it can.
     pub fn mismatches(&self, host: &Target) -> Vec<Mismatch> {
         let mut found = Vec::new();
         let mut differ = |field, artifact: &str, host: &str| {
@@ -185,8 +185,8 @@ impl Target {
     }
 }
 
-/// Returns the CPU features of this host that a compiler may use, sorted, by the names of `/proc/cpuinfo`'s kin in
-/// rustc (`avx2`, `avx512f`, …).
+/// Returns the CPU features of this host that a compiler may use, sorted. The names are those of rustc (`avx2`,
+/// `avx512f`, …).
 pub fn host_features() -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     #[cfg(target_arch = "x86_64")]
@@ -238,7 +238,7 @@ pub fn host_features() -> Vec<String> {
     found
 }
 
-/// The baseline levels a spec may ask for with `[target] isa`, and the features each one may use.
+/// The baseline levels for `[target] isa` of a spec, each with its allowed features.
 pub const ISA_LEVELS: [(&str, &[&str]); 3] = [
     (
         "x86-64-v2",

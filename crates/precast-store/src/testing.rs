@@ -46,12 +46,12 @@ pub fn filled() -> (TempDir, Store, Artifact, Program) {
     (dir, store, artifact, program)
 }
 
-/// Returns a record, or a part of one, that is written as this JSON.
+/// Returns a record, or a part of one, parsed from JSON.
 pub fn read<T: DeserializeOwned>(json: Value) -> T {
     serde_json::from_value(json).unwrap()
 }
 
-/// Makes the folder that `path` is in.
+/// Creates the parent folder of `path`.
 pub fn shard(path: &Path) -> PathBuf {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     path.to_owned()
@@ -66,7 +66,7 @@ pub fn damage(path: &Path, change: impl FnOnce(&mut Vec<u8>)) {
     fs::set_permissions(path, Permissions::from_mode(0o444)).unwrap();
 }
 
-/// Returns a target for the CPU that records of the tests have.
+/// Returns a target for the CPU.
 pub fn target() -> Target {
     Target {
         os: "linux".into(),
@@ -90,7 +90,7 @@ fn layout() -> Layout {
     }
 }
 
-/// Puts an object and returns the record of an artifact that has it.
+/// Puts an object and returns the record of an artifact with it.
 pub fn artifact(store: &Store, name: &str) -> Artifact {
     let content = name.repeat(500);
     Artifact {
@@ -183,7 +183,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
     }
 }
 
-/// Puts the objects of a shim for a torch, which nothing could load, and returns it.
+/// Puts the objects of a shim that can't be loaded, and returns the shim.
 pub fn shim(store: &Store, torch: &str) -> Shim {
     let put = |half: &str| {
         store

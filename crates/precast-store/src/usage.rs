@@ -1,5 +1,5 @@
-//! The users of objects, and the objects that `precast gc --unreleased` would delete. Both follow from the graph that gc
-//! reads.
+//! The users of objects, and the objects that `precast gc --unreleased` would delete. Both follow from the graph that
+//! gc reads.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Digest;
 
-/// How disk usage is grouped.
+/// The grouping of disk usage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -90,7 +90,8 @@ impl ObjectUsage {
         }
     }
 
-    /// Returns the groups that need an object, sorted by name, and how many programs and releases of each need it.
+    /// Returns the groups that need an object, sorted by name, each with its number of programs and releases that need
+    /// it.
     pub fn needs(&self, object: &Digest) -> impl Iterator<Item = (&str, u64)> {
         let groups = self.groups.get(object).into_iter().flatten();
         groups.map(|(group, times)| (&**group, *times))
@@ -150,7 +151,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
 
-        /// Programs call artifacts at random, and some of them are released, again and again.
+        /// Programs call random artifacts, and some programs are released repeatedly.
         #[test]
         fn what_stays_is_what_gc_would_leave(
             programs in prop::collection::vec((0..2usize, prop::collection::vec(0..6usize, 1..4)), 1..8),

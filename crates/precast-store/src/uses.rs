@@ -10,10 +10,10 @@ use std::{
 use super::{base::Base, rows, time::now};
 use crate::Digest;
 
-/// The limit of the wait for other processes. A lost stamp costs a later rebuild at most: less than a long wait.
+/// Maximum wait for other processes. A lost stamp costs at most a later rebuild, which is cheaper than a long wait.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// The last-use stamps of this process, in seconds since 1970. Dropping them writes them.
+/// The last-use stamps of this process, in seconds since 1970. They are written on drop.
 pub(crate) struct Uses {
     base: Arc<Base>,
     stamps: Mutex<BTreeMap<Digest, i64>>,

@@ -1,8 +1,8 @@
 //! Checks a whole store: every file, byte, reference and row.
 //!
-//! It takes no lock while it hashes, so other processes may add and delete meanwhile. A suspected defect is checked again
-//! under an exclusive lock, and reported only if it is still there. A read-only store gets no second check and is not
-//! written.
+//! It takes no lock while it hashes, so other processes may add and delete meanwhile. A suspected defect is checked
+//! again under an exclusive lock, and reported only if it is still there. A read-only store gets no second check and is
+//! not written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -74,7 +74,7 @@ impl Audit {
         self.again(first)
     }
 
-    /// Looks once more, and hashes only the files that had a wrong hash. The caller has `Mode::Delete`.
+    /// Checks again, and hashes only the files that had a wrong hash. The caller has `Mode::Delete`.
     pub(super) fn again(&self, first: Verified) -> Result<Verified, StoreError> {
         let mut second = self.look(false)?;
         for defect in first.defects {
@@ -110,7 +110,7 @@ impl Audit {
         })
     }
 
-    /// Returns the error of an unusable index of the store: a read-only store then works with one in memory.
+    /// Returns the error of an unusable index of the store. A read-only store then uses an index in memory.
     pub fn index_trouble(&self) -> Option<StoreError> {
         if !Index::may_be_read(&self.base().layout) {
             return None;
@@ -128,7 +128,7 @@ impl Audit {
         errors
     }
 
-    /// Adds the defects of the index: compares it with a new one, made from the files now.
+    /// Adds the defects of the index: compares it with an index that is built from the files now.
     fn compare_rows(&self, defects: &mut Vec<Defect>) -> Result<(), StoreError> {
         let Base { layout, locks, .. } = self.base();
         let damaged = |why: String| Defect::Index { why };
@@ -137,7 +137,7 @@ impl Audit {
             return Ok(());
         }
         if !Index::may_be_read(layout) {
-            // A user who may write the store can check it.
+            // Only a user with write access can check it.
             return Ok(());
         }
         let looked = Index::open_read_only(locks).and_then(|own| {
@@ -204,8 +204,8 @@ fn unreadable<R: Record>(layout: &Layout, errors: &mut Vec<StoreError>) {
     errors.extend(files.filter_map(|path| record_file::<R>(layout, &path).err()));
 }
 
-/// Returns every row that follows from files: its table and key -> its fields but the time, which differs in a copy of a store,
-/// and the check sum, which covers the time.
+/// Returns every row that is computed from files: table and key -> fields. Leaves out the time, which differs in a copy
+/// of a store, and the check sum, which covers the time.
 pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, String>> {
     let tables = [
         ("objects", 1),
@@ -266,7 +266,7 @@ mod tests {
             drop(store.objects().map(&digest).unwrap());
             let path = store.path().to_owned();
             drop(store);
-            // As in a checkout of `git`, and in many copies.
+            // Like a checkout of `git`, and like many copies.
             fs::remove_dir_all(path.join("ready")).unwrap();
             for folder in Layout::FOLDERS {
                 let _ = fs::remove_dir(path.join(folder));

@@ -40,13 +40,28 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Optio
 /// The states with the places of their axes, in the order of the file.
 pub(super) type States = Vec<(StateSpec, Vec<Span>)>;
 
-/// Reads `[module.state]`.
-pub(super) fn state<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<States> {
+/// Reads `[module.state]`. An input has its shape in `[module.inputs]`, and no value of its own.
+pub(super) fn state<'t>(
+    reader: &mut Reader<'t>,
+    field: &KeyValue<'t>,
+    inputs: Option<&Inputs>,
+) -> Option<States> {
     let section = reader.table(field, "[module.state]")?;
-    let fields = section.fields().into_iter();
-    let read = fields.map(|(name, _, field)| one_state(reader, name, &field));
-    let read: Vec<_> = read.collect();
-    read.into_iter().collect()
+    let mut states = Vec::new();
+    for (name, place, field) in section.fields() {
+        let state = one_state(reader, name, &field);
+        let mut inputs = inputs.into_iter().flatten();
+        let is_input = inputs.any(|(input, _)| input.name == name);
+        let plain =
+            |(state, _): &(StateSpec, _)| state.shape.is_none() && state.first == FirstValue::Zeros;
+        if is_input && !state.as_ref().is_none_or(plain) {
+            let message = format!("state `{name}` is an input, with its shape in [module.inputs]");
+            let help = format!("write `{name} = \"zeros\"`: a session begins with zeros");
+            reader.wrong_help(&place, message, help);
+        }
+        states.push(state);
+    }
+    states.into_iter().collect()
 }
 
 fn one_state<'t>(

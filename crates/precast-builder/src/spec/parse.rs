@@ -290,7 +290,10 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     let method = optional(&section, "method", |field| method(reader, field));
     let regions = optional(&section, "regions", |field| globs(reader, field));
     let inputs = optional(&section, "inputs", |field| inputs::inputs(reader, field));
-    let state = optional(&section, "state", |field| inputs::state(reader, field));
+    let known = inputs.as_ref().and_then(Option::as_ref);
+    let state = optional(&section, "state", |field| {
+        inputs::state(reader, field, known)
+    });
     let buckets = optional(&section, "buckets", |field| buckets::buckets(reader, field));
     let gate = optional(&section, "gate", |field| gate(reader, field));
     let rules = [

@@ -128,7 +128,7 @@ fn a_shared_object_has_entry_points_and_device_code() {
             ("100", Format::Cubin, 1, size("add-sm100.cubin"))
         ]
     );
-    assert_eq!(report.warnings.len(), 2, "{:?}", report.warnings);
+    assert_eq!(report.warnings.len(), 1, "{:?}", report.warnings);
 }
 
 /// The code lies across the end of the first piece that is searched.
@@ -219,11 +219,10 @@ fn a_package_has_a_target_inputs_and_constants() {
             ("arg3_1".into(), "l.weight".into())
         ]
     );
-    // Read in place, and unpacked into memory: the same.
-    let [plain, packed] = &package.libraries[..] else {
+    // torch writes shared objects uncompressed; a compressed one is a member without an entry of its own.
+    let [plain] = &package.libraries[..] else {
         panic!("{:?}", package.libraries);
     };
-    assert_eq!(plain.object.kernels, packed.object.kernels);
     assert_eq!(plain.object.kernels.len(), 2);
 }
 
@@ -326,12 +325,14 @@ fn refused(bytes: &[u8]) -> String {
 
 #[test]
 fn bombs_are_unpacked_up_to_the_limit() {
-    // Two shared objects of zeros that unpack to more than is read of a file of this size.
-    let mut zeros = b"\x7fELF\x02\x01\x01".to_vec();
-    zeros.resize(200 << 20, 0);
-    let zeros = &zeros[..];
+    // Graphs of zeros that unpack to more than is read of a file of this size.
+    let zeros = vec![0; 17 << 20];
     let deflated = CompressionMethod::Deflated;
-    let bytes = zipped(&[("m/a.so", zeros, deflated), ("m/b.so", zeros, deflated)]);
+    let names: Vec<String> = (0..20).map(|i| format!("m/models/{i}.json")).collect();
+    let members: Vec<_> = (names.iter())
+        .map(|name| (name.as_str(), &zeros[..], deflated))
+        .collect();
+    let bytes = zipped(&members);
     assert!(bytes.len() < 1 << 20);
     assert!(refused(&bytes).starts_with("its parts overlap or unpack"));
     // Of JSON only the first bytes are read.

@@ -6,12 +6,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use precast_store::elf::{Dynamic, Elf, ElfError, ReadCache};
+use precast_store::elf::{DynamicSection, Elf, ElfError, ReadCache};
 
 use super::LibraryError;
 
 /// Reads the file at `path`. Returns also its size in bytes.
-pub(super) fn of_file(path: &Path) -> Result<(Dynamic, u64), LibraryError> {
+pub(super) fn of_file(path: &Path) -> Result<(DynamicSection, u64), LibraryError> {
     let io = |source: io::Error| LibraryError::Io {
         path: path.to_owned(),
         source,
@@ -24,7 +24,7 @@ pub(super) fn of_file(path: &Path) -> Result<(Dynamic, u64), LibraryError> {
 }
 
 /// Reads the object `name`.
-pub(super) fn of_bytes(bytes: &[u8], name: &str) -> Result<Dynamic, LibraryError> {
+pub(super) fn of_bytes(bytes: &[u8], name: &str) -> Result<DynamicSection, LibraryError> {
     let read = Elf::parse(bytes).and_then(|elf| elf.dynamic());
     read.map_err(|why| malformed(name.to_owned(), why))
 }
@@ -37,14 +37,14 @@ fn malformed(name: String, why: ElfError) -> LibraryError {
 }
 
 /// Returns the folders of `DT_RPATH` for a library in `origin`. None for a library with `DT_RUNPATH`.
-pub(super) fn rpath(dynamic: &Dynamic, origin: &Path) -> Vec<PathBuf> {
+pub(super) fn rpath(dynamic: &DynamicSection, origin: &Path) -> Vec<PathBuf> {
     let folders = dynamic.rpath.iter().filter(|_| dynamic.runpath.is_none());
     let folders = folders.flatten();
     folders.map(|folder| expand(folder, origin)).collect()
 }
 
 /// Returns the folders of `DT_RUNPATH` for a library in `origin`.
-pub(super) fn runpath(dynamic: &Dynamic, origin: &Path) -> Vec<PathBuf> {
+pub(super) fn runpath(dynamic: &DynamicSection, origin: &Path) -> Vec<PathBuf> {
     let folders = dynamic.runpath.iter().flatten();
     folders.map(|folder| expand(folder, origin)).collect()
 }

@@ -184,11 +184,31 @@ fn filter(table: &str, label: &str) -> Markup {
 
 fn programs_table(index: usize, part: &ModelPart) -> Markup {
     let id = format!("programs-{index}");
+    let states = part.programs().any(|(_, line)| line.state_bytes > 0);
+    let mut columns = vec![
+        ("ID", false),
+        ("Module", false),
+        ("Bucket", false),
+        ("Steps", true),
+        ("Artifacts", true),
+        ("Size", true),
+    ];
+    columns.extend(states.then_some(("State", true)));
+    columns.extend(
+        [
+            "Build",
+            "Eager",
+            "Artifact",
+            "Against eager",
+            "Memory",
+            "Error",
+        ]
+        .map(|name| (name, true)),
+    );
     html! {
         (filter(&id, "Show programs with"))
         div.scroll { table.sort id=(id) {
-            (heads(&[("ID", false), ("Module", false), ("Bucket", false), ("Steps", true), ("Artifacts", true), ("Size", true),
-                ("Build", true), ("Eager", true), ("Artifact", true), ("Against eager", true), ("Memory", true), ("Error", true)]))
+            (heads(&columns))
             tbody { @for (module, line) in part.programs() {
                 @let receipt = &line.receipt;
                 @let built: f64 = receipt.seconds.values().sum();
@@ -200,6 +220,7 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
                     td.n { (line.steps) }
                     td.n { (line.artifacts) }
                     td.n data-v=(line.bytes) { (bytes(line.bytes)) }
+                    @if states { td.n data-v=(line.state_bytes) { @if line.state_bytes > 0 { (bytes(line.state_bytes)) } } }
                     td.n data-v=(built) { @if built > 0.0 { (time(built)) } }
                     td.n data-v=[receipt.eager.map(|l| l.median)] { @if let Some(l) = receipt.eager { (time(l.median)) } }
                     td.n data-v=[receipt.artifact.map(|l| l.median)] { @if let Some(l) = receipt.artifact { (time(l.median)) } }
@@ -217,7 +238,7 @@ fn programs_table(index: usize, part: &ModelPart) -> Markup {
         } }
         p.note { "Build: seconds of its own (capture, gate); its artifacts are listed below. Memory: what a call takes at most, beyond inputs \
             and weights. Error: share of the tolerance that \
-            the worst output uses." }
+            the worst output uses." @if states { " State: what each session keeps at this bucket." } }
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use precast_store::{
     Digest, Filter, Store, StoreError,
-    record::{Failure, Program, Release, Sizes},
+    record::{Failure, Program, Release, Sizes, session_bytes},
 };
 use serde::Serialize;
 
@@ -74,6 +74,8 @@ pub struct ProgramLine {
     pub artifacts: usize,
     /// Bytes of all that it calls, with the eager one.
     pub bytes: u64,
+    /// Bytes of the states that a session has at this bucket.
+    pub state_bytes: u64,
     /// Whether it is a bucket of the grid, and not the dynamic or the eager program of its module.
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
@@ -264,6 +266,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         steps: program.steps.len(),
         artifacts: artifacts.len(),
         bytes,
+        state_bytes: session_bytes([program]),
         fixed: program.dynamic.is_none(),
         padded: program.sizes.keys().all(|dim| program.padding.allows(dim)),
         receipt: ReceiptSummary::of(program),

@@ -1,29 +1,15 @@
 //! The meaning of an error for the caller: its cause, whether it passes, and a remedy.
 
-use std::io;
+use std::{io, sync::Arc};
 
 use precast_store::{
     Device, StoreError,
-    record::bucket_name,
+    record::{Sizes, bucket_name},
     target::{Mismatch, Torch},
 };
 
 use super::{NoFit, RuntimeError, TorchError};
-
-/// Returns the remedy for a torch that differs from that of the build.
-fn of_torch(mismatches: &[Mismatch]) -> String {
-    let mut fields = mismatches.iter();
-    let torch = fields.find(|mismatch| mismatch.field == "torch");
-    let (built, here) = torch.map_or(("", ""), |torch| (&*torch.artifact, &*torch.host));
-    let gate = if Torch::is_older(built, here) {
-        "`precast verify --host` runs its gates under this torch; or "
-    } else {
-        "it runs under this torch or a newer one: "
-    };
-    format!(
-        "{gate}name the folder of the package `torch` that it was built with, `--libtorch DIR` or `LIBTORCH`, or build it again"
-    )
-}
+use crate::source::NoRelease;
 
 impl RuntimeError {
     /// Returns the error of a call that begins while the process is ending.
@@ -102,98 +88,48 @@ impl RuntimeError {
 
     /// Returns a remedy for the caller.
     pub fn hint(&self) -> String {
-        const REBUILD: &str =
-            "build the program again; `precast verify` says whether its objects are whole";
-        const NO_CODE: &str = "oneDNN makes machine code at run time: run without systemd's `MemoryDenyWriteExecute` \
-             (`PR_SET_MDWE`), which forbids that";
         let text = match self {
             Self::Failed { .. } | Self::NoContainer { .. } | Self::NotLoadable { .. }
                 if self.is_out_of_memory() =>
             {
-                "there was too little memory: free some, or have fewer calls at once, and try again"
+                NO_MEMORY
             }
-            Self::Unprepared { .. } => NO_CODE,
-            Self::Failed {
+            Self::Unprepared { .. }
+            | Self::Failed {
                 message: TorchError::NoCode(_),
                 ..
             } => NO_CODE,
-            Self::Store { source, .. } => match source.downcast_ref::<StoreError>() {
-                Some(error) => error.hint(),
-                None => "`precast verify` looks at every byte of the store",
-            },
-            Self::NoRelease(missing) => {
-                return match (&missing.release, missing.partial, &*missing.known) {
-                    (None, Some(last), _) => {
-                        format!("`{}@{last}` is the last one", missing.model)
-                    }
-                    (_, _, []) => "`precast build` makes one".to_owned(),
-                    (None, _, known) => format!("the store has {}", known.join(", ")),
-                    (Some(_), ..) => {
-                        "`precast release ls` lists the releases; gc may have deleted this one"
-                            .to_owned()
-                    }
-                };
-            }
-            Self::NoDevice {
-                device: Device::Cuda(_),
-                ..
-            } => "`Device::Cpu` runs programs built for `cpu`",
-            Self::NoDevice { .. } => "name another device",
-            Self::Libtorch { .. } => {
-                "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or `LIBTORCH` for \
-                 the command, `Runtime::libtorch` in the library"
-            }
-            Self::NoShim {
-                known, outdated, ..
-            } if *outdated || known.is_empty() => {
-                "`precast build` makes a shim, and compiles nothing else"
-            }
-            Self::NoShim { .. } => {
-                "`precast verify --host MODEL` makes a shim for it and runs the gates here; or name the folder of one of those \
-                 torches: `--libtorch DIR` or `LIBTORCH`"
-            }
+            Self::Failed { step, .. } if step == "eager" => EAGER_FAILS,
+            Self::Store { source, .. } => source.downcast_ref().map_or(
+                "`precast verify` looks at every byte of the store",
+                StoreError::hint,
+            ),
+            Self::NoRelease(missing) => return of_release(missing),
+            Self::NoDevice { device, .. } if *device == Device::Cpu => "name another device",
+            Self::NoDevice { .. } => "`Device::Cpu` runs programs built for `cpu`",
+            Self::Libtorch { .. } => LIBTORCH,
+            Self::NoShim { outdated: true, .. } => NEW_SHIM,
+            Self::NoShim { known, .. } if known.is_empty() => NEW_SHIM,
+            Self::NoShim { .. } => OTHER_SHIM,
             Self::UnknownHost { .. } => "run it with the libtorch that it was built with",
             Self::Devices => "name each device once",
-            Self::WrongRecord { .. } => {
-                "`precast verify` says whether the store's records are whole"
-            }
-            Self::WrongTarget { mismatches, .. } | Self::WrongArtifact { mismatches, .. }
-                if mismatches.iter().all(Mismatch::is_of_torch) =>
-            {
-                return of_torch(mismatches);
-            }
-            Self::WrongTarget { .. } | Self::WrongArtifact { .. } => {
-                "build the model on this kind of host, or name its target in `[target]`"
+            Self::WrongRecord { .. } => RECORDS,
+            Self::WrongTarget { mismatches, .. } | Self::WrongArtifact { mismatches, .. } => {
+                return of_target(mismatches);
             }
             Self::LackingLibtorch { built_with, .. } => {
                 return format!(
                     "run it with torch {built_with} or a newer one, or build the model with this one"
                 );
             }
-            Self::MemoryFile { .. } => {
-                "it is held in memory: free some, or raise the number of open files with `ulimit -n`"
-            }
+            Self::MemoryFile { .. } => MEMORY_FILE,
             Self::NothingLeft { cause, .. } => return cause.error.hint(),
-            Self::NotLoadable {
-                reason: TorchError::Loader(text),
-                ..
-            } if text.starts_with("libtorch_python") => {
-                "link the operators' library without libtorch_python (`is_python_module=False` in \
-                 torch.utils.cpp_extension.load), and build again"
-            }
+            Self::NotLoadable { reason, .. } if needs_python(reason) => NO_PYTHON,
             Self::Operators {
                 reason: TorchError::Registered(_),
                 ..
-            } => {
-                "a process can hold one version of an operator's library: load this model in another one"
-            }
-            Self::Unreadable { .. } | Self::WrongBytes { .. } => {
-                "`precast verify` finds every damaged object"
-            }
-            Self::Failed { step, .. } if step == "eager" => {
-                "the model fails at these sizes or values in eager mode too, as with more tokens than it has positions: send \
-                 what it takes"
-            }
+            } => REGISTERED,
+            Self::Unreadable { .. } | Self::WrongBytes { .. } => OBJECTS,
             Self::NotLoadable { .. }
             | Self::Crashes { .. }
             | Self::Operators { .. }
@@ -203,74 +139,134 @@ impl RuntimeError {
             | Self::Malformed { .. }
             | Self::Failed { .. }
             | Self::BadOutput { .. } => REBUILD,
-            Self::Untried { .. } => {
-                "it is tried again; `ulimit -a`, and `pids.max` and `memory.max` of the container, say what may be short"
-            }
+            Self::Untried { .. } => UNTRIED,
             Self::Interrupted { .. } => "start it again: nothing is remembered of this load",
-            Self::CheckFailed { .. } => {
-                "the model refuses these inputs in eager mode too: look at their values and sizes"
-            }
-            Self::BadWeights { .. } | Self::Unbound { .. } => {
-                "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model again"
-            }
+            Self::CheckFailed { .. } => CHECK_FAILED,
+            Self::BadWeights { .. } | Self::Unbound { .. } => WEIGHTS,
             Self::Upload { .. } => "free memory on it, or load the model on another device",
             Self::Unready { .. } => "start the process again: an error of this kind stays with it",
-            Self::NoModule { module, known, .. } => match nearest(module, known) {
-                Some(nearest) => return format!("did you mean `{nearest}`?"),
-                None if known.is_empty() => "`precast ls` lists the modules",
-                None => return format!("it has {}", known.join(", ")),
-            },
-            Self::NoThreads { .. } => {
-                "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower `OMP_NUM_THREADS`"
-            }
-            Self::Busy { .. } => {
-                "try again later, wait longer, or load the model with more `Runtime::instances`"
-            }
-            Self::NeedsSession { .. } => {
-                "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states"
-            }
-            Self::SessionsBusy { .. } => {
-                "drop a session, wait longer, or load the model with more `Runtime::sessions`"
-            }
-            Self::SessionFailed { .. } => {
-                "`Session::reset` starts it anew; a session that was saved can be loaded"
-            }
+            Self::NoThreads { .. } => NO_THREADS,
+            Self::Busy { .. } => BUSY,
+            Self::NeedsSession { .. } => NEEDS_SESSION,
+            Self::SessionsBusy { .. } => SESSIONS_BUSY,
+            Self::SessionFailed { .. } => SESSION_FAILED,
             Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
+            Self::NoModule { module, known, .. } => return of_module(module, known),
             Self::BadInput { problem, .. } => return problem.hint(),
             Self::InputCount { names, .. } => {
                 return format!("pass {} in this order", names.join(", "));
             }
-            Self::InputNames { variants, .. } => {
-                let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
-                return format!("it takes {}", variants.join("; or "));
-            }
-            Self::NoBucket {
-                nearest: Some(nearest),
-                why: NoFit::PaddingRefused,
-                ..
-            } => {
-                return format!(
-                    "{} covers it, and its record says why it can't be padded into",
-                    bucket_name(nearest)
-                );
-            }
-            Self::NoBucket {
-                nearest: Some(nearest),
-                ..
-            } => return format!("the nearest is {}", bucket_name(nearest)),
-            Self::NoBucket { .. } => {
-                "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more"
-            }
+            Self::InputNames { variants, .. } => return of_names(variants),
+            Self::NoBucket { nearest, why, .. } => return of_bucket(nearest.as_ref(), why),
             Self::Shape { .. } => "a shape's sizes multiplied are the number of elements",
             Self::NoOutput { known, .. } => return format!("it has {}", known.join(", ")),
-            Self::OutputDtype { got, .. } => {
-                return format!("ask for the Rust type of {got}");
-            }
-            Self::Tensor { .. } | Self::Array { .. } => {
-                "libtorch refused it: there may be too little memory"
-            }
+            Self::OutputDtype { got, .. } => return format!("ask for the Rust type of {got}"),
+            Self::Tensor { .. } | Self::Array { .. } => REFUSED,
         };
         text.to_owned()
+    }
+}
+
+const NO_MEMORY: &str =
+    "there was too little memory: free some, or have fewer calls at once, and try again";
+const NO_CODE: &str = "oneDNN makes machine code at run time: run without systemd's `MemoryDenyWriteExecute` \
+     (`PR_SET_MDWE`), which forbids that";
+const EAGER_FAILS: &str = "the model fails at these sizes or values in eager mode too, as with more tokens than it has \
+     positions: send what it takes";
+const LIBTORCH: &str = "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or \
+     `LIBTORCH` for the command, `Runtime::libtorch` in the library";
+const NEW_SHIM: &str = "`precast build` makes a shim, and compiles nothing else";
+const OTHER_SHIM: &str = "`precast verify --host MODEL` makes a shim for it and runs the gates here; or name the folder of \
+     one of those torches: `--libtorch DIR` or `LIBTORCH`";
+const MEMORY_FILE: &str =
+    "it is held in memory: free some, or raise the number of open files with `ulimit -n`";
+const NO_PYTHON: &str = "link the operators' library without libtorch_python (`is_python_module=False` in \
+     torch.utils.cpp_extension.load), and build again";
+const REGISTERED: &str =
+    "a process can hold one version of an operator's library: load this model in another one";
+const RECORDS: &str = "`precast verify` says whether the store's records are whole";
+const OBJECTS: &str = "`precast verify` finds every damaged object";
+const REBUILD: &str =
+    "build the program again; `precast verify` says whether its objects are whole";
+const UNTRIED: &str = "it is tried again; `ulimit -a`, and `pids.max` and `memory.max` of the container, say what may be \
+     short";
+const CHECK_FAILED: &str =
+    "the model refuses these inputs in eager mode too: look at their values and sizes";
+const WEIGHTS: &str = "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model \
+     again";
+const NO_THREADS: &str = "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower \
+     `OMP_NUM_THREADS`";
+const BUSY: &str = "try again later, wait longer, or load the model with more `Runtime::instances`";
+const NEEDS_SESSION: &str =
+    "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states";
+const SESSIONS_BUSY: &str =
+    "drop a session, wait longer, or load the model with more `Runtime::sessions`";
+const SESSION_FAILED: &str =
+    "`Session::reset` starts it anew; a session that was saved can be loaded";
+const REFUSED: &str = "libtorch refused it: there may be too little memory";
+
+/// Returns the remedy for a release that is not there.
+fn of_release(missing: &NoRelease) -> String {
+    match (&missing.release, missing.partial, &*missing.known) {
+        (None, Some(last), _) => format!("`{}@{last}` is the last one", missing.model),
+        (_, _, []) => "`precast build` makes one".to_owned(),
+        (None, _, known) => format!("the store has {}", known.join(", ")),
+        (Some(_), ..) => {
+            "`precast release ls` lists the releases; gc may have deleted this one".to_owned()
+        }
+    }
+}
+
+/// Returns the remedy for a host that differs from that of the build.
+fn of_target(mismatches: &[Mismatch]) -> String {
+    if !mismatches.iter().all(Mismatch::is_of_torch) {
+        return "build the model on this kind of host, or name its target in `[target]`".to_owned();
+    }
+    let mut fields = mismatches.iter();
+    let torch = fields.find(|mismatch| mismatch.field == "torch");
+    let (built, here) = torch.map_or(("", ""), |torch| (&*torch.artifact, &*torch.host));
+    let gate = if Torch::is_older(built, here) {
+        "`precast verify --host` runs its gates under this torch; or "
+    } else {
+        "it runs under this torch or a newer one: "
+    };
+    format!(
+        "{gate}name the folder of the package `torch` that it was built with, `--libtorch DIR` or `LIBTORCH`, or build it again"
+    )
+}
+
+/// Returns whether a library does not load for want of libtorch_python.
+fn needs_python(reason: &TorchError) -> bool {
+    matches!(reason, TorchError::Loader(text) if text.starts_with("libtorch_python"))
+}
+
+/// Returns the remedy for a module that is not there: the known one with the nearest name, or all of them.
+fn of_module(given: &str, known: &[String]) -> String {
+    let distance = |name: &&String| strsim::damerau_levenshtein(name, given);
+    let nearest = known.iter().min_by_key(distance);
+    match nearest.filter(|name| distance(name) <= 3) {
+        Some(nearest) => format!("did you mean `{nearest}`?"),
+        None if known.is_empty() => "`precast ls` lists the modules".to_owned(),
+        None => format!("it has {}", known.join(", ")),
+    }
+}
+
+/// Returns the remedy for inputs with other names than any variant has.
+fn of_names(variants: &[Arc<[String]>]) -> String {
+    let variants: Vec<String> = variants.iter().map(|names| names.join(", ")).collect();
+    format!("it takes {}", variants.join("; or "))
+}
+
+/// Returns the remedy for a request without a bucket.
+fn of_bucket(nearest: Option<&Sizes>, why: &NoFit) -> String {
+    match (nearest.map(bucket_name), why) {
+        (Some(nearest), NoFit::PaddingRefused) => {
+            format!("{nearest} covers it, and its record says why it can't be padded into")
+        }
+        (Some(nearest), NoFit::TooLarge) => format!("the nearest is {nearest}"),
+        (None, _) => {
+            "`precast ls` lists the buckets; the spec's `[module.buckets]` can have more".to_owned()
+        }
     }
 }
 
@@ -290,11 +286,4 @@ pub(crate) fn passes(error: &io::Error) -> bool {
     error
         .raw_os_error()
         .is_some_and(|number| PASSING.contains(&number))
-}
-
-/// Returns the name that was meant, if one is near enough.
-fn nearest<'a>(given: &str, known: &'a [String]) -> Option<&'a String> {
-    let distance = |name: &String| strsim::damerau_levenshtein(name, given);
-    let nearest = known.iter().min_by_key(|name| distance(name));
-    nearest.filter(|name| distance(name) <= 3)
 }

@@ -62,8 +62,11 @@ impl Loaded {
             return self.replay(graph, &mut slot.buffers, &inputs, sizes);
         }
         let device = self.plan.device;
-        let flags = self.watch.clamp(&mut inputs, device);
-        let mut flags = flags.map_err(|error| self.plan.tensor(error))?;
+        let flags = self
+            .watch
+            .as_ref()
+            .map(|watch| watch.clamp(&mut inputs, device));
+        let mut flags = flags.transpose().map_err(|error| self.plan.tensor(error))?;
         let stream = match device {
             Device::Cpu => RawStream::NONE,
             Device::Cuda(ordinal) => self.stream(ordinal)?,
@@ -79,7 +82,9 @@ impl Loaded {
             Runner::Containers(containers) => self.plan.execute(containers, inputs, stream)?,
             Runner::Graph(_) => Handles::new(),
         };
-        self.watch.outcomes(&mut outputs, flags.as_mut())?;
+        if let (Some(watch), Some(flags)) = (&self.watch, &mut flags) {
+            watch.outcomes(&mut outputs, flags)?;
+        }
         let outputs = self.finish(outputs, sizes, |storage| {
             slot.owns(&self.plan, storage) || sources.contains(&storage)
         })?;

@@ -78,7 +78,7 @@ impl<'d, R: ReadRef<'d>> Elf<'d, R> {
                 _ => {}
             }
         }
-        // The kernel and the loader treat an object without the header as one that requests it.
+        // The kernel and the loader take a missing header as a request for an executable stack.
         if !plain_stack {
             found.push(Hazard::ExecutableStack);
         }
@@ -155,7 +155,7 @@ mod tests {
     fn text_relocations_are_found_by_entry_or_flag_and_only_before_the_end() {
         let folder = tempfile::tempdir().unwrap();
         let whole = linked(folder.path(), "ax", &["-Wl,-z,notext"]);
-        // The linker writes both.
+        // The linker writes both entries.
         let entry = |tag: u64, value: u64| [tag.to_le_bytes(), value.to_le_bytes()].concat();
         let words = [entry(22, 0), entry(30, 4)];
         let at = |bytes: &[u8], word: &[u8]| {

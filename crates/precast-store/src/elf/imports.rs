@@ -9,7 +9,8 @@
 //! | the stable C ABI | `torch_new_list_reserve_size` |
 //! | C++ in a namespace of torch | `_ZN3c106detail14torchCheckFailEPKcS2_jS2_` |
 //!
-//! Functions of the C library, of the compiler's runtime and of operators' libraries are not: the loader reports those.
+//! Functions of the C library, of the compiler's runtime and of operators' libraries are not counted: the loader
+//! reports missing ones.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +24,7 @@ const NAMESPACES: [&str; 5] = ["2at", "3c10", "4c10d", "5torch", "6caffe2"];
 impl<'d, R: ReadRef<'d>> Elf<'d, R> {
     /// Returns the functions that a shared object imports from libtorch, each once, sorted.
     ///
-    /// Weak ones are left out: the loader takes the object without them.
+    /// Weak ones are left out: the loader accepts the object without them.
     pub fn imports(&self) -> Result<Vec<String>, ElfError> {
         let mut found = BTreeSet::new();
         for symbol in self.symbols()? {

@@ -6,7 +6,7 @@ use rusqlite::{Connection, TransactionBehavior};
 
 use crate::{error::StoreError, layout::Layout, reindex};
 
-/// The first SQLite without the corruption that was fixed in 3.51.3.
+/// The first SQLite without a bug that corrupts databases; 3.51.3 fixed it.
 const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
 
 const TABLES: &str = include_str!("../index.sql");
@@ -18,7 +18,7 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
     connection.pragma_query_value(None, "user_version", |row| row.get(0))
 }
 
-/// Checks the tables of an index, and makes and fills those of a new one. Refuses another version.
+/// Checks the tables of an index. Creates and fills them in a new one. Refuses another version.
 pub(super) fn prepare_tables(
     connection: &mut Connection,
     layout: &Layout,
@@ -33,7 +33,7 @@ pub(super) fn prepare_tables(
     if version(connection).map_err(|e| failed(path, e))? == 0 {
         let mut make = || {
             let tx = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
-            // Another process may have made them meanwhile.
+            // Another process may have created the tables meanwhile.
             if version(&tx)? == 0 && schema(&tx)?.is_empty() {
                 tx.execute_batch(TABLES)?;
                 reindex::fill(layout, &tx)?;
@@ -55,7 +55,7 @@ fn schema(of: &Connection) -> rusqlite::Result<Vec<[Option<String>; 4]>> {
         .collect()
 }
 
-/// Returns the schema that this code makes.
+/// Returns the schema that this code creates.
 fn own_schema() -> &'static [[Option<String>; 4]] {
     static OWN: OnceLock<Vec<[Option<String>; 4]>> = OnceLock::new();
     let own = || {
@@ -66,7 +66,8 @@ fn own_schema() -> &'static [[Option<String>; 4]] {
     OWN.get_or_init(|| own().unwrap_or_default())
 }
 
-/// Refuses an index of another version, or with other tables, triggers or views than ours: a store may come from anywhere.
+/// Refuses an index of another version, or with tables, triggers or views other than ours: the source of a store may be
+/// unknown.
 pub(super) fn check_schema(connection: &Connection, path: &Path) -> Result<(), StoreError> {
     let found = version(connection).map_err(|e| failed(path, e))?;
     if found != KNOWN {

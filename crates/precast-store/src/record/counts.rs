@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Sizes;
 
-/// What one process counted for one model.
+/// Counts of one process for one model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Counts {
@@ -12,28 +12,28 @@ pub struct Counts {
     pub schema: u32,
     /// Name of the model.
     pub model: String,
-    /// When counting began and when this was written, in seconds since 1970.
+    /// Time of the start of counting, in seconds since 1970.
     pub since: i64,
-    /// When this was written, in seconds since 1970.
+    /// Time of writing, in seconds since 1970.
     pub until: i64,
     /// Counted calls, grouped by request and answer.
     pub calls: Vec<Calls>,
 }
 
-/// Calls that asked for the same and got the same.
+/// Calls with the same request and the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Calls {
     /// Name of the module in the spec.
     pub module: String,
-    /// What was asked for; empty where requests of many sizes are counted together.
+    /// The requested sizes; empty if requests of many sizes are counted together.
     pub sizes: Sizes,
     /// The bucket that answered, if one did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bucket: Option<Sizes>,
     /// `exact`, `padded`, `dynamic`, `eager`, or `refused` when nothing answered.
     pub rung: String,
-    /// How many calls there were.
+    /// Number of calls.
     pub count: u64,
 }
 

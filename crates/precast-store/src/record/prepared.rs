@@ -4,21 +4,21 @@ use serde::{Deserialize, Serialize};
 
 use super::Dtype;
 
-/// A constant that an artifact takes in a form of its own, made of its constants once for each weight set: a filter with
-/// the batch norm after it multiplied in, a matrix in the order that a kernel reads it.
+/// A prepacked constant, computed from an artifact's constants once for each weight set: a filter multiplied by the
+/// following batch norm, or a matrix in the element order of a kernel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Prepared {
-    /// What the artifact calls it.
+    /// Its name in the artifact.
     pub name: String,
     /// Type of its elements.
     pub dtype: Dtype,
     /// Size of each axis.
     pub shape: Vec<i64>,
-    /// None for an order that only torch's operators know.
+    /// Strides; absent for a layout that only torch's operators know.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<Vec<i64>>,
-    /// The operator that makes it of the constants.
+    /// The operator call that computes it from the constants.
     pub call: Recipe,
 }
 
@@ -39,13 +39,13 @@ impl Prepared {
 pub struct Recipe {
     /// As `aten::mul.Tensor`.
     pub operator: String,
-    /// All of them, in the order of the operator's schema.
+    /// All arguments, in the order of the operator's schema.
     pub arguments: Vec<(String, Operand)>,
 }
 
 impl Recipe {
-    /// Returns the constants that it joins along their first axis; none where it is another. On a device they lie one behind
-    /// the other, so that what is made of them is there already.
+    /// Returns the constants that it concatenates along their first axis; none for another recipe. On a device these
+    /// are contiguous, so that the result needs no copy.
     pub fn joined(&self) -> Option<Vec<&str>> {
         let [(_, Operand::Tensors(parts)), (_, Operand::Int(0))] = &self.arguments[..] else {
             return None;
@@ -65,7 +65,7 @@ impl Recipe {
 pub enum Operand {
     /// The name of a constant.
     Constant(String),
-    /// What another call gives.
+    /// The result of another call.
     Call(Recipe),
     /// A list of tensors.
     Tensors(Vec<Operand>),
@@ -79,8 +79,8 @@ pub enum Operand {
     Ints(Vec<i64>),
     /// A floating-point number.
     Float(f64),
-    /// By the number in torch's export schema, as the next.
+    /// A scalar type, by its number in torch's export schema.
     ScalarType(i64),
-    /// By the number in torch's export schema.
+    /// A memory format, by its number in torch's export schema.
     MemoryFormat(i64),
 }

@@ -5,10 +5,10 @@
 //! | record | field | meaning |
 //! |---|---|---|
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, `measure`) |
-//! | program | `eager_us`, `eager_runs`, `threads` | median microseconds of a call of eager in Python, measured beside other tasks of the build |
+//! | program | `eager_us`, `eager_runs`, `threads` | median microseconds of a call of eager in Python, measured while other tasks of the build run |
 //! | program | `eager_peak_bytes` | peak memory of that call, on CUDA |
 //! | program | `padding` | the module's own error on padded requests, in eager: `points`, `max_abs`, `sensitive` |
-//! | program | `gate_given` | the inputs of the gate beside the program: samples, weights, tolerances, host, … |
+//! | program | `gate_given` | the inputs of the gate in addition to the program: samples, weights, tolerances, host, … |
 //! | program | `gate` | the [gate's report](Gate) |
 //! | program | `gated_by` | the program whose gate had the same inputs, so that this one was not run |
 //! | program | `tuned` | the [option sets](Tried) it was compiled with, the baseline first |
@@ -24,47 +24,47 @@ use serde_json::Value;
 use super::{Dtype, Padding, Sizes};
 use crate::Digest;
 
-/// What was measured when a program was built.
+/// Measurements of the build of a program.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Receipt {
     /// Seconds of each phase (`capture`, `gate`, `measure`).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub seconds: BTreeMap<String, f64>,
-    /// Microseconds of a call of eager in Python, with other tasks of the build beside it.
+    /// Microseconds of a call of eager in Python, measured while other tasks of the build run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_us: Option<f64>,
-    /// How many calls that is the median of.
+    /// Number of calls of that median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_runs: Option<u64>,
-    /// How many threads torch used for them.
+    /// Number of threads that torch used for these calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u64>,
     /// Peak memory of eager in Python, on CUDA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_peak_bytes: Option<u64>,
-    /// The module's own answers to padded requests; absent where padding was not tried.
+    /// The module's own answers to padded requests; absent if padding was not tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<ModulePadding>,
-    /// What the gate looked at beside the program.
+    /// The inputs of the gate, in addition to the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate_given: Option<Given>,
     /// The gate's report.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gate: Option<Gate>,
-    /// Request key of the program whose gate it is, where that gate looked at the same things and was not repeated.
+    /// Request key of the program whose gate had the same inputs; this program's gate was not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gated_by: Option<Digest>,
-    /// Option sets that it was compiled with, the module's own first; absent where there was one.
+    /// Option sets that it was compiled with, the module's own first; absent if there was only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tuned: Option<Vec<Tried>>,
-    /// Request key of the program that was tuned, where its choice was taken over.
+    /// Request key of the tuned program whose choice was reused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tuned_by: Option<Digest>,
 }
 
 impl Receipt {
-    /// Returns the option sets that it was compiled with; none where there was one.
+    /// Returns the option sets that it was compiled with; empty if there was only one.
     pub fn tried(&self) -> &[Tried] {
         self.tuned.as_deref().unwrap_or_default()
     }
@@ -74,13 +74,13 @@ impl Receipt {
         self.gate.as_ref()?.sign_test.as_ref()
     }
 
-    /// Notes what a phase took.
+    /// Records the seconds of a phase.
     pub fn took(&mut self, phase: &str, seconds: f64) {
         self.seconds.insert(phase.to_owned(), seconds);
     }
 }
 
-/// What was measured when an artifact was compiled.
+/// Measurements of the compile of an artifact.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct CompileReceipt {
@@ -101,18 +101,19 @@ pub struct ModulePadding {
     pub sensitive: bool,
 }
 
-/// A size that padding was tried at.
+/// A size at which padding was tried.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PaddedPoint {
     /// The request's sizes before padding.
     pub sizes: Sizes,
-    /// The module's error at this size, without padding: there is no answer to compare with.
+    /// The module's error at this size, without padding: there is nothing to compare with.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skipped: Option<String>,
 }
 
-/// What a gate looked at beside the program. A gate of an equal program that was given the same holds.
+/// The inputs of a gate, in addition to the program. The result of a gate holds for every equal program with the same
+/// inputs.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -127,34 +128,34 @@ pub struct Given {
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.
     pub aliases: BTreeMap<String, String>,
-    /// How often the program was run.
+    /// Number of runs of the program.
     pub steps: u32,
     /// Relative tolerance of the spec; none for that of the dtype.
     pub rtol: Option<f64>,
     /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
-    /// For each output, the coarsest dtype on its way, where that is not its own.
+    /// For each output, the coarsest dtype of its computation, if it differs from its own.
     pub compute_dtypes: Vec<Option<Dtype>>,
-    /// What the capture found of padding.
+    /// The padding that the capture found.
     pub padding: Padding,
 }
 
-/// What tells hosts apart by their answers and their speed.
+/// The properties of a host that affect answers and speed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// Digest of the machine's ID, which is not for others to see.
+    /// Digest of the machine's ID. The ID itself is private.
     pub machine: String,
     /// Model name of the CPU.
     pub cpu: Option<String>,
-    /// How many cores the build may use.
+    /// Number of cores that the build may use.
     pub cores: usize,
     /// Version of the GPU's driver.
     pub driver: Option<String>,
 }
 
-/// The report of a gate: how a program's artifacts compare with eager.
+/// The report of a gate: the comparison of a program's artifacts with eager.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Gate {
@@ -164,46 +165,46 @@ pub struct Gate {
     /// Whether all runs gave the same bits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deterministic: Option<bool>,
-    /// How often it was run.
+    /// Number of runs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
     /// Mean seconds of these runs, with the copies of their outputs to the CPU.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds_per_run: Option<f64>,
-    /// Peak memory of a call of the artifacts, beyond what the process had before; null where it can't be known.
+    /// Peak memory of a call of the artifacts, beyond the memory of the process before it; null if it is unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub artifact_peak_bytes: Option<u64>,
     /// The runtime's answers to padded requests; null where padding was not tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<GatePadding>,
-    /// The same of the exported graph; null where it did not run.
+    /// Peak memory of a call of the exported graph, measured in the same way; null if it did not run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_peak_bytes: Option<u64>,
     /// Median microseconds of a call of the artifacts, alternating with calls of the exported graph.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub artifact_us: Option<f64>,
-    /// How many calls that is the median of.
+    /// Number of calls of that median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub artifact_runs: Option<u64>,
-    /// The same of the exported graph, without Python.
+    /// Median microseconds of a call of the exported graph, without Python.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_us: Option<f64>,
-    /// How many calls that is the median of.
+    /// Number of calls of that median.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_runs: Option<u64>,
-    /// In how many rounds the exported graph took less time than the artifacts.
+    /// Number of rounds in which the exported graph took less time than the artifacts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_wins: Option<u64>,
-    /// The same for each of the other option sets that were measured with it.
+    /// The same number for each of the other option sets in the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_eager_wins: Option<Vec<u64>>,
-    /// Median microseconds of a call of each of them.
+    /// Median microseconds of a call of each other option set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_us: Option<Vec<f64>>,
-    /// In how many rounds each of them took less time than this one.
+    /// For each other option set, the number of rounds in which it took less time than this one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_wins: Option<Vec<u64>>,
-    /// The comparison of the artifacts' speed with eager's; absent where only one of them was measured.
+    /// The comparison of the artifacts' speed with eager's; absent if only one of them was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sign_test: Option<SignTest>,
 }
@@ -218,13 +219,13 @@ impl Gate {
     }
 }
 
-/// How far one output is from eager's.
+/// The difference between one output and eager's.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Compared {
     /// Name of the output.
     pub name: String,
-    /// Of integers, which must be equal; the numbers are absent then.
+    /// Whether integers are equal, as they must be; the numbers are then absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub equal: Option<bool>,
     /// Largest absolute difference of an element.
@@ -252,9 +253,9 @@ pub struct GatePadding {
     pub points: Vec<Sizes>,
     /// The largest difference from eager at its own size.
     pub max_abs: f64,
-    /// Why smaller requests may not be padded into the bucket, if they may not.
+    /// The reason why smaller requests may not be padded into the bucket, if they may not.
     pub refused: Option<String>,
-    /// In which dimension they may not, with the reason.
+    /// The dimensions without padding, each with the reason.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub exact: BTreeMap<String, String>,
 }
@@ -263,17 +264,17 @@ pub struct GatePadding {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct SignTest {
-    /// How often each of them was called.
+    /// Number of calls of each of them.
     pub rounds: u64,
-    /// In how many rounds eager took less time.
+    /// Number of rounds in which eager took less time.
     pub eager_faster: u64,
     /// Whether no other task of the build was running.
     pub exclusive: bool,
-    /// Which of the two answers from now on.
+    /// The faster one, which answers calls.
     pub faster: Faster,
 }
 
-/// Which of the two is the faster one, as far as that was decided.
+/// The faster one of the two, if there is a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
@@ -282,7 +283,7 @@ pub enum Faster {
     Artifact,
     /// The exported graph, run without Python.
     Eager,
-    /// Undecided, so that the artifact answers.
+    /// No decision: the artifact answers.
     Neither,
 }
 
@@ -290,21 +291,21 @@ pub enum Faster {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Tried {
-    /// How it differs from the module's own settings.
+    /// The difference to the module's own settings.
     pub options: String,
-    /// Seconds its artifacts took to compile.
+    /// Seconds of the compiles of its artifacts.
     pub seconds: Option<f64>,
-    /// Seconds a call takes, alternating with calls of the other sets.
+    /// Seconds of a call, alternating with calls of the other sets.
     pub latency: Option<f64>,
     /// The largest absolute error of an output.
     pub max_abs: Option<f64>,
     /// Whether the program kept it.
     pub chosen: bool,
-    /// Why it could not be chosen.
+    /// The reason why it could not be chosen.
     pub refused: Option<String>,
 }
 
-/// Which precast wrote a record, and when; never part of a key.
+/// The version of precast that wrote a record, and the time. Never part of a key.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Provenance {

@@ -121,7 +121,7 @@ fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
         release.lacks = lacks.iter().map(ToString::to_string).collect();
         store.releases().put(&release).unwrap().0.seq
     };
-    // As four builders left it that did not know of each other: names stand for other releases of the same content.
+    // Releases of four independent builders: names distinguish releases of the same content.
     put(1, None, &[]);
     for name in ["a", "b", "c", "d"] {
         put(2, Some(name), &[]);
@@ -139,7 +139,7 @@ fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
     };
     assert_eq!(gone(2), [6]);
     assert_eq!(gone(1), [1, 6]);
-    // What is whole and newer has what the partial one had, or other things.
+    // A newer whole release supersedes the partial ones.
     assert_eq!(put(5, None, &[]), 8);
     assert_eq!(gone(3), [6, 7]);
     assert_eq!(gone(1), [1, 2, 3, 4, 5, 6, 7]);
@@ -165,7 +165,7 @@ fn what_another_process_holds_stays_until_it_is_let_go() {
         unreleased: true,
         ..Policy::default()
     };
-    // A plan that was made without knowing of the reader is carried out knowing of it.
+    // A plan from before the lease of a reader is carried out with that lease.
     let stale = Planned::blind(&store, &policy);
     assert!(!stale.programs.is_empty());
     let done = store.collector().collect(&stale).unwrap();
@@ -185,7 +185,7 @@ struct Planned;
 
 impl Planned {
     fn blind(store: &Store, policy: &Policy) -> GcPlan {
-        // A store that is opened for reading only does not look at leases.
+        // A read-only store does not read leases.
         Store::open_read_only(store.path())
             .unwrap()
             .collector()
@@ -204,7 +204,7 @@ fn age_and_size_take_the_longest_unused_first() {
             let old = crate::time::now() - 40 * 24 * 60 * 60;
             tx.execute("DELETE FROM uses", [])?;
             tx.execute("DELETE FROM releases", [])?;
-            // What was made can't be younger than what was used.
+            // A thing can't be newer than its last use.
             for program in &scene.programs {
                 super::super::rows::insert_program(tx, program, &Digest::of(b"s"), old)?;
             }
@@ -231,7 +231,7 @@ fn age_and_size_take_the_longest_unused_first() {
         ..Policy::default()
     };
     let plan = store.collector().plan(&size).unwrap();
-    // Artifact d, which no program calls, and program 0 are of the same age; one of them is enough.
+    // Artifact d, which no program calls, and program 0 have the same age. The deletion of one of them is enough.
     assert_eq!(plan.programs.len() + plan.artifacts.len(), 1, "{plan}");
     assert_eq!(
         store
@@ -262,7 +262,7 @@ fn a_marked_thing_counts_as_gone_and_is_finished_later() {
             .artifacts()
             .all(|row| row.unwrap().id != victim.id)
     );
-    // Putting it again takes a mark back.
+    // Another put removes a mark.
     store.records().put_artifact(victim).unwrap();
     store.index().write(mark_it).unwrap();
     store.records().put_artifact(victim).unwrap();

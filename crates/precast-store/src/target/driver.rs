@@ -37,7 +37,7 @@ impl Driver {
     /// Returns the driver, initialised. None without a driver, and for a driver that works with no device.
     pub fn get() -> Option<&'static Self> {
         static DRIVER: OnceLock<Option<Driver>> = OnceLock::new();
-        // SAFETY: `cuInit` may be called from any thread, and again.
+        // SAFETY: `cuInit` may be called from any thread, and repeatedly.
         let ready = || Self::load().filter(|driver| unsafe { (driver.init)(0) } == 0);
         DRIVER.get_or_init(ready).as_ref()
     }

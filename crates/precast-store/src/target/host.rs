@@ -1,22 +1,22 @@
 //! The target of this host, found without starting Python.
 //!
-//! The worker imports torch, which takes seconds. A build with nothing to do needs the same facts in milliseconds: torch's
-//! version, commit and CUDA are text in `torch/version.py`, and the CPU's features come from the CPU. The compute capability
-//! comes from the driver in both cases. Both paths end in [`Target::on_host`], so that they agree.
+//! The worker imports torch, which takes seconds. A build with nothing to do needs the same facts in milliseconds:
+//! torch's version, commit and CUDA are text in `torch/version.py`, and the CPU's features come from the CPU. The
+//! compute capability comes from the driver in both cases. Both paths end in [`Target::on_host`], so that they agree.
 
 use std::{fmt, fs, path::Path};
 
 use super::{DeviceKind, ISA_LEVELS, Target, compute_capabilities, host_features};
 
-/// The oldest and the newest version of torch that was tried: major and minor number.
+/// The oldest and the newest tested version of torch: major and minor number.
 pub const TRIED: [(u32, u32); 2] = [(2, 11), (2, 15)];
 
-/// Why a version of torch is not used.
+/// The reason why a version of torch is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unfit {
-    /// It is older than the oldest that was tried.
+    /// It is older than the oldest tested version.
     TooOld,
-    /// It is newer than the newest that was tried: a user may ask for it.
+    /// It is newer than the newest tested version. A user may allow it.
     Untried,
     /// The text is no version.
     NoVersion,
@@ -33,7 +33,7 @@ impl fmt::Display for Unfit {
     }
 }
 
-/// What a torch installation is.
+/// A torch installation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Torch {
     /// Full version, as `2.11.0+cu130`.
@@ -61,7 +61,7 @@ impl Torch {
         }
     }
 
-    /// Returns whether a version is older than another one; one that is no version is not.
+    /// Returns whether a version is older than another one. False if one of the texts is not a version.
     pub fn is_older(version: &str, than: &str) -> bool {
         let numbers = |version: &str| -> Option<Vec<u32>> {
             let plain = version.split('+').next()?;
@@ -155,8 +155,8 @@ impl Target {
         (device == DeviceKind::Cpu || target.sm.is_some()).then_some(target)
     }
 
-    /// Returns the target for this host with the compute capability that the driver says. The driver is not asked for the
-    /// CPU.
+    /// Returns the target for this host with the compute capability from the driver. A CPU target does not use the
+    /// driver.
     pub fn with_torch(device: DeviceKind, isa: &str, torch: &Torch) -> Self {
         let sms = match device {
             DeviceKind::Cpu => Vec::new(),

@@ -1,10 +1,10 @@
-//! Tests that measure their process: each runs in a process of its own, where no other test allocates or frees memory.
+//! Tests that measure their process: each runs in a separate process, where no other test allocates or frees memory.
 
 use std::{env, process::Command};
 
 const ALONE: &str = "PRECAST_TEST_ALONE";
 
-/// Does `measure` in a process of its own: starts this one's program again, for the test `name` alone.
+/// Runs `measure` in a separate process: starts the test program again, for the test `name` only.
 pub fn alone(name: &str, measure: impl FnOnce()) {
     if env::var_os(ALONE).is_some() {
         return measure();

@@ -37,6 +37,20 @@ fn shapes() {
 }
 
 #[test]
+fn states() {
+    let state = |rest: &str| {
+        brief(
+            "[module.buckets]",
+            &format!("[module.state]\n{rest}\n[module.buckets]"),
+        )
+    };
+    insta::assert_snapshot!(state("input_ids = \"own\""), @"");
+    insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @"");
+    insta::assert_snapshot!(state("cache = \"ones\""), @"");
+    insta::assert_snapshot!(state("cache = { shape = [1, \"context\"] }"), @"");
+}
+
+#[test]
 fn padding_and_ranges_fit_the_dtype() {
     let input = |rest: &str| {
         brief(

@@ -1,0 +1,98 @@
+"""States of a module: inputs and buffers that the spec names, and buffers that a call writes into or replaces.
+
+They are inputs of the capture, behind those of a call. A capture writes into them in place (`flat.py`, `cut.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+
+from . import call, cut, failures, samples, tensors
+from .wire import Failure
+
+
+def of_module(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[int, Any]]:
+    """Returns the inputs of a module with its states among them; the positions of states, and their first values."""
+    specs, path = list(module["inputs"]), module["path"]
+    named = {one["name"]: one for one in module.get("state") or ()}
+    states: dict[int, Any] = {at: "zeros" for at, spec in enumerate(specs) if named.pop(spec["name"], None)}
+    buffers = {name: call.find(opened.model, path).get_buffer(name) for name in module.get("buffers") or ()}
+    for name, buffer in buffers.items():
+        whole = call.joined(path, name)
+        spec = {"name": whole, **tensors.layout(buffer.contiguous()), "dims": [None] * buffer.dim(), "pad": 0}
+        patterns = [pattern for pattern in named if cut.matches(pattern, name) or cut.matches(pattern, whole)]
+        asked = named[patterns[0]] if patterns else {"first": "own"}
+        if asked.get("shape") is not None:
+            spec |= _reshaped(whole, buffer, asked)
+        own = asked["first"] == "own"
+        states[len(specs)] = {"tensor": opened.named().name_of(whole)} if own else "zeros"
+        specs.append(spec)
+    return specs, states
+
+
+def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
+    """Returns the shape that the spec gives a buffer: smaller in bucketed dimensions, else its own."""
+    shape, dims = asked["shape"], asked["dims"]
+    fits = len(shape) == buffer.dim() and all(
+        size <= own if dim is not None else size == own
+        for size, own, dim in zip(shape, buffer.shape, dims, strict=True)
+    )
+    if not fits:
+        own = list(buffer.shape)
+        hint = "the buffer has the largest bucket's size in bucketed dimensions, and the same sizes in the others"
+        raise Failure("bad_input", f"state `{name}` is {own}, in the spec {shape}", hint=hint, spec=name)
+    if asked["first"] == "own" and list(buffer.shape) != shape:
+        raise Failure("bad_input", f"state `{name}` has other sizes than its buffer", hint='set `first = "zeros"`')
+    return {"shape": shape, "stride": tensors.dense(shape), "dims": dims}
+
+
+def only_read(opened: Any, module: dict[str, Any], written: list[str]) -> list[str]:
+    """Returns the buffers of patterns in the spec that match no written buffer: states that other modules write."""
+    path = module["path"]
+
+    def named(pattern: str, buffer: str) -> bool:
+        return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
+
+    patterns = [one["name"] for one in module.get("state") or ()]
+    patterns = [one for one in patterns if not any(named(one, buffer) for buffer in written)]
+    buffers = [name for name, _ in call.find(opened.model, path).named_buffers()]
+    return [buffer for buffer in buffers if any(named(pattern, buffer) for pattern in patterns)]
+
+
+def refuse_unknown(module: dict[str, Any], known: list[str]) -> None:
+    """Fails where the spec names a state that is neither an input nor a buffer."""
+    prefix = module["path"] + "." if module["path"] else ""
+    for pattern in (one["name"] for one in module.get("state") or ()):
+        if not any(cut.matches(pattern, name) or cut.matches(pattern, name.removeprefix(prefix)) for name in known):
+            hint = failures.nearest(pattern, known, "its inputs and states are")
+            what = f"`{pattern}` is no input and no buffer of {call.describe(module)}"
+            raise Failure("bad_input", what, hint=hint, spec=pattern)
+
+
+def run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """Runs a module on copies of its states. Returns its result, and the inputs after the call."""
+    given = [value.clone() if at in states else value for at, value in enumerate(inputs)]
+    return wrapped(*given), given
+
+
+def fill(
+    inputs: list[Any],
+    states: dict[int, Any],
+    opened: Any,
+    after: Callable[[list[Any]], list[Any]],
+    draw: Callable[[int], list[Any]],
+) -> None:
+    """Gives the states among inputs the values that calls of the module itself leave, from first values on.
+
+    `after` calls the module and returns the inputs after the call; `draw` returns the inputs of such a call.
+    """
+    for at, first in states.items():
+        own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
+        inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
+    for salt in range(1, samples.FILLING + 1) if states else ():
+        given = after([inputs[at] if at in states else one for at, one in enumerate(draw(salt))])
+        for at in states:
+            inputs[at] = given[at]
