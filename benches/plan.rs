@@ -59,6 +59,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         model: &spec.model.name,
         entry: &spec.model.entry,
         samples: None,
+        context: None,
         weights_file: false,
         sources: &entry.sources,
         packages: &entry.packages,

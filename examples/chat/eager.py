@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import torch
-from model import pretrained, tokenizer
+from model import load, tokenizer
 
 QUESTIONS = [
     "Name three uses of a paper clip.",
@@ -39,25 +39,15 @@ def generated(model: torch.nn.Module, ids: torch.Tensor, count: int) -> tuple[li
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    words, model = tokenizer(), pretrained()
+    words, model = tokenizer(), load()
     words.save_pretrained(folder)
     answers, tokens, seconds = [], 0, 0.0
     for question in QUESTIONS:
         message = [{"role": "user", "content": question}]
         ids = words.apply_chat_template(message, add_generation_prompt=True, return_tensors="pt", return_dict=False)
-        options = {"do_sample": False, "cache_implementation": "static", "disable_compile": True}
-
-        def generated(
-            count: int, ids: torch.Tensor = ids, options: dict[str, object] = options
-        ) -> tuple[list[int], float]:
-            started = time.perf_counter()
-            with torch.inference_mode():
-                out = model.generate(ids, max_new_tokens=count, **options)
-            return out[0, ids.shape[1] :].tolist(), time.perf_counter() - started
-
         # The first token is the prompt's: the time of the others is that of single steps.
-        _, first = generated(1)
-        own, whole = generated(TOKENS)
+        _, first = generated(model, ids, 1)
+        own, whole = generated(model, ids, TOKENS)
         answers.append({"question": question, "tokens": own})
         tokens += len(own) - 1
         seconds += whole - first

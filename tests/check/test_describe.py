@@ -107,7 +107,10 @@ class Describe(Project):
         name = self.write(STACK)
         opened = part("entry").open_model(self.root, f"{name}:{entry}", "cpu", ())
         request = {"samples": f"{name}:{samples}" if samples else None, "inputs": list(inputs)}
-        return part("describe").describe(opened, request, Quiet())
+        found = part("describe").describe(opened, request, Quiet())
+        (module,) = found["modules"]
+        self.assertEqual((module["name"], module["method"], module["state"]), ("forward", "forward", {}))
+        return {**found, **module}
 
     def test_a_callable_with_sizes(self) -> None:
         found = self.describe(samples="sized")

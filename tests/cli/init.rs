@@ -113,6 +113,70 @@ fn inputs_from_the_command_line_and_buckets_from_a_file() {
 }
 
 #[test]
+fn a_generative_model_has_prefill_and_decode() {
+    let sandbox = Sandbox::steered(&["generates"]);
+    let args = ["init", "model:load", "-f", "new.toml"];
+    assert_run!(sandbox, args, @"
+    exit code 0
+    ----- stderr
+    wrote `new.toml`: `precast check` says what will break, `precast build` builds it
+    ");
+    insta::assert_snapshot!(fs::read_to_string(sandbox.path("new.toml")).unwrap(), @r#"
+    # How `Fake` is compiled. `precast check` says what will break, `precast build` builds it.
+    schema = 1
+
+    [model]
+    name  = "fake"   # in the store; callers load the model by it
+    entry = "model:load"
+    context = 64   # tokens of its cache: the largest of the buckets below
+
+    [target]
+    device = "cpu"
+    # isa = "x86-64-v3"   # for a fleet; by default the machine that builds
+
+    [compile]
+    fail_policy = "raise"   # no program for other sizes: a prompt goes through the buckets
+
+    [[module]]
+    name = "prefill"
+    method = "step"
+    # 2 submodules share 1 graph: for each bucket, 1 compile fewer than with one for each of them
+    regions = ["encoder.layer.*"]
+    [module.inputs]   # in call order; `range` is the values that an integer may have
+    ids = { dtype = "int64", shape = [1, "seq"], range = [0, 97] }
+    at = { dtype = "int64", shape = ["seq"], range = [0, "context"] }
+    [module.state]   # kept from call to call in a session
+    "cache.*.*" = { shape = [1, 2, "context", 8] }
+    [module.buckets]   # tokens of a call, and of the cache; 2 in all, each compiled by itself
+    context = [16, 64]
+    seq = [4]
+    # The tolerance against eager, `atol + rtol * |eager|`. The default for float32:
+    # [module.gate]
+    # rtol = 1e-4
+    # atol = 1e-5   # times the largest value
+
+    [[module]]
+    name = "decode"
+    method = "step"
+    # 2 submodules share 1 graph: for each bucket, 1 compile fewer than with one for each of them
+    regions = ["encoder.layer.*"]
+    [module.inputs]   # in call order; `range` is the values that an integer may have
+    ids = { dtype = "int64", shape = [1, 1], range = [0, 97] }
+    at = { dtype = "int64", shape = [1], range = [0, "context"] }
+    [module.state]   # kept from call to call in a session
+    "cache.*.*" = { shape = [1, 2, "context", 8] }
+    [module.buckets]   # tokens of a call, and of the cache; 2 in all, each compiled by itself
+    context = [16, 64]
+    # The tolerance against eager, `atol + rtol * |eager|`. The default for float32:
+    # [module.gate]
+    # rtol = 1e-4
+    # atol = 1e-5   # times the largest value
+    "#);
+    let planned = sandbox.json(&["plan", "-f", "new.toml"]);
+    assert_eq!(planned["programs"].as_array().unwrap().len(), 4);
+}
+
+#[test]
 fn nested_inputs_are_left_to_the_samples() {
     let sandbox = Sandbox::steered(&["inputs are nested", "capture fails"]);
     assert_run!(sandbox, FROM_SAMPLE, @"

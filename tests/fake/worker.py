@@ -60,6 +60,7 @@ The findings of `check` come from comments too, each at its own line:
     # fake: finds print medium
 
     # fake: inputs are nested          so that `init` can't write them
+    # fake: generates                  so that `init` writes prefill and decode
 
 A global `DECLARED` of the model's file has the submodules' own settings: FQN -> method -> keys of [compile]. A
 graph pass is a function that changes the segment (a dict with `offset`) in place. The log of a compile has the mode and
@@ -257,11 +258,21 @@ class Worker:
         inputs = [{**one, "pad": 0, "range": [0, 9] if one["dtype"].startswith("int") else None} for one in asked]
         dims = {dim for one in asked for dim in one["shape"] if isinstance(dim, str)}
         layers = [name for name in self.modules if name.startswith("encoder.layer.")]
+        regions = [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}]
+        common = {"method": "forward", "state": {}, "regions": regions}
+        modules = [{"name": "forward", "inputs": None if self.has("inputs are nested", {}) else inputs, **common}]
+        generates = self.has("generates", {})
+        if generates:
+            common |= {"method": "step", "state": {"cache.*.*": [1, 2, "context", 8]}}
+            ids = {"name": "ids", "dtype": "int64", "shape": [1, "seq"], "pad": None, "range": [0, 97]}
+            at = {"name": "at", "dtype": "int64", "shape": ["seq"], "pad": None, "range": [0, "context"]}
+            one = [{**ids, "shape": [1, 1]}, {**at, "shape": [1]}]
+            modules = [{"name": "prefill", "inputs": [ids, at], **common}, {"name": "decode", "inputs": one, **common}]
         return {
             "class": "Fake",
-            "inputs": None if self.has("inputs are nested", {}) else inputs,
-            "sizes": {dim: [2, 4] for dim in sorted(dims)},
-            "regions": [{"glob": "encoder.layer.*", "count": len(layers), "artifacts": 1}],
+            "modules": modules,
+            "generative": generates,
+            "sizes": {"seq": [4], "context": [16, 64]} if generates else {dim: [2, 4] for dim in sorted(dims)},
             "dtype": "float32",
             "notes": ["it can't be captured"] if self.has("capture fails", {}) else [],
         }

@@ -9,6 +9,7 @@ mod broken;
 mod entry;
 #[cfg(feature = "tch")]
 mod example;
+mod generation;
 mod lab;
 mod memory;
 mod moved;

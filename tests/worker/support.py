@@ -74,9 +74,16 @@ class Project(unittest.TestCase):
         (self.root / f"{name}.py").write_text(textwrap.dedent(text))
         return name
 
-    def open(self, text: str, entry: str = "load", device: str = "cpu", also: Sequence[str] = ()) -> Any:
+    def open(
+        self,
+        text: str,
+        entry: str = "load",
+        device: str = "cpu",
+        also: Sequence[str] = (),
+        context: int | None = None,
+    ) -> Any:
         """Opens a model from source."""
-        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device, also)
+        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device, also, context=context)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
         """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims), `specs` as the plan sends them."""

@@ -131,7 +131,16 @@ class State(Project):
         opened = self.open(model("return x + 1"))
         wrong = [named("cache")]
         failure = self.fails("bad_input", self.capture, opened, inputs=[("x", "float32", [2, 4])], state=wrong)
-        self.assertEqual(failure.message, "`cache` is no input of module `m`, and no buffer that it writes into")
+        self.assertEqual(failure.message, "`cache` is no input and no buffer of module `m`")
+
+    def test_a_buffer_that_a_module_only_reads_is_a_state_where_the_spec_says_so(self) -> None:
+        init = 'self.register_buffer("kept", torch.ones(2, 4), persistent=False)'
+        opened = self.open(model("return x + self.kept", init))
+        inputs = [("x", "float32", [2, 4])]
+        self.assertEqual(self.capture(opened, inputs=inputs)["states"], [])
+        captured = self.capture(opened, inputs=inputs, state=[named("kept")])
+        self.assertEqual([one["name"] for one in captured["states"]], ["kept"])
+        self.check_composed(opened, captured)
 
     def test_a_later_region_reads_the_old_value_or_the_new_one(self) -> None:
         source = """

@@ -46,6 +46,7 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         also: options.samples.iter().cloned().collect(),
         weights: None,
         unused_weights: vec![],
+        context: None,
     };
     let request = Request::Describe {
         samples: options.samples.clone(),

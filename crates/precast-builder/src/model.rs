@@ -106,6 +106,7 @@ pub(super) fn open_model(
         also: callables(spec, command_line),
         weights: spec.model.weights.file().map(Path::to_owned),
         unused_weights: weight_file::unused(spec),
+        context: spec.model.context,
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

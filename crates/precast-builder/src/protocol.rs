@@ -63,6 +63,8 @@ pub(crate) enum Request {
         weights: Option<PathBuf>,
         /// Names of tensors of that file that the model may lack.
         unused_weights: Vec<String>,
+        /// The size of the cache that a generative model gets.
+        context: Option<i64>,
     },
     /// Writes the weight set as safetensors, unless it came from a file: answered with [`SavedWeights`].
     Weights { out: PathBuf },
@@ -417,16 +419,31 @@ pub enum Axis {
 pub struct Described {
     /// Name of the model's class.
     pub class: String,
-    /// In call order; none for nested inputs, which only a callable can create.
-    pub inputs: Option<Vec<DescribedInput>>,
+    /// The modules of the spec.
+    pub modules: Vec<DescribedModule>,
+    /// Whether the model gets a cache: the largest size of `context`.
+    pub generative: bool,
     /// Dimension -> every size of it that was seen.
     pub sizes: BTreeMap<String, Vec<u64>>,
-    /// Lists of submodules of which several have one graph.
-    pub regions: Vec<DescribedRegion>,
     /// The coarsest floating dtype that an output has, or was computed in.
     pub dtype: Option<record::Dtype>,
     /// Notes for the user.
     pub notes: Vec<String>,
+}
+
+/// One module of a new spec.
+#[derive(Clone, Debug, Deserialize)]
+pub struct DescribedModule {
+    /// Name that callers use.
+    pub name: String,
+    /// The method to capture.
+    pub method: String,
+    /// In call order; none where they are nested, so that only a callable can give them.
+    pub inputs: Option<Vec<DescribedInput>>,
+    /// Glob of buffers -> size or dimension of each of their axes.
+    pub state: BTreeMap<String, Vec<Axis>>,
+    /// Lists of submodules of which several have one graph.
+    pub regions: Vec<DescribedRegion>,
 }
 
 /// One input of a model.
@@ -440,8 +457,8 @@ pub struct DescribedInput {
     pub shape: Vec<Axis>,
     /// Value that fills padding, of the input's dtype.
     pub pad: Value,
-    /// Minimum and one past the maximum; none if every value is allowed.
-    pub range: Option<[i64; 2]>,
+    /// Minimum, and one past the maximum or the dimension of that size; none if every value is allowed.
+    pub range: Option<(i64, Axis)>,
 }
 
 /// A list of submodules that could be a region.

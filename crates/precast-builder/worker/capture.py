@@ -86,8 +86,9 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that a call writes into, or replaces by another tensor, are states: inputs of the capture. If the call
-    fails, the capture finds the written buffers, and a second capture takes them as inputs.
+    Buffers that a call writes into, or replaces by another tensor, are states: inputs of the capture. So are buffers that
+    the spec names and the call only reads. If the call fails, the capture finds the written buffers, and a second
+    capture takes them as inputs.
     """
     key = (module["path"], module["method"])
     if key not in opened.states:
@@ -95,13 +96,13 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         given = samples.lowest(module["inputs"], opened.device)
         opened.states[key] = call.written_buffers(call.find(opened.model, module["path"]), called, given)
     while True:
-        buffers = opened.states[key]
+        buffers = [*opened.states[key], *states.only_read(opened, module, opened.states[key])]
         try:
             traced = _trace(opened, {**module, "buffers": buffers}, sizes, wire)
         except flat.WritesBuffers as found:
             if set(found.names) <= set(buffers):
                 raise
-            opened.states[key] = [*buffers, *found.names]
+            opened.states[key] = [*opened.states[key], *found.names]
         else:
             states.refuse_unknown(module, [spec["name"] for spec in traced.specs])
             return traced

@@ -6,6 +6,8 @@ Inputs come from the command line or from a callable of the project. Axes that v
 - by calling a callable that takes sizes (`def samples(batch=1, seq=32)`) with other sizes;
 - by comparing the samples, if it returns several;
 - else by running the model with one row more, and with one token more.
+
+A generative model of transformers needs none of that: its modules are those of `generation.py`.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import call, capture, cut, entry, failures, inputs, repeats, samples, segment, tensors
+from . import call, capture, cut, entry, failures, generation, inputs, repeats, samples, segment, tensors
 from .wire import Failure, Wire
 
 # A list of as many equal submodules is worth a region.
@@ -58,6 +60,8 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         draft = _asked(request["inputs"])
     elif request.get("samples"):
         draft = _sampled(opened, request["samples"])
+    elif generation.is_generative(opened.model):
+        return _generative(opened, wire)
     else:
         raise _nothing(opened)
     module = {"name": "model", "path": "", "method": "forward", "regions": [], "inputs": draft.specs}
@@ -78,12 +82,56 @@ def describe(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]
         limit = traced.limits[index] if traced is not None else None
         value = draft.values[index] if draft.values is not None else None
         described.append({**_named(spec), "pad": _pad(spec), "range": _range(spec, limit, value)})
+    forward = {"name": "forward", "method": "forward", "state": {}, "regions": regions}
     return {
         "class": type(opened.model).__name__,
-        "inputs": described if draft.flat else None,
+        "modules": [{**forward, "inputs": described if draft.flat else None}],
+        "generative": False,
         "sizes": _useful(opened, draft),
         "dtype": dtype,
-        "regions": regions,
+        "notes": notes,
+    }
+
+
+def _generative(opened: Any, wire: Wire) -> dict[str, Any]:
+    """Returns the modules `prefill` and `decode` of a generative model."""
+    kind, most, notes = type(opened.model).__name__, generation.positions(opened.model), []
+    if most is None:
+        notes.append(f"`{kind}` names no largest position: choose the sizes of `context`, and that of `[model]`")
+    sizes = generation.sizes(opened.model)
+    generation.attach(opened.model, opened.entry, sizes["context"][0])
+    state = generation.states(opened.model)
+    modules: list[dict[str, Any]] = []
+    dtypes = []
+    for name, (method, rows) in generation.modules(opened.model).items():
+        if modules and modules[-1]["method"] == method:
+            # The same at other sizes.
+            ranges = {one["name"]: one["range"] for one in modules[-1]["inputs"]}
+            regions = modules[-1]["regions"]
+        else:
+            first = {dim: own[0] for dim, own in sizes.items()}
+            specs = [_spec(key, dtype, axes, first) for key, (dtype, axes, _) in rows.items()]
+            module = {"name": name, "path": "", "method": method, "regions": [], "inputs": specs}
+            traced = capture.trace(opened, module, first, wire)
+            regions = _regions(opened, module, traced, wire)
+            pairs = zip(specs, traced.limits, strict=False)
+            ranges = {spec["name"]: rows[spec["name"]][2] or _range(spec, limit, None) for spec, limit in pairs}
+            dtypes.append(_dtype(traced))
+        inputs_ = [
+            {"name": key, "dtype": dtype, "shape": axes, "pad": None, "range": ranges[key]}
+            for key, (dtype, axes, _) in rows.items()
+        ]
+        modules.append({"name": name, "method": method, "inputs": inputs_, "state": state, "regions": regions})
+    for module in modules:
+        # An encoder has no cache of tokens.
+        if module["method"] == "encode":
+            module["state"] = {glob: axes for glob, axes in state.items() if "context" not in axes}
+    return {
+        "class": kind,
+        "modules": modules,
+        "generative": True,
+        "sizes": sizes,
+        "dtype": dtypes[-1],
         "notes": notes,
     }
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import declared, failures, weights
+from . import declared, failures, generation, weights
 from .torch_private.modules import own_tensors
 from .watch import watching
 from .wire import Failure
@@ -79,11 +79,13 @@ def open_model(
     also: Sequence[str] = (),
     values: Path | None = None,
     unused: Collection[str] = (),
+    context: int | None = None,
 ) -> Opened:
     """Imports `module:callable` under `root` and calls it; the model is in eval mode, on the device, without gradients.
 
     `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` is a
-    file of weights, which replace the model's own; `unused` names tensors of it that the model may lack.
+    file of weights, which replace the model's own; `unused` names tensors of it that the model may lack. `context` is
+    the size of the cache that a generative model gets.
     """
     root = Path(os.path.realpath(root))
     if device == "cuda" and not torch.cuda.is_available():
@@ -104,6 +106,8 @@ def open_model(
     notes = [_TRAINING] if training else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
+        if context is not None:
+            generation.attach(model, entry, context)
         from_file = None if values is None else weights.fill(model, values, unused)
         model.to(device)
         _straighten(model)
@@ -142,7 +146,9 @@ def load(root: Path, entry: str) -> Any:
             message = f"there is no Python module `{error.name}` beside the spec, and none is installed"
             raise Failure("entry_import", message, hint=hint, spec=entry) from error
         message = f"can't import `{name}`: {failures.named(error)}"
-        raise Failure("entry_import", message, location=failures.location(error, root)) from error
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        hint = f"install it for {sys.executable}, or name another Python with `--python`" if missing else None
+        raise Failure("entry_import", message, location=failures.location(error, root), hint=hint) from error
     for part in path.split("."):
         if not hasattr(found, part):
             known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]

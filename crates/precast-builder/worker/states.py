@@ -1,4 +1,4 @@
-"""States of a module: inputs that the spec names, and buffers that a call writes into or gives another tensor.
+"""States of a module: inputs and buffers that the spec names, and buffers that a call writes into or replaces.
 
 They are inputs of the capture, behind those of a call. A capture writes into them in place (`flat.py`, `cut.py`).
 """
@@ -49,13 +49,26 @@ def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
     return {"shape": shape, "stride": tensors.dense(shape), "dims": dims}
 
 
+def only_read(opened: Any, module: dict[str, Any], written: list[str]) -> list[str]:
+    """Returns the buffers of patterns in the spec that match no written buffer: states that other modules write."""
+    path = module["path"]
+
+    def named(pattern: str, buffer: str) -> bool:
+        return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
+
+    patterns = [one["name"] for one in module.get("state") or ()]
+    patterns = [one for one in patterns if not any(named(one, buffer) for buffer in written)]
+    buffers = [name for name, _ in call.find(opened.model, path).named_buffers()]
+    return [buffer for buffer in buffers if any(named(pattern, buffer) for pattern in patterns)]
+
+
 def refuse_unknown(module: dict[str, Any], known: list[str]) -> None:
-    """Fails where the spec names a state that is neither an input nor a written buffer."""
+    """Fails where the spec names a state that is neither an input nor a buffer."""
     prefix = module["path"] + "." if module["path"] else ""
     for pattern in (one["name"] for one in module.get("state") or ()):
         if not any(cut.matches(pattern, name) or cut.matches(pattern, name.removeprefix(prefix)) for name in known):
-            hint = failures.nearest(pattern, known, "its inputs and written buffers are")
-            what = f"`{pattern}` is no input of {call.describe(module)}, and no buffer that it writes into"
+            hint = failures.nearest(pattern, known, "its inputs and states are")
+            what = f"`{pattern}` is no input and no buffer of {call.describe(module)}"
             raise Failure("bad_input", what, hint=hint, spec=pattern)
 
 

@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::{
     build::{
         gate::tolerance,
-        protocol::{Axis, Described, DescribedInput, Opened},
+        protocol::{Axis, Described, DescribedInput, DescribedModule, Opened},
     },
     cli::text,
     target::DeviceKind,
@@ -41,7 +41,18 @@ impl Draft<'_> {
             "name  = \"{name}\"   # in the store; callers load the model by it"
         ));
         lines.push(format!("entry = \"{}\"", self.entry));
-        if let (Some(samples), None) = (self.samples, &self.described.inputs) {
+        if self.described.generative
+            && let Some(context) = self.buckets.get("context").and_then(|sizes| sizes.last())
+        {
+            let why = "tokens of its cache: the largest of the buckets below";
+            lines.push(format!("context = {context}   # {why}"));
+        }
+        let nested = self
+            .described
+            .modules
+            .iter()
+            .any(|one| one.inputs.is_none());
+        if let (Some(samples), true) = (self.samples, nested) {
             let why = "gives the inputs, which are more than named tensors";
             lines.push(format!("samples = \"{samples}\"   # {why}"));
         }
@@ -51,16 +62,37 @@ impl Draft<'_> {
             lines.push(format!("# isa = \"x86-64-v3\"   # {why}"));
         }
         lines.extend(self.declared());
-        lines.push("\n[[module]]\nname = \"forward\"".to_owned());
-        lines.extend(self.regions());
-        if let Some(inputs) = &self.described.inputs {
+        if self.described.generative {
+            let why = "no program for other sizes: a prompt goes through the buckets";
+            lines.push(format!("\n[compile]\nfail_policy = \"raise\"   # {why}"));
+        }
+        for module in &self.described.modules {
+            lines.extend(self.module(module));
+        }
+        lines.join("\n") + "\n"
+    }
+
+    fn module(&self, module: &DescribedModule) -> Vec<String> {
+        let mut lines = vec![format!("\n[[module]]\nname = \"{}\"", module.name)];
+        if module.method != "forward" {
+            lines.push(format!("method = \"{}\"", module.method));
+        }
+        lines.extend(regions(module));
+        if let Some(inputs) = &module.inputs {
             let range = "`range` is the values that an integer may have";
             lines.push(format!("[module.inputs]   # in call order; {range}"));
             lines.extend(inputs.iter().map(input));
         }
-        lines.extend(self.sizes());
+        if !module.state.is_empty() {
+            lines.push("[module.state]   # kept from call to call in a session".to_owned());
+            let row = |(glob, axes): (&String, &Vec<Axis>)| {
+                format!("{} = {{ shape = [{}] }}", key(glob), shape(axes))
+            };
+            lines.extend(module.state.iter().map(row));
+        }
+        lines.extend(self.sizes(module));
         lines.extend(self.gate());
-        lines.join("\n") + "\n"
+        lines
     }
 
     /// Returns a name for the model: the entry's module, or its callable where the module has a common name.
@@ -99,40 +131,28 @@ impl Draft<'_> {
         lines
     }
 
-    fn regions(&self) -> Vec<String> {
-        let regions = &self.described.regions;
-        if regions.is_empty() {
+    /// Returns the buckets of the dimensions that a module has; all of them where only a callable gives its inputs.
+    fn sizes(&self, module: &DescribedModule) -> Vec<String> {
+        let inputs = module.inputs.iter().flatten().map(|input| &input.shape);
+        let axes: Vec<&Axis> = inputs.chain(module.state.values()).flatten().collect();
+        let has = |dim: &String| {
+            axes.iter()
+                .any(|axis| matches!(axis, Axis::Named(own) if own == dim))
+        };
+        let own = self.buckets.iter();
+        let own = own.filter(|(dim, _)| module.inputs.is_none() || has(dim));
+        let own: Vec<_> = own.collect();
+        if own.is_empty() {
             return vec![];
         }
-        let globs = regions.iter().map(|one| format!("\"{}\"", one.glob));
-        let globs: Vec<String> = globs.collect();
-        let all: u64 = regions.iter().map(|one| one.count).sum();
-        let graphs: u64 = regions.iter().map(|one| one.artifacts).sum();
-        let saved = text::count(all - graphs, "compile");
-        let graphs = text::count(graphs, "graph");
-        vec![
-            format!(
-                "# {all} submodules share {graphs}: for each bucket, {saved} fewer than with one for each of them"
-            ),
-            format!("regions = [{}]", globs.join(", ")),
-        ]
-    }
-
-    fn sizes(&self) -> Vec<String> {
-        if self.buckets.is_empty() {
-            return vec![];
-        }
-        let count: usize = self.buckets.values().map(Vec::len).product();
-        let from = if self.from_file {
-            "chosen to pad the least"
-        } else {
-            "sizes that the model takes: list those that requests have"
+        let count: usize = own.iter().map(|(_, sizes)| sizes.len()).product();
+        let from = match (self.described.generative, self.from_file) {
+            (true, _) => "tokens of a call, and of the cache",
+            (false, true) => "chosen to pad the least",
+            (false, false) => "sizes that the model takes: list those that requests have",
         };
         let title = format!("[module.buckets]   # {from}; {count} in all, each compiled by itself");
-        let rows = self
-            .buckets
-            .iter()
-            .map(|(dim, sizes)| format!("{dim} = {sizes:?}"));
+        let rows = own.iter().map(|(dim, sizes)| format!("{dim} = {sizes:?}"));
         [title].into_iter().chain(rows).collect()
     }
 
@@ -146,26 +166,50 @@ impl Draft<'_> {
     }
 }
 
+fn regions(module: &DescribedModule) -> Vec<String> {
+    let regions = &module.regions;
+    if regions.is_empty() {
+        return vec![];
+    }
+    let globs = regions.iter().map(|one| format!("\"{}\"", one.glob));
+    let globs: Vec<String> = globs.collect();
+    let all: u64 = regions.iter().map(|one| one.count).sum();
+    let graphs: u64 = regions.iter().map(|one| one.artifacts).sum();
+    let saved = text::count(all - graphs, "compile");
+    let graphs = text::count(graphs, "graph");
+    vec![
+        format!(
+            "# {all} submodules share {graphs}: for each bucket, {saved} fewer than with one for each of them"
+        ),
+        format!("regions = [{}]", globs.join(", ")),
+    ]
+}
+
 /// Returns the row of an input.
 fn input(input: &DescribedInput) -> String {
-    let shape = input.shape.iter().map(|axis| match axis {
-        Axis::Fixed(size) => size.to_string(),
-        Axis::Named(dim) => format!("\"{dim}\""),
-    });
-    let shape: Vec<String> = shape.collect();
-    let (name, dtype, shape) = (key(&input.name), input.dtype, shape.join(", "));
-    let mut row = format!("{name} = {{ dtype = \"{dtype}\", shape = [{shape}]");
-    if input
-        .shape
-        .iter()
-        .any(|axis| matches!(axis, Axis::Named(_)))
-    {
+    let (name, dtype, sizes) = (key(&input.name), input.dtype, shape(&input.shape));
+    let mut row = format!("{name} = {{ dtype = \"{dtype}\", shape = [{sizes}]");
+    let padded = |axis: &Axis| matches!(axis, Axis::Named(_));
+    if input.shape.iter().any(padded) && !input.pad.is_null() {
         row += &format!(", pad = {}", input.pad);
     }
-    if let Some([first, past]) = input.range {
-        row += &format!(", range = [{first}, {past}]");
+    if let Some((first, past)) = &input.range {
+        row += &format!(", range = [{first}, {}]", axis(past));
     }
     row + " }"
+}
+
+/// Returns the sizes and dimensions of a list of axes.
+fn shape(axes: &[Axis]) -> String {
+    let axes: Vec<String> = axes.iter().map(axis).collect();
+    axes.join(", ")
+}
+
+fn axis(axis: &Axis) -> String {
+    match axis {
+        Axis::Fixed(size) => size.to_string(),
+        Axis::Named(dim) => format!("\"{dim}\""),
+    }
 }
 
 /// Returns a key of a table, in quotes where it needs them.

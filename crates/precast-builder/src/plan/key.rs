@@ -10,7 +10,7 @@
 //! |---|---|---|
 //! | format version, worker protocol | yes | yes |
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
-//! | model name, entry, samples callable; module name, path, method | yes | no: names are not code |
+//! | model name, entry, samples callable, `context`; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
 //! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples and its dimension), regions | yes | layouts only |
 //! | `[module.state]`: which inputs are states, shapes of buffers, first values | yes | no: writes into them are in the graph |
@@ -55,6 +55,8 @@ pub struct Common<'a> {
     pub entry: &'a str,
     /// The spec's callable for sample inputs, as `module:callable`; none if it has none.
     pub samples: Option<&'a str>,
+    /// The spec's `context`: the size of the cache that a generative model gets.
+    pub context: Option<i64>,
     /// Whether the spec names a file of weights: programs then hold the constants that such a file lacks.
     pub weights_file: bool,
     /// The project's own files that the entry imports or reads.
@@ -140,7 +142,7 @@ impl Common<'_> {
     pub fn shared(&self) -> Shared {
         let sources: BTreeMap<_, _> = self.sources.iter().map(|s| (&s.path, s.digest)).collect();
         let packages = self.packages.iter().map(|p| (&p.name, &p.version));
-        Shared::new(json!({
+        let mut fields = json!({
             "model": self.model,
             "entry": self.entry,
             "samples": self.samples,
@@ -148,7 +150,11 @@ impl Common<'_> {
             "packages": packages.collect::<BTreeMap<_, _>>(),
             "target": canon::target(self.target),
             "weights": if self.weights_file { "file" } else { "auto" },
-        }))
+        });
+        if let Some(context) = self.context {
+            fields["context"] = context.into();
+        }
+        Shared::new(fields)
     }
 }
 

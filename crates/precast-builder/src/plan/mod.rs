@@ -246,6 +246,7 @@ pub fn plan(
             model: &spec.model.name,
             entry: &spec.model.entry,
             samples: spec.model.samples.as_deref(),
+            context: spec.model.context,
             weights_file: spec.model.weights.file().is_some(),
             sources: &known.entry.sources,
             packages: &known.entry.packages,

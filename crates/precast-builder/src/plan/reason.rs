@@ -349,14 +349,13 @@ fn field(
         }
         "graph" => found.push(Reason::GraphChanged),
         "passes" => passes(found, &plain(old), &plain(new)),
-        "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "module"
-        | "path" | "method" | "state" | "sizes" | "regions" | "padding" | "tuned" | "weights" => {
-            found.push(Reason::SettingChanged {
-                name: name.to_owned(),
-                old: plain(old),
-                new: plain(new),
-            })
-        }
+        "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "context"
+        | "module" | "path" | "method" | "state" | "sizes" | "regions" | "padding" | "tuned"
+        | "weights" => found.push(Reason::SettingChanged {
+            name: name.to_owned(),
+            old: plain(old),
+            new: plain(new),
+        }),
         _ => {
             let path = above.iter().copied().chain([name]);
             let mut path: Vec<String> = path.map(str::to_owned).collect();

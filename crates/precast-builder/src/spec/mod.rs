@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! schema = 1
-//! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable"
+//! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable", context
 //! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, path, method, regions, padding, and any setting of [compile]
@@ -89,6 +89,8 @@ pub struct Model {
     pub unused_weights: Vec<String>,
     /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
     pub samples: Option<String>,
+    /// Tokens that the cache of a generative model of transformers has room for; none for other models.
+    pub context: Option<i64>,
 }
 
 /// The source of the weight set.

@@ -21,7 +21,14 @@ use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
 
 const TOP: &[&str] = &["schema", "model", "target", "compile", "module", "check"];
-pub(crate) const MODEL: &[&str] = &["name", "entry", "weights", "unused_weights", "samples"];
+pub(crate) const MODEL: &[&str] = &[
+    "name",
+    "entry",
+    "weights",
+    "unused_weights",
+    "samples",
+    "context",
+];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
     "name", "path", "method", "regions", "inputs", "state", "buckets", "gate", "padding",
@@ -33,6 +40,7 @@ const HOMES: &[(&str, &str)] = &[
     ("weights", "[model]"),
     ("unused_weights", "[model]"),
     ("samples", "[model]"),
+    ("context", "[model]"),
     ("device", "[target]"),
     ("isa", "[target]"),
     ("inputs", "[[module]]"),
@@ -149,12 +157,14 @@ fn model<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Opti
     let samples = optional(&section, "samples", |field| callable(reader, field));
     let weights = optional(&section, "weights", |field| weights(reader, field, root));
     let unused = optional(&section, "unused_weights", |field| globs(reader, field));
+    let context = optional(&section, "context", |field| inputs::positive(reader, field));
     Some(Model {
         name: name?,
         entry: entry?,
         weights: weights?.unwrap_or(WeightsFrom::Auto),
         unused_weights: unused?.unwrap_or_default(),
         samples: samples?,
+        context: context?,
     })
 }
 

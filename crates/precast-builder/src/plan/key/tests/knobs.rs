@@ -12,6 +12,7 @@ const MOVES: &[(&str, &str, &str)] = &[
     ("name", "\"tiny\"", "\"tiny2\""),
     ("entry", "\"model:load\"", "\"model:load2\""),
     ("samples", "entry =", "samples = \"model:samples\"\nentry ="),
+    ("context", "entry =", "context = 64\nentry ="),
     ("device", "\"cpu\"", "\"cuda\""),
     ("isa", "device =", "isa = \"x86-64-v3\"\ndevice ="),
     ("enabled", "[[module]]", "[[module]]\nenabled = false"),
