@@ -44,10 +44,10 @@ fn states() {
             &format!("[module.state]\n{rest}\n[module.buckets]"),
         )
     };
-    insta::assert_snapshot!(state("input_ids = \"own\""), @"");
-    insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @"");
-    insta::assert_snapshot!(state("cache = \"ones\""), @"");
-    insta::assert_snapshot!(state("cache = { shape = [1, \"context\"] }"), @"");
+    insta::assert_snapshot!(state("input_ids = \"own\""), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`: a session begins with zeros"#);
+    insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`: a session begins with zeros"#);
+    insta::assert_snapshot!(state("cache = \"ones\""), @"22:9+6 unknown first value `ones` = known: `zeros`, `own`");
+    insta::assert_snapshot!(state("cache = { shape = [1, \"context\"] }"), @"22:23+9 dimension `context` of state `cache` has no buckets = add `context = [1, 8]` to [module.buckets], or write its size");
 }
 
 #[test]
