@@ -132,6 +132,22 @@ fn overhead(criterion: &mut Criterion) {
     }
 }
 
+/// A step of a session with one small state, beside a call of a program without any.
+fn session(criterion: &mut Criterion) {
+    let plain = load(Memory::with(&[Fake::sized(1, 2).constants(0)]));
+    let stateful = load(Memory::with(&[Fake::sized(1, 2).constants(0).stateful()]));
+    let mut session = stateful.session().unwrap();
+    let tensors = good(1, &[1, 2]);
+    let mut group = criterion.benchmark_group("session");
+    group.bench_function("call", |bench| {
+        bench.iter(|| plain.run("f", &tensors).unwrap())
+    });
+    group.bench_function("step", |bench| {
+        bench.iter(|| session.run("f", &tensors).unwrap())
+    });
+    group.finish();
+}
+
 /// The cost of checking 1,000 values of an input: a call of a program with bounds, and of one without.
 fn values(criterion: &mut Criterion) {
     let fake = Fake::sized(10, 100).inputs(2);
@@ -246,7 +262,7 @@ fn good(count: usize, sizes: &[i64]) -> Vec<Tensor> {
         .collect()
 }
 
-criterion_group!(benches, overhead, values, refused);
+criterion_group!(benches, overhead, session, values, refused);
 
 fn main() {
     benches();
@@ -265,7 +281,7 @@ fn save(path: &Path) {
         serde_json::from_slice(&std::fs::read(path).ok()?).ok()
     };
     let mut figures = BTreeMap::<String, BTreeMap<String, Value>>::new();
-    for group in ["one input", "eight inputs", "values", "refused"] {
+    for group in ["one input", "eight inputs", "session", "values", "refused"] {
         for entry in std::fs::read_dir(home.join(group)).unwrap().flatten() {
             let folder = entry.path().join("new");
             let (Some(name), Some(estimates)) = (
@@ -314,6 +330,7 @@ fn save(path: &Path) {
         },
         "unit": "nanoseconds a call: the median, and the 95 % interval of the median",
         "added": { "one input": added("one input"), "eight inputs": added("eight inputs") },
+        "step_over_call": (median("session", "step") - median("session", "call")).round(),
         "figures": figures,
     });
     let text = serde_json::to_string_pretty(&document).unwrap();

@@ -67,3 +67,14 @@ fn a_call_allocates_nothing_in_steady_state() {
         assert_eq!(allocations(calls), 0, "{rows}x{cols}");
     }
 }
+
+#[test]
+fn a_step_of_a_session_allocates_nothing_in_steady_state() {
+    let fake = Fake::sized(1, 2).constants(0).stateful();
+    let model = Memory::with(&[fake]).runtime().load("fake").unwrap();
+    let mut session = model.session().unwrap();
+    let inputs = [Tensor::from_slice(&[1.0_f32, 2.0], &[1, 2]).unwrap()];
+    let mut steps = || (0..100).for_each(|_| drop(session.run("f", &inputs).unwrap()));
+    steps();
+    assert_eq!(allocations(steps), 0);
+}

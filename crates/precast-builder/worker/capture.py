@@ -86,8 +86,8 @@ def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
 def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a module's graph; refuses operators and outputs that no artifact can have.
 
-    Buffers that a call writes into, or replaces by another tensor, are states: inputs of the capture. So are buffers that
-    the spec names and the call only reads. If the call fails, the capture finds the written buffers, and a second
+    Buffers that a call writes into, or replaces by another tensor, are states: inputs of the capture. So are buffers
+    that the spec names and the call only reads. If the call fails, the capture finds the written buffers, and a second
     capture takes them as inputs.
     """
     key = (module["path"], module["method"])

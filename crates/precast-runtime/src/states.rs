@@ -45,7 +45,8 @@ pub(super) struct States {
 #[derive(Default)]
 struct Level {
     // Before the tensors that its graphs point to.
-    slots: BTreeMap<Digest, Slot>,
+    /// By program; none during a call.
+    slots: BTreeMap<Digest, Option<Slot>>,
     tensors: BTreeMap<String, StateTensor>,
     /// The sizes of the tensors in their bucketed dimensions.
     sizes: Sizes,
@@ -175,18 +176,21 @@ impl States {
     ) -> Result<Answer, RuntimeError> {
         self.order().map_err(|error| loaded.plan.tensor(error))?;
         let id = loaded.plan.program.id;
-        let (at, states) = self.fit(&loaded.plan.program)?;
-        let level = &mut self.levels[at];
-        let mut slot = match level.slots.remove(&id) {
+        // A slot at the level of the session has the tensors of its program.
+        let level = self.at.map(|at| &mut self.levels[at]);
+        let known = level.and_then(|level| level.slots.get_mut(&id)?.take());
+        let mut slot = match known {
             Some(slot) => slot,
-            None => loaded.slot(&self.weights, states)?,
+            None => {
+                let states = self.fit(&loaded.plan.program)?;
+                loaded.slot(&self.weights, states)?
+            }
         };
         let result = loaded.run_slot(&mut slot, inputs, sizes);
-        match &result {
-            Ok(_) => {
-                level.slots.insert(id, slot);
-            }
-            Err(error) => self.failed = Some(error.to_string().into()),
+        match (&result, self.at) {
+            (Ok(_), Some(at)) => *self.levels[at].slots.entry(id).or_default() = Some(slot),
+            (Ok(_), None) => {}
+            (Err(error), _) => self.failed = Some(error.to_string().into()),
         }
         result
     }
@@ -231,9 +235,8 @@ impl States {
         Ok(at)
     }
 
-    /// Moves to the level of a program's sizes. Returns its number, and the tensors of the program's states. Creates
-    /// the missing ones.
-    fn fit(&mut self, program: &Program) -> Result<(usize, Handles), RuntimeError> {
+    /// Moves to the level of a program's sizes. Returns the tensors of the program's states. Creates the missing ones.
+    fn fit(&mut self, program: &Program) -> Result<Handles, RuntimeError> {
         let refused = |message| RuntimeError::Tensor {
             module: program.module.as_str().into(),
             message,
@@ -264,7 +267,7 @@ impl States {
             }
             handles.push(kept.tensor.share());
         }
-        Ok((at, handles))
+        Ok(handles)
     }
 
     /// Moves the session to the level of these sizes, and returns its number. The tensors of the previous level are
