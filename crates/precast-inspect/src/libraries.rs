@@ -22,7 +22,7 @@ use std::{
 
 use precast_store::{
     Digest, Store, StoreError,
-    elf::Dynamic,
+    elf::DynamicSection,
     record::{ArtifactKind, Release},
     target::{DeviceKind, Torch},
 };
@@ -169,7 +169,7 @@ impl Needs {
 pub struct Object {
     /// As `artifact 0123456789ab`.
     name: String,
-    dynamic: Dynamic,
+    dynamic: DynamicSection,
 }
 
 /// The requirements of releases.

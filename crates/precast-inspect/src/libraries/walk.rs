@@ -7,7 +7,7 @@ use std::{
 };
 
 use globset::Glob;
-use precast_store::elf::Dynamic;
+use precast_store::elf::DynamicSection;
 
 use super::{
     Asked, CPU, CUDA, HOST, HostLibrary, Library, LibraryError, MissingLibrary, Needs, OPENED,
@@ -89,9 +89,9 @@ enum Found {
     File {
         folder: PathBuf,
         bytes: u64,
-        dynamic: Dynamic,
+        dynamic: DynamicSection,
     },
-    Object(Dynamic),
+    Object(DynamicSection),
     Host(Option<PathBuf>),
     Nowhere(Vec<PathBuf>),
 }
