@@ -1,9 +1,9 @@
 """Generative models of transformers: a cache in buffers, and a method that makes one token.
 
 `attach` gives a model the buffers `cache.N.keys` and `cache.N.values` and the method `step`, for `[model] context`. A
-model with an encoder also gets `cross.N.keys`, `cross.N.values` and the method `encode`. The library's own decomposition
-of `generate` with a static cache lists the layers that keep keys and values, with their shapes. The masks are the
-model's own, from the sizes and positions that a cache reports.
+model with an encoder also gets `cross.N.keys`, `cross.N.values` and the method `encode`. The library's own
+decomposition of `generate` with a static cache lists the layers that keep keys and values, with their shapes. The masks
+are the model's own, from the sizes and positions that a cache reports.
 
 Every layer keeps all positions, also one whose attention slides over a window: its mask hides the earlier ones. The
 library's cache for such a layer shifts its rows once the window is full, by a count in Python, so that a session could
