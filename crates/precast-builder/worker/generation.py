@@ -1,8 +1,9 @@
 """Generative models of transformers: a cache in buffers, and a method that makes one token.
 
-`attach` gives a model what `[model] context` asks for: buffers `cache.N.keys` and `cache.N.values`, and the method
-`step`. The library's own decomposition of `generate` with a static cache says which layers keep keys and values, and in
-which shapes. The masks are the model's own, from the sizes and positions that a cache reports.
+`attach` gives a model the buffers `cache.N.keys` and `cache.N.values` and the method `step`, for `[model] context`. A
+model with an encoder also gets `cross.N.keys`, `cross.N.values` and the method `encode`. The library's own
+decomposition of `generate` with a static cache lists the layers that keep keys and values, with their shapes. The masks
+are the model's own, from the sizes and positions that a cache reports.
 
 Every layer keeps all positions, also one whose attention slides over a window: its mask hides the earlier ones. The
 library's cache for such a layer shifts its rows once the window is full, by a count in Python, so that a session could
@@ -149,8 +150,8 @@ def attach(model: Any, entry: str, context: int) -> None:
 
 
 def _layers(model: Any, kind: str) -> tuple[list[Any], list[Any]]:
-    """Returns the layers of the static cache that `generate` makes for a model, with keys and values of few tokens, and
-    those of its attention to an encoder."""
+    """Returns the layers of a model's static cache, with keys and values of few tokens; then the layers of its cache
+    for the encoder."""
     import transformers
     from transformers.cache_utils import EncoderDecoderCache
 
@@ -185,7 +186,7 @@ def _layers(model: Any, kind: str) -> tuple[list[Any], list[Any]]:
 
 
 def _static(cache: Any, kind: str) -> list[Any]:
-    """Returns the layers of a cache. Refuses other ones than those that keep keys and values by position."""
+    """Returns the layers of a cache. Each must keep keys and values by position."""
     from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
     layers = list(getattr(cache, "layers", []))
@@ -218,7 +219,7 @@ def _cache(kept: Any, length: Any, at: Tensor | None) -> Any:
 
 
 def encode(model: Any, source: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
-    """Takes a source, and 1 for each of its tokens that is no padding; keeps what the decoder reads of it."""
+    """Encodes a source, and keeps its keys and values for the decoder. `mask` is 0 at padding."""
     from transformers.cache_utils import DynamicCache, EncoderDecoderCache
     from transformers.modeling_outputs import BaseModelOutput
 
@@ -267,8 +268,8 @@ def step(
 
 
 def sample(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, random: Tensor) -> Tensor:
-    """Returns a token by its logits: the likeliest one at temperature 0, else one of those that `top_k` and `top_p`
-    allow, by a random number from 0 to 1. Everything is a tensor, so that a step has its sampling in one program."""
+    """Returns a token by its logits: the likeliest one at temperature 0, else a random one within `top_k` and `top_p`,
+    by a number from 0 to 1. All settings are tensors, so that one program has the step and its sampling."""
     count = min(LIKELIEST, logits.shape[-1])
     values, ids = logits.topk(count)
     weights = (values / temperature.clamp(min=1e-6)).softmax(-1)
