@@ -156,8 +156,8 @@ pub(super) fn open_once<T>(
     file: impl FnOnce() -> Result<File, RuntimeError>,
     find: impl FnOnce(&Loaded) -> Result<T, TorchError>,
 ) -> Result<(), RuntimeError> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     if open.get().is_some() {
         return Ok(());
     }
