@@ -75,7 +75,7 @@ impl Bound<'_> {
             } else {
                 0
             };
-            Ok((Weight::made(handle, of), own))
+            Ok((Weight::derived(handle, of), own))
         })?;
         check(&result.handle().meta(), wanted)?;
         Ok(result)

@@ -33,7 +33,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     pub fn aoti_torch_create_tensor_from_blob_v2(
         data: *mut c_void,
@@ -44,7 +44,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
         layout: i32,
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
@@ -59,7 +59,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
         layout: i32,
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
@@ -73,7 +73,7 @@ imports! { table;
         sizes: *const i64,
         strides: *const i64,
         offset: i64,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     /// `tensor` begins where its storage does.
     pub fn aoti_torch__alloc_from_pool(
@@ -83,11 +83,11 @@ imports! { table;
         rank: i64,
         sizes: *const i64,
         strides: *const i64,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     pub fn aoti_torch_copy_(to: RawTensor, from: RawTensor, non_blocking: i32) -> i32;
     pub fn aoti_torch_zero_(tensor: RawTensor) -> i32;
-    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, made: *mut RawTensor) -> i32;
+    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, out: *mut RawTensor) -> i32;
     pub fn aoti_torch_is_defined(tensor: RawTensor, defined: *mut bool) -> i32;
     pub fn aoti_torch_get_layout(tensor: RawTensor, layout: *mut i32) -> i32;
     pub fn aoti_torch_get_dtype(tensor: RawTensor, dtype: *mut i32) -> i32;
