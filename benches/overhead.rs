@@ -43,7 +43,7 @@ type Bind = unsafe extern "C" fn(
 ) -> i32;
 
 unsafe extern "C" {
-    fn aoti_torch_new_tensor_handle(tensor: *mut c_void, made: *mut *mut c_void) -> i32;
+    fn aoti_torch_new_tensor_handle(tensor: *mut c_void, out: *mut *mut c_void) -> i32;
     fn aoti_torch_delete_tensor_object(tensor: *mut c_void) -> i32;
 }
 

@@ -133,13 +133,14 @@ def _attention(node: Any) -> tuple[Any, ...] | None:
     given = {one.name: one.default_value for one in schema if one.has_default_value()}
     given |= dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
     query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
-    if given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"] or not _one_tile(query, key, value):
+    unsupported = given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]
+    if unsupported or not _small_tile(query, key, value):
         return None
     scale = query.shape[-1] ** -0.5 if given["scale"] is None else given["scale"]
     return given["query"], given["key"], given["value"], scale, given["is_causal"]
 
 
-def _one_tile(query: Any, key: Any, value: Any) -> bool:
+def _small_tile(query: Any, key: Any, value: Any) -> bool:
     static = all(isinstance(size, int) for one in (query, key, value) for size in (*one.shape, *one.stride()))
     return (
         static

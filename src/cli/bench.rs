@@ -79,7 +79,7 @@ struct BenchRow {
     figures: Figures,
     /// The figures of eager in the same run, with `--against eager`.
     #[serde(skip_serializing_if = "Option::is_none")]
-    eager: Option<Rival>,
+    eager: Option<EagerFigures>,
     /// The median of eager over that of the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<f64>,
@@ -87,7 +87,7 @@ struct BenchRow {
 
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]
-struct Rival {
+struct EagerFigures {
     /// A graph that was exported at one size is padded into, as an artifact is.
     padding: f64,
     #[serde(flatten)]
@@ -218,7 +218,7 @@ fn row(
     if replay {
         own.replay = load.launches(model)?;
     }
-    let eager = figures.next().map(|figures| Rival {
+    let eager = figures.next().map(|figures| EagerFigures {
         padding: eager_padding,
         figures,
     });

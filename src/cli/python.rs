@@ -14,7 +14,7 @@ use std::{
 use super::{exit, folders};
 use crate::{
     build::Launcher,
-    store::{StoreError, judge_path},
+    store::{StoreError, check_path},
 };
 
 /// The interpreter of the worker.
@@ -134,7 +134,7 @@ fn check(environment: &Path) -> Result<(), StoreError> {
         paths.extend([version, site, torch, libraries]);
     }
     let there = paths.iter().filter(|path| path.symlink_metadata().is_ok());
-    there.into_iter().try_for_each(|path| judge_path(path))
+    there.into_iter().try_for_each(|path| check_path(path))
 }
 
 /// Returns the paths in a folder; empty if it can't be read.

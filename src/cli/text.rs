@@ -63,7 +63,7 @@ pub(super) fn plain(text: &str) -> String {
 /// Returns text whose lines fit a terminal of this width. They are broken between words; a digest on a line that is too
 /// long is cut to an ID. In a text of several lines, lines indented by four spaces are code and are kept.
 pub(super) fn wrap(text: &str, width: Option<usize>) -> String {
-    let Some(width @ LEAST..) = width else {
+    let Some(width @ MIN_WIDTH..) = width else {
         return text.to_owned();
     };
     let several = text.trim().contains('\n');
@@ -79,7 +79,7 @@ pub(super) fn wrap(text: &str, width: Option<usize>) -> String {
 }
 
 /// On a narrower terminal nothing is broken.
-const LEAST: usize = 20;
+const MIN_WIDTH: usize = 20;
 
 fn fit(line: &str, width: usize) -> String {
     let fits = |line: &str| textwrap::core::display_width(line) <= width;

@@ -79,7 +79,7 @@ pub fn check(
         ..
     } = options;
     let work = |worker: &mut Worker| check_all(options, worker, note, begin);
-    worker::alone(launcher, scratch, "check", cancel, work)
+    worker::with_single_worker(launcher, scratch, "check", cancel, work)
         .map_err(|error| in_spec(options.spec, error))
 }
 

@@ -58,7 +58,7 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         cancel,
         ..
     } = options;
-    worker::alone(launcher, scratch, "init", cancel, |worker| {
+    worker::with_single_worker(launcher, scratch, "init", cancel, |worker| {
         let opened = worker.call(&open, LIMIT, &mut |_| {})?;
         Ok((opened, worker.call(&request, LIMIT, &mut |_| {})?))
     })

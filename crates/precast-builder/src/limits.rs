@@ -224,7 +224,7 @@ mod tests {
     use std::{hint::black_box, thread};
 
     use super::*;
-    use precast_store::testing::alone;
+    use precast_store::testing::in_own_process;
 
     #[test]
     fn a_part_ends_with_the_whole_and_not_the_whole_with_a_part() {
@@ -243,7 +243,7 @@ mod tests {
 
     #[test]
     fn a_process_that_takes_more_than_its_limit_is_reported() {
-        alone(
+        in_own_process(
             "limits::tests::a_process_that_takes_more_than_its_limit_is_reported",
             measure,
         );

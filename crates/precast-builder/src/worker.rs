@@ -56,7 +56,7 @@ pub struct Worker {
 }
 
 /// Runs `work` with a single worker, whose folder under `scratch` is removed with it.
-pub fn alone<T>(
+pub fn with_single_worker<T>(
     launcher: &Launcher,
     scratch: &Path,
     name: &str,

@@ -48,8 +48,8 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         }
         other => {
             let store = other?;
-            let damage = store.audit().index_trouble();
-            Ok((store, damage))
+            let index_error = store.audit().index_error();
+            Ok((store, index_error))
         }
     }
 }

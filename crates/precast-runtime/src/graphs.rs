@@ -73,7 +73,7 @@ impl Shared {
     pub fn new(device: usize) -> Result<Self, TorchError> {
         Ok(Self {
             pool: Mutex::new((GraphPool::new()?, 0)),
-            stream: Stream::apart(device)?,
+            stream: Stream::exclusive(device)?,
             device,
             last: Mutex::default(),
         })

@@ -19,7 +19,7 @@ use super::{
     identity,
     loaded::Loaded,
     options::Graphs,
-    packing::Joined,
+    packing::Concatenated,
     plan::With,
     source::Source,
     threads,
@@ -61,14 +61,14 @@ impl Held {
         };
         let (bytes, checking) = map(false)?;
         // On the CPU tensors are in the order of the file.
-        let joined = match device {
-            Device::Cpu => Joined::default(),
+        let concatenated = match device {
+            Device::Cpu => Concatenated::default(),
             Device::Cuda(_) => {
                 let _span = tracing::info_span!("records").entered();
-                Joined::of(source, programs)
+                Concatenated::of(source, programs)
             }
         };
-        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &joined);
+        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &concatenated);
         let mut weights = new(&bytes);
         if !checking.wait() {
             // Unpacked again, from the object.

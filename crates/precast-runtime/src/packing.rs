@@ -25,30 +25,30 @@ use super::{
 
 /// The names of tensors to concatenate, a list for each resulting tensor.
 #[derive(Default)]
-pub(super) struct Joined(BTreeSet<Vec<String>>);
+pub(super) struct Concatenated(BTreeSet<Vec<String>>);
 
 /// The alignment of tensors on a device, as of CUDA's allocator.
 const ALIGNMENT: usize = 256;
 
-impl Joined {
+impl Concatenated {
     /// Reads the concatenated tensors of programs from the records of their artifacts. An unreadable record is ignored
     /// here; the load of its program reports it.
     pub fn of(source: &dyn Source, programs: &[Arc<Program>]) -> Self {
         let mut known: HashMap<Digest, Vec<Vec<String>>> = HashMap::new();
         let mut lists = BTreeSet::new();
         for step in programs.iter().flat_map(|program| &program.steps) {
-            let joined = known.entry(step.artifact).or_insert_with(|| {
+            let concatenated = known.entry(step.artifact).or_insert_with(|| {
                 let prepared = source
                     .artifact(&step.artifact)
                     .map(|record| record.prepared);
-                let joined = prepared
+                let concatenated = prepared
                     .iter()
                     .flatten()
-                    .filter_map(|made| made.call.joined());
+                    .filter_map(|constant| constant.call.joined());
                 let names = |list: Vec<&str>| list.into_iter().map(str::to_owned).collect();
-                joined.map(names).collect()
+                concatenated.map(names).collect()
             });
-            for list in joined {
+            for list in concatenated {
                 let names = list.iter().map(|name| step.binding.get(name).cloned());
                 lists.extend(names.collect::<Option<Vec<_>>>());
             }
@@ -121,9 +121,9 @@ mod tests {
     use super::*;
     use precast_store::record::{Dtype, Operand};
 
-    fn lists(lists: &[&[&str]]) -> Joined {
+    fn lists(lists: &[&[&str]]) -> Concatenated {
         let list = |names: &&[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        Joined(lists.iter().map(list).collect())
+        Concatenated(lists.iter().map(list).collect())
     }
 
     fn cat(parts: usize, axis: i64) -> Recipe {
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn joined_tensors_have_no_gap_and_others_stay_in_order() {
+    fn concatenated_tensors_have_no_gap_and_others_stay_in_order() {
         let tensors = [
             ("k.b", 100),
             ("k", 512),
@@ -150,11 +150,11 @@ mod tests {
             ("v", 256),
             ("z", 1),
         ];
-        let plain = Joined::default().places(&tensors);
+        let plain = Concatenated::default().places(&tensors);
         assert_eq!(plain, (vec![0, 256, 768, 1024, 1536, 1792], 2048));
         // `k`, `q` and `v` are where the first of them is met; biases of 100 bytes would leave gaps.
-        let joined = lists(&[&["q", "k", "v"], &["q.b", "k.b"]]).places(&tensors);
-        assert_eq!(joined, (vec![0, 768, 1536, 256, 1280, 1792], 2048));
+        let concatenated = lists(&[&["q", "k", "v"], &["q.b", "k.b"]]).places(&tensors);
+        assert_eq!(concatenated, (vec![0, 768, 1536, 256, 1280, 1792], 2048));
     }
 
     #[test]
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_side_by_side_are_joined_without_a_copy() {
+    fn parts_side_by_side_are_concatenated_without_a_copy() {
         let numbers: Vec<f32> = (0..24u8).map(f32::from).collect();
         let memory = Handle::of(&numbers, &[24], Dtype::Float32).unwrap();
         let view = |from: usize, shape: [i64; 2], stride: [i64; 2]| {
@@ -178,12 +178,12 @@ mod tests {
         let whole = as_one(&cat(3, 0), &parts).unwrap();
         assert_eq!(whole.read::<f32>().unwrap(), numbers[4..]);
         assert_eq!(whole.meta().address(), parts[0].meta().address());
-        // Out of order, with a gap, along another axis, in another memory, or turned.
+        // Out of order, with a gap, along another axis, in another memory, or transposed.
         assert!(as_one(&cat(2, 0), &[part(12, 1), part(4, 2)]).is_none());
         assert!(as_one(&cat(2, 0), &[part(4, 1), part(12, 1)]).is_none());
         assert!(as_one(&cat(3, 1), &parts).is_none());
-        let apart = [part(4, 2), part(12, 1).copied().unwrap()];
-        assert!(as_one(&cat(2, 0), &apart).is_none());
+        let separate = [part(4, 2), part(12, 1).copied().unwrap()];
+        assert!(as_one(&cat(2, 0), &separate).is_none());
         let square = |from: usize, stride| view(from, [2, 2], stride);
         assert!(as_one(&cat(2, 0), &[square(0, [1, 2]), square(4, [2, 1])]).is_none());
     }

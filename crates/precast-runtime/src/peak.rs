@@ -56,12 +56,12 @@ fn status(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use precast_store::testing::alone;
+    use precast_store::testing::in_own_process;
 
     #[test]
-    fn a_call_is_told_by_what_it_held_and_not_by_what_it_kept() {
-        alone(
-            "peak::tests::a_call_is_told_by_what_it_held_and_not_by_what_it_kept",
+    fn a_peak_includes_memory_that_the_call_freed() {
+        in_own_process(
+            "peak::tests::a_peak_includes_memory_that_the_call_freed",
             measure,
         );
     }

@@ -61,13 +61,13 @@ impl Bound<'_> {
         let mut call = wanted.call.clone();
         self.rename(&mut call)?;
         let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
-        let made = self.weights.made(key, || {
+        let result = self.weights.get_or_compute(key, || {
             let mut of = Vec::new();
             let handle = self.make(&wanted.call, &mut of)?;
             // Most results are copies; a view needs the viewed tensors.
             let viewed = |weight: &Arc<Weight>| {
-                let (made, of) = (handle.meta(), weight.handle().meta());
-                made.dense() && made.storage() == of.storage()
+                let (result, of) = (handle.meta(), weight.handle().meta());
+                result.dense() && result.storage() == of.storage()
             };
             of.retain(viewed);
             let own = if of.is_empty() {
@@ -75,10 +75,10 @@ impl Bound<'_> {
             } else {
                 0
             };
-            Ok((Weight::made(handle, of), own))
+            Ok((Weight::derived(handle, of), own))
         })?;
-        check(&made.handle().meta(), wanted)?;
-        Ok(made)
+        check(&result.handle().meta(), wanted)?;
+        Ok(result)
     }
 
     fn place(&self, constant: &str) -> Result<(&Weights, &str), TorchError> {
@@ -190,17 +190,17 @@ impl Bound<'_> {
 }
 
 /// Returns an error if a result does not have the form that the artifact was compiled for.
-fn check(made: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
+fn check(result: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
     let right = match &wanted.stride {
         // Only its operators can read the data, and check it.
-        None => !made.dense(),
+        None => !result.dense(),
         Some(stride) => {
-            made.dense()
-                && made.sizes() == wanted.shape
-                && same_strides(&wanted.shape, made.strides(), stride)
+            result.dense()
+                && result.sizes() == wanted.shape
+                && same_strides(&wanted.shape, result.strides(), stride)
         }
     };
-    if right && made.dtype() == Some(wanted.dtype) {
+    if right && result.dtype() == Some(wanted.dtype) {
         return Ok(());
     }
     let (dtype, shape) = (wanted.dtype, &wanted.shape);

@@ -46,8 +46,8 @@ pub(super) fn find(device: Device) -> Result<(), RuntimeError> {
 /// Starts `count` threads that exist at the same time. Fails with the number of threads that were started.
 fn start(count: usize) -> Result<(), (usize, io::Error)> {
     // Otherwise two callers would count each other's threads.
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     let gate = RwLock::new(());
     let hold = || {
         let entry = fs::read_link("/proc/thread-self");

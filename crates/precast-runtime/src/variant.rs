@@ -340,8 +340,8 @@ impl Variant {
 
     /// Rebuilds the routes from the loaded programs.
     pub fn reroute(&self) {
-        let made = routes(&self.programs[..self.buckets]);
-        *self.routes.write().unwrap_or_else(PoisonError::into_inner) = made;
+        let routes = routes(&self.programs[..self.buckets]);
+        *self.routes.write().unwrap_or_else(PoisonError::into_inner) = routes;
         self.rests
             .store(self.programs.iter().any(Program::rests), Relaxed);
     }
@@ -482,12 +482,12 @@ fn costs(programs: &[&Program]) -> Vec<f64> {
     let volumes = || programs.iter().map(|p| volume(&p.record) as f64);
     let costs = costs.unwrap_or_else(|| volumes().collect());
     let sizes: Vec<&Sizes> = programs.iter().map(|p| &p.record.sizes).collect();
-    at_most_covering(&sizes, &costs)
+    monotonic_costs(&sizes, &costs)
 }
 
 /// Returns costs in which no bucket is more expensive than a bucket that covers it: a measurement of the opposite is
 /// noise, and would send requests to the larger bucket.
-fn at_most_covering(sizes: &[&Sizes], costs: &[f64]) -> Vec<f64> {
+fn monotonic_costs(sizes: &[&Sizes], costs: &[f64]) -> Vec<f64> {
     let covers = |a: &Sizes, b: &Sizes| a.values().zip(b.values()).all(|(a, b)| a >= b);
     let cheapest = |small: &&Sizes| {
         let pairs = sizes.iter().zip(costs);
@@ -547,7 +547,7 @@ mod tests {
     fn a_bucket_never_costs_more_than_one_that_covers_it() {
         let size = |n: i64| Sizes::from([("n".to_owned(), n)]);
         let (small, large) = (size(1), size(8));
-        let costs = |costs| at_most_covering(&[&small, &large], costs);
+        let costs = |costs| monotonic_costs(&[&small, &large], costs);
         assert_eq!(costs(&[9e-3, 4e-3]), [4e-3, 4e-3]);
         assert_eq!(costs(&[1e-3, 4e-3]), [1e-3, 4e-3]);
     }

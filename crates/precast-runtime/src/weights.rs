@@ -25,7 +25,7 @@ use super::{
     error::in_store,
     ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
-    packing::Joined,
+    packing::Concatenated,
     tensors::dtype_of,
 };
 
@@ -58,7 +58,7 @@ impl WeightSet {
     pub fn prepared_bytes(&self) -> usize {
         self.on
             .first()
-            .map_or(0, |(_, weights)| weights.made_bytes.load(Relaxed))
+            .map_or(0, |(_, weights)| weights.cached_bytes.load(Relaxed))
     }
 
     /// Returns the total time of the copies from the file to the devices; none without a copy, as on the CPU.
@@ -92,9 +92,9 @@ pub struct Weights {
     device: Device,
     tensors: HashMap<String, Entry>,
     /// Prepacked constants by recipe and tensors, and tensors with other strides.
-    made: Mutex<HashMap<String, Arc<Weight>>>,
-    /// Bytes of the copies in `made`.
-    made_bytes: AtomicUsize,
+    cache: Mutex<HashMap<String, Arc<Weight>>>,
+    /// Bytes of the copies in `cache`.
+    cached_bytes: AtomicUsize,
     /// Addresses of the memory every tensor views.
     memory: Range<usize>,
     /// Duration of the upload.
@@ -108,14 +108,14 @@ struct Entry {
 }
 
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`. `joined` sets the order of an upload,
+    /// Makes the tensors of a mapped safetensors object usable on `device`. `concatenated` sets the order of an upload,
     /// `limit` its maximum bytes a second.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
         device: Device,
         limit: Option<u64>,
-        joined: &Joined,
+        concatenated: &Concatenated,
     ) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
@@ -149,7 +149,7 @@ impl Weights {
                 (tensors, range_of(bytes), None)
             }
             Device::Cuda(ordinal) => {
-                upload(bytes, views, ordinal, limit, joined).map_err(|error| match error {
+                upload(bytes, views, ordinal, limit, concatenated).map_err(|error| match error {
                     UploadError::Device(reason) => RuntimeError::Upload { device, reason },
                     UploadError::File(error) => {
                         in_store(format!("weight set `{}`", digest.short()))(error.into())
@@ -160,8 +160,8 @@ impl Weights {
         Ok(Self {
             device,
             tensors,
-            made: Mutex::default(),
-            made_bytes: AtomicUsize::new(0),
+            cache: Mutex::default(),
+            cached_bytes: AtomicUsize::new(0),
             memory,
             took,
         })
@@ -172,8 +172,8 @@ impl Weights {
         Self {
             device,
             tensors: HashMap::new(),
-            made: Mutex::default(),
-            made_bytes: AtomicUsize::new(0),
+            cache: Mutex::default(),
+            cached_bytes: AtomicUsize::new(0),
             memory: 0..0,
             took: None,
         }
@@ -209,7 +209,7 @@ impl Weights {
         let name = self.own_name(name, aliases);
         let copy = || self.restride(name, entry, layout);
         if keep {
-            self.made(format!("{name} {:?}", layout.stride), || {
+            self.get_or_compute(format!("{name} {:?}", layout.stride), || {
                 Ok((copy()?, bytes_of(&layout.shape, layout.dtype)))
             })
         } else {
@@ -218,13 +218,13 @@ impl Weights {
     }
 
     /// Returns the result under this key. Without one, `make` computes it and returns its bytes.
-    pub fn made(
+    pub fn get_or_compute(
         &self,
         key: String,
         make: impl FnOnce() -> Result<(Weight, usize), TorchError>,
     ) -> Result<Arc<Weight>, TorchError> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(weight) = made.get(&key) {
+        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(weight) = cache.get(&key) {
             return Ok(weight.clone());
         }
         let (weight, bytes) = make()?;
@@ -234,8 +234,8 @@ impl Weights {
             cuda().and_then(|cuda| cuda.synchronize(ordinal))?;
         }
         let weight = Arc::new(weight);
-        self.made_bytes.fetch_add(bytes, Relaxed);
-        made.insert(key, weight.clone());
+        self.cached_bytes.fetch_add(bytes, Relaxed);
+        cache.insert(key, weight.clone());
         Ok(weight)
     }
 
@@ -319,13 +319,13 @@ fn upload(
     views: Views,
     ordinal: usize,
     limit: Option<u64>,
-    joined: &Joined,
+    concatenated: &Concatenated,
 ) -> Result<Uploaded, UploadError> {
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
     let named: Vec<_> = (views.iter())
         .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
-    let (offsets, total) = joined.places(&named);
+    let (offsets, total) = concatenated.places(&named);
     let block = Handle::empty(
         &[i64::try_from(total)?],
         &[1],

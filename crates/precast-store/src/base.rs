@@ -9,14 +9,14 @@ use std::{
 use super::{
     error::{At, StoreError},
     index::Index,
-    layout::Layout,
+    layout::StoreLayout,
     lock::{Guard, Locks, Mode},
     permissions::Options,
     time::now,
 };
 
 pub(crate) struct Base {
-    pub layout: Layout,
+    pub layout: StoreLayout,
     pub index: Index,
     /// Options of the caller. `read_only` is also set if the store can't be written.
     pub options: Options,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     error::{At, StoreError},
-    layout::{Kind, Layout},
+    layout::{Kind, StoreLayout},
     rows,
 };
 use crate::{
@@ -46,7 +46,7 @@ pub(crate) fn encode<T: Serialize>(
 
 /// Reads and checks the record at `path`, which must be its right place. Returns none if the file is missing.
 pub(crate) fn read<R: Record>(
-    layout: &Layout,
+    layout: &StoreLayout,
     path: &Path,
 ) -> Result<Option<(R, Digest)>, StoreError> {
     let Some(text) = raw(layout, path)? else {
@@ -97,7 +97,7 @@ fn check<'a>(text: &'a [u8], path: &Path) -> Result<(&'a [u8], Digest), StoreErr
     }
 }
 
-fn raw(layout: &Layout, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
+fn raw(layout: &StoreLayout, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
     let file = match layout.open(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file.at("read", path)?,
@@ -129,7 +129,7 @@ fn damaged(path: &Path, why: String) -> StoreError {
 /// A record: a file with a row in the index.
 pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
     const KIND: Kind;
-    fn path(&self, layout: &Layout) -> Result<PathBuf, StoreError>;
+    fn path(&self, layout: &StoreLayout) -> Result<PathBuf, StoreError>;
     fn schema(&self) -> u32;
     /// Inserts the row of the record. `checksum` and `created` are the checksum and the publication time of its file.
     fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
@@ -144,7 +144,7 @@ macro_rules! record {
     ($type:ident, $layout:ident, $self:ident => $path:expr, $insert:path) => {
         impl Record for $type {
             const KIND: Kind = Kind::$type;
-            fn path(&$self, $layout: &Layout) -> Result<PathBuf, StoreError> {
+            fn path(&$self, $layout: &StoreLayout) -> Result<PathBuf, StoreError> {
                 $path
             }
             fn schema(&self) -> u32 {
@@ -171,7 +171,7 @@ record!(Release, layout, self => layout.release(&self.model, self.seq), rows::in
 
 /// Reads one record file and checks that it lies where it belongs.
 pub(crate) fn record_file<R: Record>(
-    layout: &Layout,
+    layout: &StoreLayout,
     path: &Path,
 ) -> Result<(R, Digest, i64), StoreError> {
     let gone = || damaged(path, "it is gone".into());

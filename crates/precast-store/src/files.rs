@@ -14,7 +14,7 @@ use super::{
     chunks,
     defect::Defect,
     error::{At, StoreError},
-    layout::{Kind, Layout},
+    layout::{Kind, StoreLayout},
     leases::is_lease,
     manifest::{Links, Missing, Source, Walk},
     object,
@@ -28,9 +28,9 @@ use crate::{
 
 /// One pass over all files, with its results so far. Paths are relative to the store.
 pub(crate) struct Files<'a> {
-    own: &'a Layout,
+    own: &'a StoreLayout,
     /// Also opens files that other users could have written: that is a defect of its own.
-    layout: Layout,
+    layout: StoreLayout,
     uid: u32,
     pub defects: Vec<Defect>,
     pub objects: u64,
@@ -47,7 +47,7 @@ pub(crate) struct Files<'a> {
 }
 
 impl<'a> Files<'a> {
-    pub fn new(own: &'a Layout) -> Self {
+    pub fn new(own: &'a StoreLayout) -> Self {
         Self {
             own,
             layout: own.unchecked(),
@@ -109,7 +109,7 @@ impl<'a> Files<'a> {
         let mut report = |missing: Vec<Missing>, root: &Path| {
             defects.extend(missing.into_iter().map(|missing| {
                 let by = match missing.by {
-                    Some((kind, id)) => Layout::record_name(kind, &id),
+                    Some((kind, id)) => StoreLayout::record_name(kind, &id),
                     None => root.to_owned(),
                 };
                 let id = missing.id;
@@ -149,19 +149,22 @@ impl<'a> Files<'a> {
 
     fn root(&mut self) -> Result<(), StoreError> {
         for (path, meta) in self.list(Path::new(""))? {
-            if Layout::FOLDERS
+            if StoreLayout::FOLDERS
                 .iter()
                 .any(|folder| path == Path::new(folder))
             {
                 self.folder(path, &meta);
-            } else if !Layout::FILES.iter().any(|file| path == Path::new(file)) {
+            } else if !StoreLayout::FILES
+                .iter()
+                .any(|file| path == Path::new(file))
+            {
                 self.defects.push(Defect::Foreign { path });
             } else if !meta.is_file() {
                 self.not_plain(path, &meta);
             }
         }
         if !self.own.tag_is_right() {
-            let path = Layout::TAG.into();
+            let path = StoreLayout::TAG.into();
             self.defects.push(Defect::Tag { path });
         }
         Ok(())
@@ -204,7 +207,7 @@ impl<'a> Files<'a> {
             return false;
         }
         let mode = meta.mode() & 0o7777;
-        match self.own.judge(meta) {
+        match self.own.check_trust(meta) {
             Some(Distrust::Owner(uid)) => self.defects.push(Defect::Owner { path, uid }),
             Some(_) => self.defects.push(Defect::Mode { path, mode }),
             None => {}

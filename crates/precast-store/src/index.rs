@@ -19,7 +19,7 @@ use rustix::fs::{Access, access};
 use self::schema::{check_schema, failed, prepare_tables};
 use super::{
     error::{At, StoreError},
-    layout::Layout,
+    layout::StoreLayout,
     lock::{Locks, Patience, private},
     rows::BadSum,
 };
@@ -59,7 +59,7 @@ impl Index {
 
     /// Returns whether this user may read the store's index. Its mode allows only writers, because any reader could
     /// lock it.
-    pub fn may_be_read(layout: &Layout) -> bool {
+    pub fn may_be_read(layout: &StoreLayout) -> bool {
         let read = access(layout.index(), Access::READ_OK);
         !matches!(read, Err(rustix::io::Errno::ACCESS))
     }
@@ -187,7 +187,7 @@ impl Index {
     }
 }
 
-fn make_in_memory(layout: &Layout) -> Result<Open, StoreError> {
+fn make_in_memory(layout: &StoreLayout) -> Result<Open, StoreError> {
     let path = layout.index();
     let mut connection = Connection::open_in_memory()
         .and_then(prepare)
@@ -201,7 +201,7 @@ fn make_in_memory(layout: &Layout) -> Result<Open, StoreError> {
 /// opens the file can lock it.
 ///
 /// An existing file is not opened here: closing it would end the locks of other connections of this process.
-fn make_private(layout: &Layout) -> Result<(), StoreError> {
+fn make_private(layout: &StoreLayout) -> Result<(), StoreError> {
     let path = layout.index();
     if fs::symlink_metadata(&path).is_err() {
         let folder = fs::metadata(&layout.root).at("look at", &layout.root)?;
@@ -216,7 +216,7 @@ fn make_private(layout: &Layout) -> Result<(), StoreError> {
     Ok(())
 }
 
-fn open_own(layout: &Layout) -> Result<Open, StoreError> {
+fn open_own(layout: &StoreLayout) -> Result<Open, StoreError> {
     let path = layout.index();
     refuse(layout)?;
     make_private(layout)?;
@@ -245,7 +245,7 @@ fn prepare(connection: Connection) -> rusqlite::Result<Connection> {
 }
 
 /// Refuses links, which SQLite would follow and write through, and a journal of another user, which it would apply.
-fn refuse(layout: &Layout) -> Result<(), StoreError> {
+fn refuse(layout: &StoreLayout) -> Result<(), StoreError> {
     let path = layout.index();
     for path in [path.with_extension("sqlite-journal"), path] {
         match fs::symlink_metadata(&path) {

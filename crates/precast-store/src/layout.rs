@@ -60,12 +60,12 @@ impl Kind {
 
 /// The paths of one store.
 #[derive(Clone, Debug)]
-pub(crate) struct Layout {
+pub(crate) struct StoreLayout {
     pub root: PathBuf,
     trust: Option<Trust>,
 }
 
-impl Layout {
+impl StoreLayout {
     pub const TAG: &str = "CACHEDIR.TAG";
 
     /// Every file that may lie at the top of a store.
@@ -197,10 +197,10 @@ impl Layout {
     }
 
     /// Returns the reason why a file of the store is not trusted, or none if it is.
-    pub fn judge(&self, meta: &fs::Metadata) -> Option<Distrust> {
+    pub fn check_trust(&self, meta: &fs::Metadata) -> Option<Distrust> {
         self.trust
             .as_ref()
-            .and_then(|trust| trust.judge(meta).err())
+            .and_then(|trust| trust.check_trust(meta).err())
     }
 
     /// Returns whether this user may write to the store. Writes nothing.
@@ -383,23 +383,23 @@ mod tests {
         let root = dir.path().join("s");
         fs::create_dir(&root).unwrap();
         fs::write(root.join("README.md"), "x").unwrap();
-        Layout::create(&root, Options::default()).unwrap();
-        Layout::create(&root, Options::default()).unwrap();
-        Layout::find(&root, Options::default()).unwrap();
+        StoreLayout::create(&root, Options::default()).unwrap();
+        StoreLayout::create(&root, Options::default()).unwrap();
+        StoreLayout::find(&root, Options::default()).unwrap();
         let other = dir.path().join("o");
         fs::create_dir(&other).unwrap();
         fs::write(other.join("thesis.doc"), "x").unwrap();
-        let error = Layout::create(&other, Options::default()).unwrap_err();
+        let error = StoreLayout::create(&other, Options::default()).unwrap_err();
         assert!(matches!(error, StoreError::NotEmpty { .. }), "{error}");
         assert!(matches!(
-            Layout::find(&other, Options::default()),
+            StoreLayout::find(&other, Options::default()),
             Err(StoreError::NotAStore { .. })
         ));
         // Only root may write it in this mode.
         fs::remove_file(root.join(MARKER)).unwrap();
         fs::write(root.join(MARKER), r#"{"schema":1,"layout":2}"#).unwrap();
         assert!(matches!(
-            Layout::find(&root, Options::default()),
+            StoreLayout::find(&root, Options::default()),
             Err(StoreError::Newer { .. })
         ));
     }

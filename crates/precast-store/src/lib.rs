@@ -147,7 +147,7 @@ pub use lock::Waiting;
 pub use manifest::{Manifest, Part};
 pub use mapped::{Mapped, seal};
 pub use objects::Objects;
-pub use permissions::{Options, Unpacked, judge_path};
+pub use permissions::{Options, Unpacked, check_path};
 pub use quarantine::Damaged;
 pub use ready::Checking;
 pub use reason::Reason;
@@ -162,7 +162,7 @@ pub use verify::{Audit, Verified};
 
 use base::Base;
 use index::Index;
-use layout::Layout;
+use layout::StoreLayout;
 use lock::Locks;
 
 /// An open store. Cloning is cheap and shares everything.
@@ -178,7 +178,7 @@ impl Store {
     /// Like [`Self::create`], with options.
     pub fn create_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
         let path = path.as_ref();
-        Layout::create(path, options)?;
+        StoreLayout::create(path, options)?;
         Self::open_with(path, options)
     }
 
@@ -198,14 +198,14 @@ impl Store {
 
     /// Like [`Self::open`], with options.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<Self, StoreError> {
-        let layout = Layout::find(path.as_ref(), options)?;
-        for folder in Layout::FOLDERS {
+        let layout = StoreLayout::find(path.as_ref(), options)?;
+        for folder in StoreLayout::FOLDERS {
             layout.look(&layout.root.join(folder))?;
         }
         Self::at(layout, options)
     }
 
-    fn at(layout: Layout, mut options: Options) -> Result<Self, StoreError> {
+    fn at(layout: StoreLayout, mut options: Options) -> Result<Self, StoreError> {
         options.read_only |= !layout.is_writable();
         if !options.read_only {
             layout.complete_folders()?;
@@ -229,7 +229,7 @@ impl Store {
         path: impl AsRef<Path>,
         mut options: Options,
     ) -> Result<Self, StoreError> {
-        let layout = Layout::find(path.as_ref(), options)?;
+        let layout = StoreLayout::find(path.as_ref(), options)?;
         match Self::at(layout.clone(), options) {
             Err(error) if error.is_index() || matches!(error, StoreError::Unsafe { .. }) => {
                 options.read_only |= !layout.is_writable();
@@ -247,14 +247,14 @@ impl Store {
         path: impl AsRef<Path>,
         mut options: Options,
     ) -> Result<Self, StoreError> {
-        let layout = Layout::find(path.as_ref(), options)?;
+        let layout = StoreLayout::find(path.as_ref(), options)?;
         options.read_only = true;
         let locks = Arc::new(Locks::new(&layout, options));
         let index = Index::in_memory(&locks);
         Ok(Self::new(layout, index, options, locks))
     }
 
-    fn new(layout: Layout, index: Index, options: Options, locks: Arc<Locks>) -> Self {
+    fn new(layout: StoreLayout, index: Index, options: Options, locks: Arc<Locks>) -> Self {
         let leases = Leases::new(Base {
             layout,
             index,
@@ -333,7 +333,7 @@ impl Store {
     }
 
     #[cfg(test)]
-    fn layout(&self) -> &Layout {
+    fn layout(&self) -> &StoreLayout {
         &self.base().layout
     }
 

@@ -34,7 +34,7 @@ use std::{
 
 use super::{
     error::{At, StoreError},
-    layout::Layout,
+    layout::StoreLayout,
     permissions::Options,
 };
 
@@ -153,7 +153,7 @@ type OnWait = Box<dyn Fn(&Waiting) + Send + Sync>;
 
 /// The lock files of one store, and the rules of all waits for other processes.
 pub(crate) struct Locks {
-    pub layout: Layout,
+    pub layout: StoreLayout,
     patience: Option<Duration>,
     on_wait: OnceLock<OnWait>,
     /// Flag that ends all waits.
@@ -161,7 +161,7 @@ pub(crate) struct Locks {
 }
 
 impl Locks {
-    pub fn new(layout: &Layout, options: Options) -> Self {
+    pub fn new(layout: &StoreLayout, options: Options) -> Self {
         Self {
             layout: layout.clone(),
             patience: options.patience,
@@ -255,7 +255,7 @@ impl Locks {
 }
 
 /// Opens a lock file. Creates a missing one.
-pub(crate) fn open(layout: &Layout, path: &Path) -> Result<File, StoreError> {
+pub(crate) fn open(layout: &StoreLayout, path: &Path) -> Result<File, StoreError> {
     let mut options = File::options();
     options.read(true).write(true).create(true).truncate(false);
     // The file is overwritten, so a link to another file is refused.

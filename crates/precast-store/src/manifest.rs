@@ -27,7 +27,7 @@ use std::{collections::HashSet, path::PathBuf};
 
 use super::{
     error::StoreError,
-    layout::{Kind, Layout},
+    layout::{Kind, StoreLayout},
 };
 use crate::Digest;
 
@@ -57,8 +57,8 @@ impl Manifest {
     pub fn parts(&self) -> impl Iterator<Item = Part> {
         let parts = self.nodes.iter().map(|node| Part {
             path: match node.record {
-                Some(kind) => Layout::record_name(kind, &node.id),
-                None => Layout::object_name(&node.id),
+                Some(kind) => StoreLayout::record_name(kind, &node.id),
+                None => StoreLayout::object_name(&node.id),
             },
             digest: node.digest,
         });

@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     error::{At, StoreError},
-    layout::Layout,
+    layout::StoreLayout,
     rows::ObjectRow,
 };
 use crate::{Digest, digest::Hasher};
@@ -164,7 +164,7 @@ pub(crate) fn decode(
 }
 
 /// Opens the file of an object.
-pub(crate) fn open(layout: &Layout, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
+pub(crate) fn open(layout: &StoreLayout, digest: &Digest) -> Result<(File, PathBuf), StoreError> {
     let path = layout.object(digest);
     match layout.open(&path) {
         Ok(file) => Ok((file, path)),
@@ -178,7 +178,7 @@ pub(crate) fn open(layout: &Layout, digest: &Digest) -> Result<(File, PathBuf), 
 
 /// Writes the content of an object to `sink` and returns its size. On an error, the bytes in `sink` must not be used.
 pub(crate) fn read_into(
-    layout: &Layout,
+    layout: &StoreLayout,
     digest: &Digest,
     sink: &mut impl Write,
 ) -> Result<u64, StoreError> {
@@ -187,7 +187,11 @@ pub(crate) fn read_into(
 }
 
 /// Returns the row of an object, computed from its file.
-pub(crate) fn row(layout: &Layout, path: &Path, digest: &Digest) -> Result<ObjectRow, StoreError> {
+pub(crate) fn row(
+    layout: &StoreLayout,
+    path: &Path,
+    digest: &Digest,
+) -> Result<ObjectRow, StoreError> {
     let mut file = layout.open(path).at("read", path)?;
     let head = head(&mut file, digest, path)?;
     Ok(ObjectRow {

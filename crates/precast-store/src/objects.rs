@@ -246,7 +246,7 @@ impl Objects {
             return Ok(true);
         }
         drop(adding);
-        let _deleting = self.base().lock(Mode::Delete)?;
+        let _lock = self.base().lock(Mode::Delete)?;
         if self.index_sound(digest)? {
             return Ok(true);
         }

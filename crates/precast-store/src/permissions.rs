@@ -19,7 +19,7 @@
 //!
 //! A group that shares a store trusts all of its members: files of any member are accepted.
 //!
-//! [`judge_path`] has the same rules for other files that the command executes: a Python and its libtorch.
+//! [`check_path`] has the same rules for other files that the command executes: a Python and its libtorch.
 //!
 //! Access control lists are not read. The mode shows the maximum that they grant to a group or a user.
 
@@ -134,7 +134,7 @@ impl Trust {
         }
         trust.walk(root, options.shared)?;
         trust
-            .judge(&meta)
+            .check_trust(&meta)
             .map_err(|why| refuse(root, why.to_string()))?;
         Ok(trust)
     }
@@ -156,8 +156,8 @@ impl Trust {
             let next = at.join(name);
             let meta = fs::symlink_metadata(&next).at("look at", &next)?;
             if !meta.is_symlink() {
-                let judged = self.judge_above(&meta, shared);
-                judged.map_err(|why| refuse(&next, why.to_string()))?;
+                let checked = self.check_parent(&meta, shared);
+                checked.map_err(|why| refuse(&next, why.to_string()))?;
                 at = next;
             } else if !self.trusts(meta.uid()) {
                 let why = format!("the link belongs to user {}", meta.uid());
@@ -174,7 +174,7 @@ impl Trust {
     }
 
     /// Checks a folder above the store.
-    fn judge_above(&self, meta: &Metadata, shared: bool) -> Result<(), Distrust> {
+    fn check_parent(&self, meta: &Metadata, shared: bool) -> Result<(), Distrust> {
         let any_group = Self {
             group: shared.then(|| meta.gid()),
             ..*self
@@ -184,12 +184,12 @@ impl Trust {
         } else if meta.mode() & STICKY != 0 {
             Ok(())
         } else {
-            any_group.judge(meta)
+            any_group.check_trust(meta)
         }
     }
 
     /// Checks the owner and the mode of the store, or of something in it.
-    pub fn judge(&self, meta: &Metadata) -> Result<(), Distrust> {
+    pub fn check_trust(&self, meta: &Metadata) -> Result<(), Distrust> {
         let (mode, uid, gid) = (meta.mode(), meta.uid(), meta.gid());
         // A shared store is trusted by its group: other users could not have written the file.
         if self.group.is_none() && !self.trusts(uid) {
@@ -250,8 +250,8 @@ impl Trust {
 
     /// Checks an open file.
     pub fn accept(&self, path: &Path, meta: &Metadata) -> io::Result<()> {
-        let judged = self.judge(meta);
-        judged.map_err(|why| io::Error::other(refuse(path, why.to_string())))
+        let checked = self.check_trust(meta);
+        checked.map_err(|why| io::Error::other(refuse(path, why.to_string())))
     }
 
     /// Checks one folder of the store. Accepts a missing one.
@@ -264,19 +264,19 @@ impl Trust {
             let why = format!("it is a symbolic link to `{}`", to.display());
             return Err(refuse(path, why));
         }
-        self.judge(&meta)
+        self.check_trust(&meta)
             .map_err(|why| refuse(path, why.to_string()))
     }
 }
 
 /// Refuses a file or folder that another user could change or replace. Checks its owner and mode, and those of the
 /// folders and links of its path.
-pub fn judge_path(path: &Path) -> Result<(), StoreError> {
+pub fn check_path(path: &Path) -> Result<(), StoreError> {
     let trust = Trust::new(None);
     let real = trust.walk(path, false)?;
     let meta = fs::symlink_metadata(&real).at("look at", &real)?;
     trust
-        .judge(&meta)
+        .check_trust(&meta)
         .map_err(|why| refuse(&real, why.to_string()))
 }
 
@@ -493,20 +493,20 @@ mod tests {
     }
 
     #[test]
-    fn a_path_is_judged_by_each_folder_and_link_on_the_way_to_it() {
+    fn each_folder_and_link_of_a_path_is_checked() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().canonicalize().unwrap();
         let [far, env, bin] = ["far", "env", "env/bin"].map(|name| root.join(name));
-        for made in [&far, &env, &bin] {
-            fs::create_dir(made).unwrap();
+        for folder in [&far, &env, &bin] {
+            fs::create_dir(folder).unwrap();
         }
         let (file, python, other) = (far.join("python"), bin.join("python"), far.join("other"));
         fs::write(&file, "").unwrap();
         std::os::unix::fs::symlink("python", &other).unwrap();
         std::os::unix::fs::symlink("../../far/other", &python).unwrap();
-        judge_path(&python).unwrap();
+        check_path(&python).unwrap();
         for path in [&root, &far, &env, &bin, &file, &python, &other] {
-            let refusal = || match judge_path(&python).unwrap_err() {
+            let refusal = || match check_path(&python).unwrap_err() {
                 StoreError::Unsafe { path, why } => (path, why),
                 error => panic!("{error}"),
             };
@@ -525,15 +525,15 @@ mod tests {
                 );
                 give(path, owner);
             }
-            judge_path(&python).unwrap();
+            check_path(&python).unwrap();
         }
         // In a sticky folder no user can replace the files of others, but any user can add one.
         mode(&bin, 0o1777);
-        judge_path(&python).unwrap();
-        judge_path(&bin).unwrap_err();
+        check_path(&python).unwrap();
+        check_path(&bin).unwrap_err();
         fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink("other", &file).unwrap();
-        judge_path(&python).unwrap_err();
+        check_path(&python).unwrap_err();
     }
 
     #[test]

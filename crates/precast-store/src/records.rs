@@ -70,7 +70,7 @@ impl Records {
 
     /// Publishes a program's record. Its artifacts must be in the store. Returns the record that is now in the store.
     pub fn put_program(&self, program: &Program) -> Result<Program, StoreError> {
-        let _alone = self.leases().claim(&program.id, &mut |_| true)?;
+        let _claim = self.leases().claim(&program.id, &mut |_| true)?;
         check_name(&program.model)?;
         let _adding = self
             .leases()

@@ -8,7 +8,7 @@ use walkdir::WalkDir;
 use super::{
     checksum::{Record, record_file},
     error::StoreError,
-    layout::{Kind, Layout},
+    layout::{Kind, StoreLayout},
     object,
     rows::ObjectRow,
 };
@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Inserts a row for every sound file without one. Unreadable files get no row; `verify` names them.
-pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+pub(crate) fn fill(layout: &StoreLayout, to: &Connection) -> rusqlite::Result<()> {
     for path in files(&layout.root.join("objects"), ".zst") {
         let Some(digest) = named(&path, ".zst") else {
             continue;
@@ -43,7 +43,10 @@ pub(crate) fn fill(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
 
 /// Returns the error for a record of a newer precast. It has no row and its references are unknown, so nothing may be
 /// deleted.
-pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Option<StoreError>> {
+pub(crate) fn newer(
+    layout: &StoreLayout,
+    index: &Connection,
+) -> rusqlite::Result<Option<StoreError>> {
     let mut found = newer_of::<Artifact>(layout, index)?;
     found = found.or(newer_of::<Program>(layout, index)?);
     found = found.or(newer_of::<Failure>(layout, index)?);
@@ -54,7 +57,7 @@ pub(crate) fn newer(layout: &Layout, index: &Connection) -> rusqlite::Result<Opt
 }
 
 fn newer_of<R: Record>(
-    layout: &Layout,
+    layout: &StoreLayout,
     index: &Connection,
 ) -> rusqlite::Result<Option<StoreError>> {
     for path in files(&layout.folder(R::KIND), ".json") {
@@ -73,7 +76,7 @@ fn is_newer(error: &StoreError) -> bool {
 }
 
 /// Removes the rows of releases whose file is missing: gc removes the file first.
-pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+pub(crate) fn drop_gone_releases(layout: &StoreLayout, to: &Connection) -> rusqlite::Result<()> {
     let all: Vec<(String, i64)> = to
         .prepare("SELECT model,seq FROM releases")?
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?
@@ -88,7 +91,7 @@ pub(crate) fn drop_gone_releases(layout: &Layout, to: &Connection) -> rusqlite::
     Ok(())
 }
 
-fn records<R: Record>(layout: &Layout, to: &Connection) -> rusqlite::Result<()> {
+fn records<R: Record>(layout: &StoreLayout, to: &Connection) -> rusqlite::Result<()> {
     for path in files(&layout.folder(R::KIND), ".json") {
         if is_new::<R>(to, &path)?
             && let Ok((record, checksum, created)) = record_file::<R>(layout, &path)

@@ -16,7 +16,7 @@ use super::{
     error::{At, StoreError},
     graph::Graph,
     index::Index,
-    layout::Layout,
+    layout::StoreLayout,
     lock::Mode,
     objects::Objects,
     publish::{self, as_published, settle_time},
@@ -78,8 +78,8 @@ impl Audit {
         let mut first = self.plain_folders(&["quarantine", "locks"])?;
         let looked = self.look(true)?;
         sync::point("repair:looked");
-        let _alone = self.base().lock(Mode::Delete)?;
-        first.extend(self.plain_folders(&Layout::FOLDERS)?);
+        let _lock = self.base().lock(Mode::Delete)?;
+        first.extend(self.plain_folders(&StoreLayout::FOLDERS)?);
         self.base().layout.complete()?;
         let mut found = self.again(looked)?.defects;
         found.extend(first);
@@ -87,7 +87,7 @@ impl Audit {
             .iter()
             .any(|defect| matches!(defect, Defect::Index { .. }))
         {
-            self.reindex_alone()?;
+            self.reindex_locked()?;
         }
         let mut done = Done::default();
         let mut left = found.clone();
@@ -96,8 +96,8 @@ impl Audit {
             sync::point("repair:found");
             let more = self.repair_some(&left, &mut done)?;
             sync::point("repair:set-aside");
-            self.collector.recover_alone()?;
-            self.reindex_alone()?;
+            self.collector.recover_locked()?;
+            self.reindex_locked()?;
             left = self.look(false)?.defects;
             if !more {
                 break;
@@ -125,7 +125,7 @@ impl Audit {
             return Ok(damaged);
         }
         self.base().writable("set damaged releases aside")?;
-        let _alone = self.base().lock(Mode::Delete)?;
+        let _lock = self.base().lock(Mode::Delete)?;
         for &seq in &damaged {
             let path = self.base().layout.release(model, seq)?;
             if self.is_damaged_release(&path)? {
@@ -165,12 +165,12 @@ impl Audit {
     /// Rebuilds the index from the files.
     pub fn reindex(&self) -> Result<(), StoreError> {
         self.base().writable("rebuild the index")?;
-        let _alone = self.base().lock(Mode::Rebuild)?;
-        self.reindex_alone()
+        let _lock = self.base().lock(Mode::Rebuild)?;
+        self.reindex_locked()
     }
 
     /// Like [`Self::reindex`]. The caller has `Mode::Rebuild` or `Mode::Delete`.
-    fn reindex_alone(&self) -> Result<(), StoreError> {
+    fn reindex_locked(&self) -> Result<(), StoreError> {
         let sound = Index::open_read_only(&self.base().locks).and_then(|own| {
             own.with(|index| {
                 let checked: String =

@@ -131,7 +131,7 @@ impl Collector {
 
     fn drop_releases(&self, plan: &GcPlan, done: &mut Collected) -> Result<(), StoreError> {
         for release in &plan.releases {
-            let _deleting = self.base().lock(Mode::Delete)?;
+            let _lock = self.base().lock(Mode::Delete)?;
             let path = self.base().layout.release(&release.model, release.seq)?;
             let last = self.releases.sequences(&release.model)?.last() == Some(&release.seq);
             if last || self.releases.newest(&release.model)? == Some(release.seq) {
@@ -163,7 +163,7 @@ impl Collector {
         for batch in victims.chunks(BATCH) {
             let ids: Vec<Digest> = batch.iter().map(|victim| victim.id).collect();
             sync::point("gc:before-batch");
-            let _deleting = self.base().lock(Mode::Delete)?;
+            let _lock = self.base().lock(Mode::Delete)?;
             let leased = self.releases.leases().held_by_live()?;
             let going = self
                 .base()
@@ -222,12 +222,12 @@ impl Collector {
     /// dead processes.
     pub fn recover(&self) -> Result<(), StoreError> {
         self.base().writable("recover the store")?;
-        let _deleting = self.base().lock(Mode::Delete)?;
-        self.recover_alone()
+        let _lock = self.base().lock(Mode::Delete)?;
+        self.recover_locked()
     }
 
     /// Like [`Self::recover`]. The caller has `Mode::Delete`.
-    pub(crate) fn recover_alone(&self) -> Result<(), StoreError> {
+    pub(crate) fn recover_locked(&self) -> Result<(), StoreError> {
         let leased = self.releases.leases().held_by_live()?;
         for table in [&PROGRAMS, &ARTIFACTS, &FAILURES, &OBJECTS] {
             let going = self.base().index.write(|tx| {

@@ -1,6 +1,6 @@
 //! Small stores and records for tests.
 
-mod alone;
+mod own_process;
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub use alone::alone;
+pub use own_process::in_own_process;
 
 use super::Store;
 use crate::{

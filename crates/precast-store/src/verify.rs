@@ -18,7 +18,7 @@ use super::{
     gc::Collector,
     graph::Graph,
     index::Index,
-    layout::Layout,
+    layout::StoreLayout,
     lock::Mode,
     reindex, rows, sync,
 };
@@ -69,7 +69,7 @@ impl Audit {
             return Ok(first);
         }
         sync::point("verify:looked");
-        let _alone = self.base().lock(Mode::Delete)?;
+        let _lock = self.base().lock(Mode::Delete)?;
         sync::point("verify:again");
         self.again(first)
     }
@@ -111,7 +111,7 @@ impl Audit {
     }
 
     /// Returns the error of an unusable index of the store. A read-only store then uses an index in memory.
-    pub fn index_trouble(&self) -> Option<StoreError> {
+    pub fn index_error(&self) -> Option<StoreError> {
         if !Index::may_be_read(&self.base().layout) {
             return None;
         }
@@ -198,7 +198,7 @@ fn compare(
 }
 
 /// Adds the error of each record of one kind that can't be read.
-fn unreadable<R: Record>(layout: &Layout, errors: &mut Vec<StoreError>) {
+fn unreadable<R: Record>(layout: &StoreLayout, errors: &mut Vec<StoreError>) {
     let folder = layout.folder(R::KIND);
     let files = reindex::files(&folder, ".json");
     errors.extend(files.filter_map(|path| record_file::<R>(layout, &path).err()));
@@ -251,7 +251,7 @@ pub(crate) fn dump(from: &Connection) -> rusqlite::Result<BTreeMap<String, Strin
 mod tests {
     use std::fs;
 
-    use super::super::{layout::Layout, testing};
+    use super::super::{layout::StoreLayout, testing};
     use crate::{Options, Store};
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
             drop(store);
             // Like a checkout of `git`, and like many copies.
             fs::remove_dir_all(path.join("ready")).unwrap();
-            for folder in Layout::FOLDERS {
+            for folder in StoreLayout::FOLDERS {
                 let _ = fs::remove_dir(path.join(folder));
             }
             fs::remove_dir_all(path.join("locks")).unwrap();

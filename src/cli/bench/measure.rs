@@ -43,7 +43,7 @@ struct Taken {
 }
 
 /// Number of alternations between models.
-const TURNS: u32 = 8;
+const ROUNDS: u32 = 8;
 
 /// One request, and how it is measured.
 pub(super) struct Load<'a> {
@@ -95,12 +95,12 @@ impl Load<'_> {
             }
             synchronize(self.device)?;
         }
-        let turns = if models.len() > 1 { TURNS } else { 1 };
+        let rounds = if models.len() > 1 { ROUNDS } else { 1 };
         let mut taken: Vec<Taken> = models.iter().map(|_| Taken::default()).collect();
         for measure in [Self::single, Self::parallel] {
-            for _ in 0..turns {
+            for _ in 0..rounds {
                 for (model, taken) in models.iter().zip(&mut taken) {
-                    measure(self, model, self.limit / turns, taken)?;
+                    measure(self, model, self.limit / rounds, taken)?;
                 }
             }
         }
@@ -110,10 +110,10 @@ impl Load<'_> {
 
     /// Makes single calls, at least a few, and waits for each.
     fn single(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
-        const LEAST: usize = 10;
+        const MIN_CALLS: usize = 10;
         let mut caller = Caller::of(model, self.program)?;
         let (begin, before) = (Instant::now(), taken.single.len());
-        while begin.elapsed() < limit || taken.single.len() - before < LEAST {
+        while begin.elapsed() < limit || taken.single.len() - before < MIN_CALLS {
             let called = Instant::now();
             let answer = caller.run(self.inputs)?;
             synchronize(self.device)?;

@@ -129,7 +129,7 @@ pub(crate) fn measure_again(
         .sign_test
         .as_ref()
         .is_some_and(|test| !test.exclusive);
-    if !sign_test::in_doubt(report) || !shared {
+    if !sign_test::eager_seems_faster(report) || !shared {
         return Ok(false);
     }
     slot.again(Action::Measure, name, &sign_test::describe(report));
@@ -220,16 +220,16 @@ fn measure(
     let clear: Vec<bool> = std::iter::once(true)
         .chain(wins.map(|wins| passed[0].candidate != 0 || sign_test::significant(*wins, runs)))
         .collect();
-    Ok(least(&all, &clear, passed[0].candidate == 0))
+    Ok(index_of_fastest(&all, &clear, passed[0].candidate == 0))
 }
 
-/// Returns the minimum of the `clear` latencies. If `first` is set, returns the first one unless another is lower by
-/// enough.
-fn least(latencies: &[f64], clear: &[bool], first: bool) -> usize {
+/// Returns the index of the lowest of the `clear` latencies. If `first` is set, returns the first one unless another is
+/// lower by enough.
+fn index_of_fastest(latencies: &[f64], clear: &[bool], first: bool) -> usize {
     let left = (0..latencies.len()).filter(|index| clear.get(*index) == Some(&true));
-    let least = left.min_by(|a, b| latencies[*a].total_cmp(&latencies[*b]));
-    match least {
-        Some(least) if !first || latencies[least] < latencies[0] * GAIN => least,
+    let fastest = left.min_by(|a, b| latencies[*a].total_cmp(&latencies[*b]));
+    match fastest {
+        Some(fastest) if !first || latencies[fastest] < latencies[0] * GAIN => fastest,
         _ => 0,
     }
 }
@@ -267,10 +267,13 @@ mod tests {
     #[test]
     fn noise_is_no_reason_to_choose_another() {
         let all = [true; 3];
-        assert_eq!(least(&[100.0, 99.0, 130.0], &all, true), 0);
-        assert_eq!(least(&[100.0, 99.0, 97.0], &all, true), 2);
-        assert_eq!(least(&[100.0, 97.0, 90.0], &[true, true, false], true), 1);
-        assert_eq!(least(&[100.0, 99.0, 130.0], &all, false), 1);
-        assert_eq!(least(&[], &[], false), 0);
+        assert_eq!(index_of_fastest(&[100.0, 99.0, 130.0], &all, true), 0);
+        assert_eq!(index_of_fastest(&[100.0, 99.0, 97.0], &all, true), 2);
+        assert_eq!(
+            index_of_fastest(&[100.0, 97.0, 90.0], &[true, true, false], true),
+            1
+        );
+        assert_eq!(index_of_fastest(&[100.0, 99.0, 130.0], &all, false), 1);
+        assert_eq!(index_of_fastest(&[], &[], false), 0);
     }
 }

@@ -257,7 +257,7 @@ fn shim(options: &HostOptions<'_>, model: &str, host: &Target) -> Result<Shim, B
         let compiled: CompiledShim = worker.call(&request, shims::LIMIT, &mut |_| {})?;
         shims::put(store, host, &compiled)
     };
-    worker::alone(launcher, scratch, "shim", cancel, compile)
+    worker::with_single_worker(launcher, scratch, "shim", cancel, compile)
 }
 
 /// Publishes a release again, with one more shim. Returns it, and whether it is new.

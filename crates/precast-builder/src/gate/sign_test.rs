@@ -36,13 +36,13 @@ pub(crate) fn significant(wins: u64, rounds: u64) -> bool {
 }
 
 /// Returns whether eager was faster than the artifact by more than the margin.
-pub(crate) fn in_doubt(report: &Gate) -> bool {
+pub(crate) fn eager_seems_faster(report: &Gate) -> bool {
     let micros = |micros: Option<f64>| micros.filter(|micros| *micros > 0.0);
     let both = micros(report.artifact_us).zip(micros(report.eager_us));
     both.is_some_and(|(artifact, eager)| artifact > eager * SLOWER)
 }
 
-/// Describes the measurement that is in doubt.
+/// Describes the measurement in which eager seems faster.
 pub(crate) fn describe(report: &Gate) -> String {
     let micros = |micros: Option<f64>| micros.unwrap_or_default();
     let (eager, artifact) = (micros(report.eager_us), micros(report.artifact_us));
@@ -73,10 +73,10 @@ pub(crate) fn put(report: &mut Gate, measured: &Gate, of: usize, exclusive: bool
 fn sign_test(report: &Gate, wins: Option<u64>, exclusive: bool) -> Option<SignTest> {
     let rounds = report.eager_runs?;
     let eager_faster = wins?.min(rounds);
-    let doubt = in_doubt(report);
-    let faster = if doubt && significant(eager_faster, rounds) {
+    let eager_leads = eager_seems_faster(report);
+    let faster = if eager_leads && significant(eager_faster, rounds) {
         Faster::Eager
-    } else if !doubt && significant(rounds - eager_faster, rounds) {
+    } else if !eager_leads && significant(rounds - eager_faster, rounds) {
         Faster::Artifact
     } else {
         Faster::Neither
@@ -159,15 +159,15 @@ mod tests {
         );
         let no_eager: Gate = read(json!({"artifact_us": 100.0, "artifact_runs": 20}));
         put(&mut report, &no_eager, 0, true);
-        assert!(!in_doubt(&no_eager));
+        assert!(!eager_seems_faster(&no_eager));
         let slow = read(json!({"artifact_us": 300.0, "eager_us": 200.25}));
-        assert!(in_doubt(&slow));
+        assert!(eager_seems_faster(&slow));
         assert_eq!(
             describe(&slow),
             "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
         );
         assert_eq!(json!(report.sign_test), json!(null));
         let timeless = read(json!({"artifact_us": 100.0, "eager_us": 0.0}));
-        assert!(!in_doubt(&timeless));
+        assert!(!eager_seems_faster(&timeless));
     }
 }

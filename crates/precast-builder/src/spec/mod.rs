@@ -54,8 +54,8 @@ use precast_store::{
 /// The version in `schema` of a spec.
 pub const SCHEMA: i64 = 1;
 
-/// Bytes that a spec may have: some twenty thousand lines.
-const MOST: u64 = 1 << 20;
+/// Maximum bytes of a spec: some twenty thousand lines.
+const MAX_BYTES: u64 = 1 << 20;
 
 /// The content of `precast.toml`.
 #[derive(Clone, Debug, PartialEq)]
@@ -231,15 +231,16 @@ impl Spec {
     /// Reads and checks the file at `path`.
     pub fn load(path: &Path) -> Result<Self, SpecError> {
         let mut bytes = Vec::new();
-        let read = File::open(path).and_then(|file| file.take(MOST + 1).read_to_end(&mut bytes));
+        let read =
+            File::open(path).and_then(|file| file.take(MAX_BYTES + 1).read_to_end(&mut bytes));
         read.map_err(|source| SpecError::Read {
             path: path.to_owned(),
             source,
         })?;
-        if bytes.len() as u64 > MOST {
+        if bytes.len() as u64 > MAX_BYTES {
             return Err(SpecError::TooLarge {
                 path: path.to_owned(),
-                most: MOST,
+                most: MAX_BYTES,
             });
         }
         let text = String::from_utf8(bytes).map_err(|error| SpecError::NotText {

@@ -11,7 +11,7 @@ use toml::{
 use super::error::Problem;
 
 /// Maximum number of problems that are kept: more would not be read, and each costs a search for its place.
-const MOST: usize = 100;
+const MAX_PROBLEMS: usize = 100;
 
 /// Bytes of the text.
 pub(super) type Span = Range<usize>;
@@ -116,7 +116,7 @@ impl<'t> Reader<'t> {
         message: impl Into<String>,
         help: impl Into<String>,
     ) {
-        if self.problems.len() >= MOST {
+        if self.problems.len() >= MAX_PROBLEMS {
             return;
         }
         let (file, place) = (self.file.to_owned(), place.clone());
@@ -138,7 +138,7 @@ impl<'t> Reader<'t> {
         elsewhere: &[(&str, &str)],
     ) {
         for (key, place, _) in section.fields() {
-            if allowed.contains(&key) || self.problems.len() >= MOST {
+            if allowed.contains(&key) || self.problems.len() >= MAX_PROBLEMS {
                 continue;
             }
             let message = format!("unknown key `{key}` in {}", section.name);

@@ -38,7 +38,7 @@ from .lines import Lines
 from .recompiles import Recompiles
 from .regions import Regions
 from .shapes import Shapes
-from .sources import Sources, made
+from .sources import Sources, finding_at
 from .subject import Subject
 
 __all__ = ["check"]
@@ -166,7 +166,7 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
         return []
     why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
     place = sources.at(opened.place)
-    return [made(place, "training-mode", MEDIUM, why, fixes.evaluated(place.statement if place else None))]
+    return [finding_at(place, "training-mode", MEDIUM, why, fixes.evaluated(place.statement if place else None))]
 
 
 def _method(subject: Subject) -> ast.FunctionDef | None:
@@ -180,4 +180,4 @@ def _method(subject: Subject) -> ast.FunctionDef | None:
 def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:
     why = error.message if isinstance(error, Failure) else f"{what} fails on sample inputs: {failures.named(error)}"
     fix = Fix("check the dtypes and shapes of the module's inputs in the spec")
-    return made(sources.at(failures.location(error, opened.root)), "inputs", HIGH, why, fix)
+    return finding_at(sources.at(failures.location(error, opened.root)), "inputs", HIGH, why, fix)

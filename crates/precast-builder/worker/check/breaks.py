@@ -14,7 +14,7 @@ from ..torch_private import drafts
 from ..wire import Failure
 from . import fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
-from .sources import Sources, made
+from .sources import Sources, finding_at
 from .subject import Subject
 
 # Categories of findings that stop a capture where the value decides something.
@@ -67,7 +67,7 @@ def capture(subject: Subject) -> Captured:
 def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:
     """Raises findings that stop the build to `high`, and adds those of the capture."""
     sources = subject.sources
-    if captured.error is None or _operator_alone(captured.error):
+    if captured.error is None or _only_operator(captured.error):
         # The module can be captured, so these are no breaks.
         kept = [one for one in found if one.category not in ("control-flow", "value-read")]
         for one in kept:
@@ -95,7 +95,7 @@ def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[F
     return found
 
 
-def _operator_alone(error: BaseException) -> bool:
+def _only_operator(error: BaseException) -> bool:
     """Returns whether torch.export captured a module, and only an operator without a C++ kernel is in the way."""
     return isinstance(error, Failure) and "has no C++ kernel" in error.message
 
@@ -114,7 +114,7 @@ def _from_error(captured: Captured, location: str | None, subject: Subject) -> F
     text = f"{type(cause).__name__}: {cause} {error}"
     message = error.message if isinstance(error, Failure) else failures.one_line(error)
     category = next((known for words, known in _WORDS if words in text), "unsupported")
-    if _operator_alone(error):
+    if _only_operator(error):
         category = "custom-operator"
     place = sources.at(location)
     hint = error.hint if isinstance(error, Failure) else None
@@ -125,7 +125,7 @@ def _from_error(captured: Captured, location: str | None, subject: Subject) -> F
         fix = fixes.in_place("a tensor of its own", None, [])
     elif category == "control-flow" and place is not None:
         fix = fixes.branch(place)
-    one = made(place, category, HIGH, message, fix)
+    one = finding_at(place, category, HIGH, message, fix)
     if location is None:
         one.location, one.source = library_line(cause)
     return one

@@ -7,7 +7,7 @@ import torch
 from .. import capture as capturing
 from .. import failures, samples
 from .finding import HIGH, Finding, Fix
-from .sources import made
+from .sources import finding_at
 from .subject import Subject
 
 
@@ -29,7 +29,8 @@ def findings(subject: Subject, captures: bool) -> list[Finding]:
         place = subject.sources.at(failures.place_of(error, subject.sources.root))
         bucket = " ".join(f"{dim}={size}" for dim, size in sorted(sizes.items()))
         why = f"it fails at the bucket `{bucket}`: {failures.text_of(error)}"
-        found.append(made(place, category, HIGH, why, Fix("take sizes that the model can't have out of the buckets")))
+        fix = Fix("take sizes that the model can't have out of the buckets")
+        found.append(finding_at(place, category, HIGH, why, fix))
     return found
 
 

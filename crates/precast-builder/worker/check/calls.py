@@ -9,7 +9,7 @@ from typing import Any
 from . import fixes, numpy_fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import Call, Seen
-from .sources import made
+from .sources import finding_at
 
 _READS = {"item", "tolist", "__int__", "__float__", "__index__", "__complex__", "__contains__"}
 _NUMPY = {"numpy", "__array__"}
@@ -37,7 +37,7 @@ def findings(seen: Seen, method: ast.FunctionDef | None, states: Collection[str]
             key = (category, call.place.location)
             if key not in known:
                 known.add(key)
-                yield made(call.place, category, severity, why, fix)
+                yield finding_at(call.place, category, severity, why, fix)
 
 
 def _of(call: Call, method: ast.FunctionDef | None, written: list[str]) -> Iterator[Any]:

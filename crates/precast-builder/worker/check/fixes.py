@@ -110,11 +110,11 @@ def _where(place: Place, statement: ast.If) -> list[str]:
     if len(chosen) > 1 and _reads(test) & set(chosen):
         test_name = _unused("chosen", place)
         head = [f"{test_name} = {ast.unparse(test)}"]
-    made = []
+    selected = []
     for name in chosen:
         value = yes.get(name, ast.Name(name)), no.get(name, ast.Name(name))
-        made.append(f"{name} = {unparsed(_call('torch.where', ast.Name(test_name), *value))}")
-    return [*head, *(f"{name} = {unparsed(value)}" for name, value in kept.items()), *made]
+        selected.append(f"{name} = {unparsed(_call('torch.where', ast.Name(test_name), *value))}")
+    return [*head, *(f"{name} = {unparsed(value)}" for name, value in kept.items()), *selected]
 
 
 def _assigned(body: list[ast.stmt]) -> dict[str, ast.expr] | None:
@@ -151,7 +151,7 @@ def _boolean(test: ast.expr) -> ast.expr | None:
         return None if inner is None else ast.Compare(inner, [ast.Eq()], [ast.Constant(0)])
     if isinstance(test, ast.BoolOp):
         found = [_boolean(one) for one in test.values]
-        return None if None in found else _joined(found, ast.BitAnd() if isinstance(test.op, ast.And) else ast.BitOr())
+        return None if None in found else _merged(found, ast.BitAnd() if isinstance(test.op, ast.And) else ast.BitOr())
     calls = [one for one in ast.walk(test) if isinstance(one, ast.Call)]
     if any(called(one) in _PYTHON or ast.unparse(one.func) in ("int", "round", "complex") for one in calls):
         return None
@@ -161,17 +161,17 @@ def _boolean(test: ast.expr) -> ast.expr | None:
             return None
         sides = [value.left, *value.comparators]
         pairs = zip(sides, value.ops, sides[1:], strict=False)
-        return _joined([ast.Compare(left, [op], [right]) for left, op, right in pairs], ast.BitAnd())
+        return _merged([ast.Compare(left, [op], [right]) for left, op, right in pairs], ast.BitAnd())
     if isinstance(value, ast.Call) and called(value) in _BOOLEAN:
         return value
     return ast.Compare(value, [ast.NotEq()], [ast.Constant(0)])
 
 
-def _joined(values: list[Any], op: ast.operator) -> ast.expr:
-    made = values[0]
+def _merged(values: list[Any], op: ast.operator) -> ast.expr:
+    merged = values[0]
     for value in values[1:]:
-        made = ast.BinOp(made, op, value)
-    return made
+        merged = ast.BinOp(merged, op, value)
+    return merged
 
 
 def _unread(node: ast.AST) -> ast.AST | None:
@@ -451,11 +451,11 @@ def replace(statement: ast.stmt | None, change: Any) -> list[str]:
     class Change(ast.NodeTransformer):
         def visit(self, node: ast.AST) -> Any:
             nonlocal done
-            made = change(node)
-            if made is not None:
+            new = change(node)
+            if new is not None:
                 done = True
                 # The new expression may hold another match.
-                return made if isinstance(made, ast.keyword) else self.generic_visit(made)
+                return new if isinstance(new, ast.keyword) else self.generic_visit(new)
             return self.generic_visit(node)
 
     changed = Change().visit(changed)

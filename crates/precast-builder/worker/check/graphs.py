@@ -19,7 +19,7 @@ from ..torch_private import overloads, symbols
 from . import calls
 from .finding import LOW, MEDIUM, Finding, Fix
 from .observe import Seen
-from .sources import Place, made
+from .sources import Place, finding_at
 from .subject import Subject
 
 _READS = {"item", "_local_scalar_dense", "is_nonzero", "equal"}
@@ -51,7 +51,7 @@ class Graphs:
             place = subject.sources.at(leak.location(subject.sources.root))
             why = f"{leak.why}: requests must have the sizes of its buckets"
             fix = Fix(f'{leak.fix}; where its values make it harmless, `padding = "trusted"` in the module')
-            self.findings.append(made(place, "padding", LOW, why, fix))
+            self.findings.append(finding_at(place, "padding", LOW, why, fix))
 
     def _reason(self, place: Place | None, why: str, found: bool) -> None:
         reason = {"why": why, "location": place.location if place is not None else None}
@@ -60,7 +60,7 @@ class Graphs:
         self.reasons.append(reason)
         if found:
             severity = MEDIUM if self.subject.opened.device == "cuda" else LOW
-            self.findings.append(made(place, "cuda-graph", severity, f"{why}: no CUDA graph has it", _KEEP))
+            self.findings.append(finding_at(place, "cuda-graph", severity, f"{why}: no CUDA graph has it", _KEEP))
 
     def _of_calls(self, seen: Seen) -> Iterator[tuple[Place, str]]:
         for call in seen.calls:

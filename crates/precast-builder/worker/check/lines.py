@@ -19,7 +19,7 @@ from ..torch_private import overloads
 from . import fixes, numpy_fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import MISSING, resolve
-from .sources import Place, made
+from .sources import Place, finding_at
 
 _CHANGES = {"appendleft", "popleft", "sort", "reverse", "append", "extend", "insert", "pop", "remove", "clear", "add"}
 _CHANGES |= {"update", "setdefault", "popitem", "discard"}
@@ -49,10 +49,10 @@ class Lines:
             return
         for node in _expressions(statement):
             for category, severity, why, fix in self._node(node, statement, place, frame):
-                self.findings.append(made(place, category, severity, why, fix))
+                self.findings.append(finding_at(place, category, severity, why, fix))
         if frame.f_code.co_name != "__init__" and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
             for name in self._changed(statement, frame):
-                self.findings.append(made(place, "python-state", MEDIUM, _lasts(name), _STATE))
+                self.findings.append(finding_at(place, "python-state", MEDIUM, _lasts(name), _STATE))
 
     def _keep(self, value: Any, depth: int) -> None:
         """Notes an object that outlives a call, and the objects inside it."""

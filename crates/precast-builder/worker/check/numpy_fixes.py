@@ -28,7 +28,7 @@ def instead(place: Place, node: ast.Call | None = None, constant: bool = False, 
     statement = place.statement
     inside = ast.walk(statement) if node is None and statement is not None else [node]
     calls = [one for one in inside if isinstance(one, ast.Call) and is_numpy(one)]
-    shown = next((unparsed(made) for one in calls if (made := _torch(one, [ast.Name("…")]))), None)
+    shown = next((unparsed(call) for one in calls if (call := _torch(one, [ast.Name("…")]))), None)
     text = f"compute it with torch, by `{shown}`" if shown else "compute it with torch"
     return Fix(text, _lines(statement) if floating else [])
 
@@ -71,5 +71,5 @@ def _torch(node: ast.Call, args: list[ast.expr]) -> ast.expr | None:
     keywords = list(node.keywords)
     if name in ("std", "var"):
         keywords.append(ast.keyword("correction", ast.Constant(0)))
-    made: ast.expr = ast.Call(ast.parse(f"torch.{torch}", mode="eval").body, args, keywords)
-    return ast.Attribute(made, after[1:]) if after else made
+    call: ast.expr = ast.Call(ast.parse(f"torch.{torch}", mode="eval").body, args, keywords)
+    return ast.Attribute(call, after[1:]) if after else call

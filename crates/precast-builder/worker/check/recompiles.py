@@ -14,7 +14,7 @@ from .. import failures
 from ..call import INNER
 from ..torch_private.recompiles import Broken, Compiled, Guard, compiled
 from .finding import LOW, MEDIUM, Finding, Fix
-from .sources import made
+from .sources import finding_at
 from .subject import Subject
 
 # The sizes of a dimension, in order.
@@ -124,7 +124,7 @@ class Recompiles:
         sources = self.subject.sources
         own = (failures.inside(path, line, sources.root) for path, line in guard.places)
         place = sources.at(next(filter(None, own), None))
-        found = made(place, "recompile", severity, why, fix)
+        found = finding_at(place, "recompile", severity, why, fix)
         if all(one.why != why for one in self.findings):
             self.findings.append(found)
 
@@ -136,7 +136,7 @@ class Recompiles:
         if whole:
             why = f"torch.compile gives up the whole function here, and eager runs it: {broken.why}"
         fix = Fix("do it outside of forward, once, and keep the result")
-        self.findings.append(made(place, "graph-break", MEDIUM if place is not None else LOW, why, fix))
+        self.findings.append(finding_at(place, "graph-break", MEDIUM if place is not None else LOW, why, fix))
 
     def _named(self, text: str) -> str:
         """Returns a guard with the names of inputs and dimensions."""

@@ -16,7 +16,7 @@ from ..call import INNER, joined
 from ..flat import Flat
 from ..repeats import Fact, Repeat
 from .finding import LOW, Finding, Fix
-from .sources import made
+from .sources import finding_at
 from .subject import Subject
 
 # Maximum number of differences in a finding.
@@ -97,7 +97,7 @@ class Regions:
         total = f"{count} of {count + len(largest)} `{repeat.kind.__name__}`"
         why = f"{total} need artifacts of their own, the others share one; {'; '.join(reasons)}"
         fix = Fix("give all of them one value, or a tensor in its place: then one compile serves them all")
-        self.findings.append(made(self._place(repeat.kind), "region", LOW, why, fix))
+        self.findings.append(finding_at(self._place(repeat.kind), "region", LOW, why, fix))
 
     def _place(self, kind: type) -> Any:
         try:

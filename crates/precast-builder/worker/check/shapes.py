@@ -20,7 +20,7 @@ from ..torch_private import drafts, exported, symbols
 from . import fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix
 from .observe import Seen
-from .sources import Place, Sources, made
+from .sources import Place, Sources, finding_at
 from .subject import Subject
 
 
@@ -129,7 +129,7 @@ class Shapes:
         )
         fix = Fix(f"take the size from the tensor itself; buckets work as it is, `dynamic` needs `{dim}` free")
         place = sources.at(next(filter(None, places), None))
-        self.findings.append(made(place, "fixed-size", severity, why, fix))
+        self.findings.append(finding_at(place, "fixed-size", severity, why, fix))
 
     def _blame(self, error: BaseException, dims: list[str]) -> None:
         """Adds a finding for dimensions that can't be free."""
@@ -141,11 +141,11 @@ class Shapes:
         if _symbolic(error):
             why = f"with {names} free this flag is no Python value: {failures.one_line(error)}"
             fix = fixes.flag(place.statement if place else None)
-            self.findings.append(made(place, "symbolic-flag", HIGH if asked else MEDIUM, why, fix))
+            self.findings.append(finding_at(place, "symbolic-flag", HIGH if asked else MEDIUM, why, fix))
             return
         why = f"with {names} free it can't be captured: {failures.named(error)}"
         fix = Fix("compute with the tensor's own sizes; buckets work as it is, `dynamic` does not")
-        self.findings.append(made(place, "fixed-size", HIGH if asked else LOW, why, fix))
+        self.findings.append(finding_at(place, "fixed-size", HIGH if asked else LOW, why, fix))
 
     def _at_one(self, dim: str, seen: Seen) -> None:
         """Runs a module at sizes one and two of a dimension; adds a finding if the results differ in form."""
@@ -162,7 +162,7 @@ class Shapes:
                     wanted = any(bucket.get(dim) == size for bucket in subject.buckets)
                     place = subject.sources.at(failures.location(error, subject.sources.root))
                     why = f"it fails at `{dim}` = 1: {failures.named(error)}"
-                    self.findings.append(made(place, "size-one", HIGH if wanted else MEDIUM, why, fix))
+                    self.findings.append(finding_at(place, "size-one", HIGH if wanted else MEDIUM, why, fix))
                 else:
                     why = f"it fails there, with `{failures.one_line(error)}`"
                     subject.unknown.append(f"how it answers at `{dim}` = {size}: {why}")
@@ -170,7 +170,7 @@ class Shapes:
         if answers[0] != answers[1]:
             why = f"an output has {answers[1]} dimensions at `{dim}` = 1, {answers[0]} at 2: no request can be padded"
             squeezes = [one.place for one in seen.calls if one.name == "squeeze" and one.facts["arguments"] == 1]
-            self.findings.append(made(next(iter(squeezes), None), "size-one", MEDIUM, why, fix))
+            self.findings.append(finding_at(next(iter(squeezes), None), "size-one", MEDIUM, why, fix))
         elif (bounds := self.dynamic.get(dim)) is not None and bounds["min"] == dynamic.MIN_SIZE:
             # Captures begin at two; a separate program answers size one.
             bounds["min"] = 1
@@ -195,7 +195,7 @@ def _decided(one: Decision) -> Finding:
     text = one.place.source
     category = "size-one" if "== 1" in text or "!= 1" in text or "> 1" in text else "python-branch"
     why = f"`{one.text}` is decided at capture: each bucket has its own answer, a dynamic artifact only one"
-    return made(one.place, category, LOW, why, Fix("one module for each case, or code that holds for every size"))
+    return finding_at(one.place, category, LOW, why, Fix("one module for each case, or code that holds for every size"))
 
 
 def _asked_by(sources: Sources) -> Place | None:

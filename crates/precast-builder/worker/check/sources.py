@@ -144,7 +144,7 @@ def executable(code: CodeType) -> set[int]:
     return {line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno}
 
 
-def made(place: Place | None, category: str, severity: str, why: str, fix: Fix) -> Finding:
+def finding_at(place: Place | None, category: str, severity: str, why: str, fix: Fix) -> Finding:
     """Returns a finding at a line of the project; `place` is none if it has no line there."""
     if place is None:
         return Finding(category, severity, why, fix)

@@ -33,7 +33,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     pub fn aoti_torch_create_tensor_from_blob_v2(
         data: *mut c_void,
@@ -44,7 +44,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
         layout: i32,
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
@@ -59,7 +59,7 @@ imports! { table;
         dtype: i32,
         device_type: i32,
         device_index: i32,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
         layout: i32,
         opaque_metadata: *const u8,
         opaque_metadata_size: i64,
@@ -73,7 +73,7 @@ imports! { table;
         sizes: *const i64,
         strides: *const i64,
         offset: i64,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     /// `tensor` begins where its storage does.
     pub fn aoti_torch__alloc_from_pool(
@@ -83,11 +83,11 @@ imports! { table;
         rank: i64,
         sizes: *const i64,
         strides: *const i64,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     pub fn aoti_torch_copy_(to: RawTensor, from: RawTensor, non_blocking: i32) -> i32;
     pub fn aoti_torch_zero_(tensor: RawTensor) -> i32;
-    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, made: *mut RawTensor) -> i32;
+    pub fn aoti_torch_new_tensor_handle(tensor: RawTensor, out: *mut RawTensor) -> i32;
     pub fn aoti_torch_is_defined(tensor: RawTensor, defined: *mut bool) -> i32;
     pub fn aoti_torch_get_layout(tensor: RawTensor, layout: *mut i32) -> i32;
     pub fn aoti_torch_get_dtype(tensor: RawTensor, dtype: *mut i32) -> i32;
@@ -138,14 +138,14 @@ pub(super) fn opened() -> &'static Libtorch {
 /// Opens libtorch: the process's own, or that of `folder` (torch's, or the one with the library). With `untried` also a
 /// newer version than the tried ones.
 pub fn open(folder: Option<&Path>, untried: bool) -> Result<&'static Libtorch, TorchError> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(open) = OPEN.get() {
         same(&open.folder, folder)?;
         return Ok(open);
     }
-    let made = Libtorch::open(folder, untried)?;
-    Ok(OPEN.get_or_init(|| made))
+    let libtorch = Libtorch::open(folder, untried)?;
+    Ok(OPEN.get_or_init(|| libtorch))
 }
 
 /// Unit tests use the torch of the checkout.
@@ -318,7 +318,7 @@ fn not_opened(path: &Path, error: &libloading::Error) -> TorchError {
 mod tests {
     use super::*;
 
-    fn told(version: &str, untried: bool) -> String {
+    fn message(version: &str, untried: bool) -> String {
         let checked = checked(version, Path::new("/opt/torch/lib"), untried);
         checked.map_or_else(|error| error.to_string(), |()| String::new())
     }
@@ -326,18 +326,21 @@ mod tests {
     #[test]
     fn versions_are_those_that_were_tried() {
         for version in ["2.11.0+cu130", "2.11.0", "2.13.1+cpu", "2.15.0a0+git123"] {
-            assert_eq!(told(version, false), "");
+            assert_eq!(message(version, false), "");
         }
         assert_eq!(
-            told("2.10.1", true),
+            message("2.10.1", true),
             "torch 2.10.1 in `/opt/torch/lib` is too old: 2.11 is the least"
         );
         assert_eq!(
-            told("2.16.0+cu132", false),
+            message("2.16.0+cu132", false),
             "torch 2.16.0+cu132 in `/opt/torch/lib` is newer than what was tried: 2.11 to 2.15"
         );
-        assert_eq!(told("3.0.0", true), "");
-        assert_eq!(told("", false), "torch  in `/opt/torch/lib` is no version");
+        assert_eq!(message("3.0.0", true), "");
+        assert_eq!(
+            message("", false),
+            "torch  in `/opt/torch/lib` is no version"
+        );
         assert_eq!(numbers(0x020b_0100_0000_0000), "2.11.1");
     }
 

@@ -29,7 +29,7 @@ imports! { table;
         each: extern "C" fn(*mut c_void, *const c_char),
         context: *mut c_void,
     ) -> i32;
-    pub fn precast_operators_new(device: *const c_char, made: *mut *mut c_void) -> i32;
+    pub fn precast_operators_new(device: *const c_char, out: *mut *mut c_void) -> i32;
     pub fn precast_operators_add(
         executor: *mut c_void,
         name: *const c_char,
@@ -43,7 +43,7 @@ imports! { table;
         n_ints: usize,
         tensors: *const RawTensor,
         n_tensors: usize,
-        made: *mut RawTensor,
+        out: *mut RawTensor,
     ) -> i32;
     pub fn precast_operators_delete(executor: *mut c_void);
     pub fn precast_capture_messages(report: extern "C" fn(*const c_char));
@@ -86,7 +86,7 @@ imports! { table;
     pub fn precast_dtype(f: DtypeOf, container: RawContainer, i: usize, out: *mut i32) -> i32;
     pub fn precast_size(f: Size, container: RawContainer, i: usize, out: *mut usize) -> i32;
     pub fn precast_bind(f: Bind, container: RawContainer, pairs: *const Pair, n: usize) -> i32;
-    pub fn precast_calls_new(device: *const c_char, inputs: usize, made: *mut *mut c_void) -> i32;
+    pub fn precast_calls_new(device: *const c_char, inputs: usize, out: *mut *mut c_void) -> i32;
     pub fn precast_calls_add(
         calls: *mut c_void,
         name: *const c_char,
@@ -156,8 +156,8 @@ pub(super) fn open_once<T>(
     file: impl FnOnce() -> Result<File, RuntimeError>,
     find: impl FnOnce(&Loaded) -> Result<T, TorchError>,
 ) -> Result<(), RuntimeError> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    static LOCK: Mutex<()> = Mutex::new(());
+    let _lock = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
     if open.get().is_some() {
         return Ok(());
     }

@@ -22,7 +22,7 @@ pub struct Stream {
     functions: &'static Functions,
     device: usize,
     /// Whether it is kept in [`SPARE`] after a drop.
-    apart: bool,
+    exclusive: bool,
 }
 
 /// Unused streams outside of torch's pool. They are never destroyed: allocators may remember them.
@@ -42,12 +42,12 @@ impl Stream {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
         let code = unsafe { (functions.stream_new)(ordinal(device)?, &mut handle) };
-        Self::made(functions, code, handle, device)
+        Self::from_handle(functions, code, handle, device)
     }
 
     /// Returns a stream without another user, until it is dropped. It is not from torch's pool, which creates all its
     /// streams with the first one.
-    pub(crate) fn apart(device: usize) -> Result<Self, TorchError> {
+    pub(crate) fn exclusive(device: usize) -> Result<Self, TorchError> {
         let spare = {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
             let at = spare.iter().position(|stream| stream.device == device);
@@ -60,8 +60,8 @@ impl Stream {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
         let code = unsafe { (functions.stream_apart)(ordinal(device)?, &mut handle) };
-        let mut stream = Self::made(functions, code, handle, device)?;
-        stream.apart = true;
+        let mut stream = Self::from_handle(functions, code, handle, device)?;
+        stream.exclusive = true;
         Ok(stream)
     }
 
@@ -71,7 +71,7 @@ impl Stream {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function, with a valid out pointer.
         let code = unsafe { (functions.stream_current)(ordinal(device)?, &mut handle) };
-        Self::made(functions, code, handle, device)
+        Self::from_handle(functions, code, handle, device)
     }
 
     /// Wraps a `cudaStream_t` of the caller's.
@@ -84,10 +84,10 @@ impl Stream {
         let mut handle = std::ptr::null_mut();
         // SAFETY: the shim's own function; the caller vouches for `raw`.
         let code = unsafe { (functions.stream_external)(ordinal(device)?, raw, &mut handle) };
-        Self::made(functions, code, handle, device)
+        Self::from_handle(functions, code, handle, device)
     }
 
-    fn made(
+    fn from_handle(
         functions: &'static Functions,
         code: i32,
         handle: *mut c_void,
@@ -99,7 +99,7 @@ impl Stream {
             handle,
             functions,
             device,
-            apart: false,
+            exclusive: false,
         })
     }
 
@@ -149,7 +149,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.apart {
+        if self.exclusive {
             let mut spare = SPARE.lock().unwrap_or_else(PoisonError::into_inner);
             spare.push(Self { ..*self });
             return;

@@ -12,7 +12,7 @@ pub struct Weight {
     handle: Handle,
     _memory: Option<Mapped>,
     /// Tensors whose memory it may view.
-    _made_of: Vec<Arc<Weight>>,
+    _viewed: Vec<Arc<Weight>>,
 }
 
 impl Weight {
@@ -48,21 +48,21 @@ impl Weight {
         Ok(Self {
             handle,
             _memory: Some(memory.clone()),
-            _made_of: Vec::new(),
+            _viewed: Vec::new(),
         })
     }
 
     /// Wraps a tensor that owns its memory.
     pub fn owned(handle: Handle) -> Self {
-        Self::made(handle, Vec::new())
+        Self::derived(handle, Vec::new())
     }
 
-    /// Wraps a tensor that owns its memory or views that of others.
-    pub fn made(handle: Handle, of: Vec<Arc<Weight>>) -> Self {
+    /// Wraps a tensor that owns its memory or is a view of `viewed`.
+    pub fn derived(handle: Handle, viewed: Vec<Arc<Weight>>) -> Self {
         Self {
             handle,
             _memory: None,
-            _made_of: of,
+            _viewed: viewed,
         }
     }
 

@@ -4,7 +4,7 @@ use std::{path::Path, sync::OnceLock};
 
 use rusqlite::{Connection, TransactionBehavior};
 
-use crate::{error::StoreError, layout::Layout, reindex};
+use crate::{error::StoreError, layout::StoreLayout, reindex};
 
 /// The first SQLite without a bug that corrupts databases; 3.51.3 fixed it.
 const SQLITE: (i32, &str) = (3_051_003, "3.51.3");
@@ -21,7 +21,7 @@ fn version(connection: &Connection) -> rusqlite::Result<i64> {
 /// Checks the tables of an index. Creates and fills them in a new one. Refuses another version.
 pub(super) fn prepare_tables(
     connection: &mut Connection,
-    layout: &Layout,
+    layout: &StoreLayout,
     path: &Path,
 ) -> Result<(), StoreError> {
     if rusqlite::version_number() < SQLITE.0 {

@@ -2,16 +2,16 @@
 
 use std::{env, process::Command};
 
-const ALONE: &str = "PRECAST_TEST_ALONE";
+const CHILD: &str = "PRECAST_TEST_OWN_PROCESS";
 
 /// Runs `measure` in a separate process: starts the test program again, for the test `name` only.
-pub fn alone(name: &str, measure: impl FnOnce()) {
-    if env::var_os(ALONE).is_some() {
+pub fn in_own_process(name: &str, measure: impl FnOnce()) {
+    if env::var_os(CHILD).is_some() {
         return measure();
     }
     let test = Command::new(env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
-        .env(ALONE, "1")
+        .env(CHILD, "1")
         .output()
         .unwrap();
     let [output, errors] = [&test.stdout, &test.stderr].map(|text| String::from_utf8_lossy(text));
