@@ -1,4 +1,8 @@
-//! The comparison of an output with eager's.
+//! The checks of the gate: the comparison of one output with eager's.
+//!
+//! `compare` checks the shape, the dtype and the values of integers. `errors` checks NaN, infinity and the tolerance of
+//! floats. They apply to outputs, and to states after the call where eager's are known, at the sizes of the bucket and
+//! at smaller ones. A padded sample that fails does not refuse the program: its smaller dimensions become exact.
 
 use half::{bf16, f16};
 use precast_builder::gate::tolerance;

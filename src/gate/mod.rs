@@ -2,6 +2,13 @@
 //!
 //! A build starts it in a separate process: `precast_builder::gate` has the reason and the rules. It is in this crate
 //! because it needs the builder's requests and the runtime, which do not depend on each other.
+//!
+//! | file | holds |
+//! |---|---|
+//! | this one | the runs: samples, smaller sizes, memory and time |
+//! | `compare` | the checks of one output |
+//! | `samples` | inputs that are drawn from a record |
+//! | `smoke` | the run with new weights, without eager; its checks are its own |
 
 mod compare;
 mod samples;

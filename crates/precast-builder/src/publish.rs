@@ -1,7 +1,8 @@
 //! Publishes artifacts, programs that passed their gate, and failures.
 //!
 //! The store takes its own copy of each file of a worker before the file is used. A program's record is published last,
-//! if no source of the model has changed meanwhile.
+//! if no source of the model has changed meanwhile. `tasks/gate.rs` makes that record; those of artifacts and failures
+//! are made here.
 
 use std::{
     collections::BTreeSet,

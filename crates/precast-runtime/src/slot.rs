@@ -6,6 +6,9 @@
 //! no container ever has two callers, and a failure of one caller does not affect another. Slots are created on first
 //! use, up to a limit, and kept. A slot with an earlier weight set is bound to the new one before its next caller
 //! receives it, so a caller sees one weight set, whole.
+//!
+//! `loaded.rs` makes and binds slots. `loaded/run.rs` runs them: `run_slot` is for a call, a session and a warm-up,
+//! `run_static` for a fixed program. `run_static` calls `run_slot`, except for a graph.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
-//! Counters of a model while it runs, for metrics and for `precast why`.
+//! Counters of a model while it runs.
+//!
+//! `Model::stats` returns those of programs, for metrics. `Model::counts` returns those of requests, for
+//! `precast stats`. `watch.rs` has both methods. A slot has no counters: the slots of a program share its `Counters`.
 
 use std::{
     collections::HashMap,

@@ -22,7 +22,7 @@
 //! | `reuse` | an earlier gate with the same inputs |
 //! | `host` | the gates of a release under another torch |
 //!
-//! The process only checks: `src/gate` of the command.
+//! The code of the process is in `src/gate` of the command; the checks themselves are in `src/gate/compare.rs`.
 
 pub(crate) mod candidates;
 pub(crate) mod choice;

@@ -13,6 +13,9 @@
 //!
 //! The second to fourth are in the receipt as `gate_given`; `gated_by` names the predecessor. When a program is tuned
 //! again, every candidate is gated. A program that lost a file is gated again too.
+//!
+//! The gate's own code is no input. Within one version of precast, an earlier gate is reused even if the code of the
+//! gate has changed. Try a new check in a new store.
 
 use std::{fs, thread};
 

@@ -1,4 +1,4 @@
-//! Receipts: the measurements of a build.
+//! Receipts, the measurements of a build; and provenance, the version and the time of a record.
 //!
 //! A program has a [`Receipt`], an artifact a [`CompileReceipt`], and every record a [`Provenance`].
 //!
@@ -14,7 +14,8 @@
 //! | program | `tuned` | the [option sets](Tried) it was compiled with, the baseline first |
 //! | program | `tuned_by` | the tuned program whose choice was reused |
 //! | artifact | `seconds` | phase -> seconds (`lower`, `cpp`, `link`, …) |
-//! | any | `provenance.created` | when it was finished, in seconds since 1970 |
+//! | any | `provenance.precast`, `provenance.created` | the version that wrote it, and when, in seconds since 1970 |
+//! | artifact | `provenance.metadata` | AOTInductor's own metadata |
 
 use std::collections::BTreeMap;
 
