@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -104,7 +104,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-short test-doc test-compiler test-worker book test-newest
+	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-doc test-compiler test-worker book test-newest
 
 test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
@@ -127,7 +127,10 @@ test-long: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))
 
 test-short: test-build
-	$(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out $(LONG_TESTS),$(RUST_TESTS)))
+	$(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(LONG_TESTS),$(RUST_TESTS)))
+
+test-cli: test-build
+	$(CARGO) test --no-fail-fast $(FEATURES) --test cli
 
 sweep: ## `init`, `build` and `run` of all architectures that .venv has the packages of (ARGS="bert gpt2")
 	$(CARGO) build --bin precast
