@@ -189,7 +189,7 @@ fn print(item: &Item, spec: &Spec, store: Option<&Store>, context: &Context) -> 
     if let (State::Hit { id }, Some(store)) = (&item.state, store)
         && let Some(program) = store.records().program(id)?
     {
-        if let Some(why) = program.padding.refusal(&program.sizes) {
+        if let Some(why) = program.padding_refused() {
             writeln!(out, "{INDENT}{why}; {PADDING}")?;
         }
         if let Some(dynamic) = &program.dynamic

@@ -101,6 +101,8 @@ fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut 
         let output = command.current_dir(folder.path()).output().unwrap();
         let errors = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{name}: {line}: {errors}");
+        // A session sends its tokens through the buckets that they fill: nothing is said about padding.
+        assert!(!errors.contains("exact sizes only"), "{name}: {errors}");
     }
 
     let model = runtime(&Store::open(store).unwrap()).load(name).unwrap();

@@ -100,7 +100,7 @@ pub struct Built {
     pub compiled: usize,
     /// The program whose gate holds for it, where it was not gated again.
     pub gated_by: Option<Digest>,
-    /// The dimensions in which no smaller request can be padded into its bucket, and why.
+    /// The dimensions in which no smaller request can be padded into its bucket, and why; none with states.
     pub padding_refused: Option<String>,
     /// The sizes that it answers, if the capture has fewer than the spec requests.
     pub narrowed: Option<String>,

@@ -175,7 +175,7 @@ pub(super) fn program(
         artifacts: artifacts.collect::<BTreeSet<_>>().len(),
         compiled,
         gated_by: program.receipt.gated_by,
-        padding_refused: program.padding.refusal(&program.sizes),
+        padding_refused: program.padding_refused(),
         narrowed: (program.dynamic.as_ref())
             .filter(|dims| job.item.form.is_narrowed_by(dims))
             .map(|dims| bounds_name(dims, &program.sizes)),

@@ -362,6 +362,13 @@ pub struct Program {
 }
 
 impl Program {
+    /// Returns why requests can't be padded into its bucket, as [`Padding::refusal`] does; none with states, because a
+    /// session sends its tokens through the buckets that they fill.
+    pub fn padding_refused(&self) -> Option<String> {
+        let stateless = self.states.is_empty();
+        stateless.then(|| self.padding.refusal(&self.sizes))?
+    }
+
     /// Returns every artifact that it calls, sorted.
     pub fn artifacts(&self) -> Vec<Digest> {
         let steps = self.steps.iter().map(|step| step.artifact);
