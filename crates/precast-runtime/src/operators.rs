@@ -16,7 +16,7 @@ use serde_json::Value as Json;
 
 use super::{
     RuntimeError, TorchError,
-    ffi::{Call, Libraries, OperatorArgument, Operators, registered},
+    ffi::{Call, Libraries, OperatorArgument, Operators, registered, sealed_bytes},
     source::Source,
 };
 
@@ -134,19 +134,7 @@ fn file(source: &Arc<dyn Source>, object: &Digest) -> Result<std::fs::File, Runt
 
 /// Returns an object's bytes, verified.
 pub(super) fn read(source: &Arc<dyn Source>, object: &Digest) -> Result<Mapped, RuntimeError> {
-    let mapped =
-        Mapped::sealed(&file(source, object)?).map_err(|source| RuntimeError::MemoryFile {
-            object: *object,
-            source,
-        })?;
-    let found = Digest::of(&mapped);
-    if found != *object {
-        return Err(RuntimeError::WrongBytes {
-            object: *object,
-            found,
-        });
-    }
-    Ok(mapped)
+    sealed_bytes(object, &file(source, object)?)
 }
 
 /// Reads torch's description of an artifact's calls (`ExternKernelNodes` of torch/_export/serde/schema.py).

@@ -70,4 +70,5 @@ pub use tensor::{Handle, Handles, Meta, Stolen, TensorRef};
 pub use torch::threads;
 pub use upload::{UploadError, can_upload, upload};
 pub use values::{note_failed, note_range, outside};
+pub use verified::sealed_bytes;
 pub use weight::Weight;

@@ -22,9 +22,19 @@ pub(super) fn open_verified(
     open_file(object, file, scope)
 }
 
-/// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes, all of them.
+/// Returns the bytes of a shared object, once they are known to be sealed, the digest's, and all of it.
 pub(super) fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
-    // Sealed first: the hashed bytes can't change before, during or after `dlopen`.
+    let mapped = sealed_bytes(object, file)?;
+    whole(&mapped).map_err(|reason| RuntimeError::NotLoadable {
+        object: *object,
+        reason,
+    })?;
+    Ok(mapped)
+}
+
+/// Returns the bytes of a file, once it is known to be sealed and to hold the digest's bytes.
+pub fn sealed_bytes(object: &Digest, file: &File) -> Result<Mapped, RuntimeError> {
+    // Sealed first: the hashed bytes can't change before, during or after a load.
     let mapped = Mapped::sealed(file).map_err(|source| RuntimeError::MemoryFile {
         object: *object,
         source,
@@ -36,10 +46,6 @@ pub(super) fn verified(object: &Digest, file: &File) -> Result<Mapped, RuntimeEr
             found,
         });
     }
-    whole(&mapped).map_err(|reason| RuntimeError::NotLoadable {
-        object: *object,
-        reason,
-    })?;
     Ok(mapped)
 }
 
