@@ -23,7 +23,7 @@ def of_module(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]]
     for name, buffer in buffers.items():
         whole = call.joined(path, name)
         spec = {"name": whole, **tensors.layout(buffer.contiguous()), "dims": [None] * buffer.dim(), "pad": 0}
-        patterns = [pattern for pattern in named if cut.matches(pattern, name) or cut.matches(pattern, whole)]
+        patterns = [pattern for pattern in named if _names(pattern, path, name)]
         asked = named[patterns[0]] if patterns else {"first": "own"}
         if asked.get("shape") is not None:
             spec |= _reshaped(whole, buffer, asked)
@@ -52,14 +52,15 @@ def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
 def only_read(opened: Any, module: dict[str, Any], written: list[str]) -> list[str]:
     """Returns the buffers of patterns in the spec that match no written buffer: states that other modules write."""
     path = module["path"]
-
-    def named(pattern: str, buffer: str) -> bool:
-        return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
-
     patterns = [one["name"] for one in module.get("state") or ()]
-    patterns = [one for one in patterns if not any(named(one, buffer) for buffer in written)]
+    patterns = [one for one in patterns if not any(_names(one, path, buffer) for buffer in written)]
     buffers = [name for name, _ in call.find(opened.model, path).named_buffers()]
-    return [buffer for buffer in buffers if any(named(pattern, buffer) for pattern in patterns)]
+    return [buffer for buffer in buffers if any(_names(pattern, path, buffer) for pattern in patterns)]
+
+
+def _names(pattern: str, path: str, buffer: str) -> bool:
+    """Returns whether a pattern names a buffer of the submodule at `path`, from there or from the model."""
+    return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
 
 
 def refuse_unknown(module: dict[str, Any], known: list[str]) -> None:
