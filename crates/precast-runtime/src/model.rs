@@ -63,13 +63,8 @@ pub struct Model {
     _hold: Option<Hold>,
 }
 
-/// The caller of a module.
-pub(super) struct Caller<'a> {
-    /// The replica and the states of a session.
-    pub session: Option<(&'a Replica, &'a mut States)>,
-    /// How long it waits for a slot.
-    pub wait: Wait,
-}
+/// The replica and the states of a session.
+pub(super) type InSession<'a> = (&'a Replica, &'a mut States);
 
 impl Model {
     pub(super) fn new(
@@ -196,14 +191,7 @@ impl Model {
     /// # Ok(()) }
     /// ```
     pub fn run<A: Argument>(&self, module: &str, inputs: &[A]) -> Result<Outputs, RuntimeError> {
-        self.run_for(
-            Caller {
-                session: None,
-                wait: self.wait(),
-            },
-            module,
-            inputs,
-        )
+        self.run_for(None, self.wait(), module, inputs)
     }
 
     /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] instead of waiting for another call
@@ -213,14 +201,7 @@ impl Model {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        self.run_for(
-            Caller {
-                session: None,
-                wait: Wait::no(),
-            },
-            module,
-            inputs,
-        )
+        self.run_for(None, Wait::no(), module, inputs)
     }
 
     /// Runs a module as [`Self::run`] does, and fails with [`RuntimeError::Busy`] when no slot is free before
@@ -233,14 +214,7 @@ impl Model {
         inputs: &[A],
         deadline: Instant,
     ) -> Result<Outputs, RuntimeError> {
-        self.run_for(
-            Caller {
-                session: None,
-                wait: Wait::Until(deadline),
-            },
-            module,
-            inputs,
-        )
+        self.run_for(None, Wait::Until(deadline), module, inputs)
     }
 
     pub(super) fn wait(&self) -> Wait {
@@ -250,14 +224,14 @@ impl Model {
     /// Runs a module for a caller, on inputs in the module's order.
     pub(super) fn run_for<A: Argument>(
         &self,
-        caller: Caller<'_>,
+        session: Option<InSession<'_>>,
+        wait: Wait,
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
         let plain = inputs.iter().any(arrays::is_plain);
         let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
-        let own = caller.session.as_ref().map(|(replica, _)| *replica);
-        let replica = own.unwrap_or_else(|| self.replica(&inputs));
+        let (replica, states) = self.place(session, &inputs);
         let variants = self.variants(replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
         let Some(variant) = variants.iter().find(takes) else {
@@ -268,7 +242,7 @@ impl Model {
                 names: variants[0].names.clone(),
             });
         };
-        self.answered(replica, variant, &inputs, plain, caller)
+        self.answered(replica, variant, &inputs, plain, wait, states)
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -293,20 +267,14 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        self.run_named_for(
-            Caller {
-                session: None,
-                wait: self.wait(),
-            },
-            module,
-            inputs,
-        )
+        self.run_named_for(None, self.wait(), module, inputs)
     }
 
     /// Runs a module for a caller, on inputs by name.
     pub(super) fn run_named_for<A: Argument>(
         &self,
-        caller: Caller<'_>,
+        session: Option<InSession<'_>>,
+        wait: Wait,
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
@@ -315,8 +283,7 @@ impl Model {
             .iter()
             .map(|(_, input)| arrays::tensor(input))
             .collect();
-        let own = caller.session.as_ref().map(|(replica, _)| *replica);
-        let replica = own.unwrap_or_else(|| self.replica(&tensors));
+        let (replica, states) = self.place(session, &tensors);
         let variants = self.variants(replica, module)?;
         let order = |variant: &Variant| -> Option<SmallVec<[TensorRef<'_>; 8]>> {
             let wanted = &variant.signature.inputs;
@@ -333,7 +300,9 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => self.answered(replica, variant, &ordered, plain, caller),
+            Some((variant, ordered)) => {
+                self.answered(replica, variant, &ordered, plain, wait, states)
+            }
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -403,6 +372,18 @@ impl Model {
             .digest()
     }
 
+    /// Returns the replica and the states of a call: a session's own, or no states and the replica for these inputs.
+    fn place<'a>(
+        &'a self,
+        session: Option<InSession<'a>>,
+        inputs: &[TensorRef<'_>],
+    ) -> (&'a Replica, Option<&'a mut States>) {
+        match session {
+            Some((replica, states)) => (replica, Some(states)),
+            None => (self.replica(inputs), None),
+        }
+    }
+
     /// Returns the replica for a call with these inputs.
     pub(super) fn replica(&self, inputs: &[TensorRef<'_>]) -> &Replica {
         match &self.replicas[..] {
@@ -436,13 +417,11 @@ impl Model {
         variant: &Variant,
         inputs: &[TensorRef<'_>],
         plain: bool,
-        caller: Caller<'_>,
+        wait: Wait,
+        states: Option<&mut States>,
     ) -> Result<Outputs, RuntimeError> {
-        let states = caller.session.map(|(_, states)| states);
-        let call = CallOptions {
-            policy: if plain { Inputs::MayCopy } else { self.policy },
-            wait: caller.wait,
-        };
+        let policy = if plain { Inputs::MayCopy } else { self.policy };
+        let call = CallOptions { policy, wait };
         let result = replica.admit(|| variant.answer(inputs, call, states));
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());

@@ -9,7 +9,7 @@ use super::{
     arrays::{self, Argument, refused},
     ffi::Handle,
     layout::bytes_of,
-    model::Caller,
+    model::InSession,
     outputs::Outputs,
     pool::Place,
     replica::Replica,
@@ -87,7 +87,7 @@ impl<'m> Session<'m> {
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
         let model = self.model;
-        model.run_for(self.caller(), module, inputs)
+        model.run_for(self.own(), model.wait(), module, inputs)
     }
 
     /// Runs a module on inputs by name, as [`Model::run_named`] does, and on the states of this session.
@@ -97,14 +97,12 @@ impl<'m> Session<'m> {
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
         let model = self.model;
-        model.run_named_for(self.caller(), module, inputs)
+        model.run_named_for(self.own(), model.wait(), module, inputs)
     }
 
-    fn caller(&mut self) -> Caller<'_> {
-        Caller {
-            session: (self.place.item.as_mut()).map(|states| (self.replica, states)),
-            wait: self.model.wait(),
-        }
+    fn own(&mut self) -> Option<InSession<'_>> {
+        let states = self.place.item.as_mut()?;
+        Some((self.replica, states))
     }
 
     /// Gives every state its first value again.
