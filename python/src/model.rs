@@ -119,15 +119,35 @@ pub fn shut_down(py: Python<'_>) -> bool {
 /// Its modules are attributes: `model.encode(x)`. Share it between threads.
 #[pyclass(frozen, weakref, module = "precast")]
 pub struct Model {
-    name: String,
     modules: Vec<String>,
-    /// None after `close`.
-    inner: RwLock<Option<Arc<Loaded>>>,
+    held: Arc<Held>,
     /// The modules that were asked for.
     known: Mutex<HashMap<String, Py<Module>>>,
     /// The function that loads it again, for `pickle`.
     again: Option<Py<PyAny>>,
+}
+
+/// A model until it is closed, for the object and its modules.
+struct Held {
+    name: String,
+    /// None after `close`.
+    loaded: RwLock<Option<Arc<Loaded>>>,
     process: Process,
+}
+
+impl Held {
+    /// Returns the model, unless it is closed or a parent's.
+    fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        self.process
+            .check(|| format!("the model `{}`", self.name))?;
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.clone().ok_or_else(|| {
+            errors::unready(
+                format!("the model `{}` is closed", self.name),
+                "load it again with `precast.load`",
+            )
+        })
+    }
 }
 
 /// A model, and what its answers need.
@@ -220,27 +240,37 @@ impl Loaded {
 
 impl Model {
     fn new(model: Inner, runtime: Runtime, store: Store, again: Option<Py<PyAny>>) -> Self {
-        Self {
+        let modules = model.modules().into_iter().map(str::to_owned).collect();
+        let held = Held {
             name: model.name().to_owned(),
-            modules: model.modules().into_iter().map(str::to_owned).collect(),
-            inner: RwLock::new(Some(Arc::new(Loaded::of(model, runtime, store)))),
+            loaded: RwLock::new(Some(Arc::new(Loaded::of(model, runtime, store)))),
+            process: Process::this(),
+        };
+        Self {
+            modules,
+            held: Arc::new(held),
             known: Mutex::default(),
             again,
-            process: Process::this(),
         }
     }
 
-    /// Returns the model, unless it is closed or a parent's.
-    pub fn loaded(&self) -> PyResult<Arc<Loaded>> {
-        self.process
-            .check(&format_args!("the model `{}`", self.name).to_string())?;
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| {
-            errors::unready(
-                format!("the model `{}` is closed", self.name),
-                "load it again with `precast.load`",
-            )
-        })
+    fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        self.held.loaded()
+    }
+
+    /// Returns one of its modules, the same object each time.
+    fn module(&self, py: Python<'_>, name: &str) -> PyResult<Py<Module>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = known.get(name) {
+            return Ok(module.clone_ref(py));
+        }
+        let made = Module {
+            name: name.to_owned(),
+            held: self.held.clone(),
+        };
+        let made = Py::new(py, made)?;
+        known.insert(name.to_owned(), made.clone_ref(py));
+        Ok(made)
     }
 }
 
@@ -249,7 +279,7 @@ impl Model {
     /// The model's name.
     #[getter]
     fn name(&self) -> &str {
-        &self.name
+        &self.held.name
     }
 
     /// The names of its modules, sorted.
@@ -305,7 +335,7 @@ impl Model {
 
     /// Opens a session: states that are kept from call to call.
     fn session(&self, py: Python<'_>) -> PyResult<Session> {
-        Session::open(py, self.loaded()?, self.process)
+        Session::open(py, self.loaded()?, self.held.process)
     }
 
     /// The bytes of the states of one session.
@@ -327,7 +357,8 @@ impl Model {
     /// Frees the model when its running calls are done. Later calls are refused.
     fn close(&self, py: Python<'_>) {
         let inner = self
-            .inner
+            .held
+            .loaded
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
@@ -349,16 +380,16 @@ impl Model {
             let modules = own.modules.join(", ");
             return Err(tensors::no_attribute(format!(
                 "the model `{}` has no module `{name}`; it has {modules}",
-                own.name
+                own.held.name
             )));
         }
-        own.module(slf, name)
+        own.module(slf.py(), name)
     }
 
     fn __getitem__(slf: &Bound<'_, Self>, name: &str) -> PyResult<Py<Module>> {
         let own = slf.get();
         own.loaded()?.variants(name)?;
-        own.module(slf, name)
+        own.module(slf.py(), name)
     }
 
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
@@ -382,44 +413,23 @@ impl Model {
             Some(again) => Ok((again.clone_ref(py), PyTuple::empty(py).unbind())),
             None => Err(pyo3::exceptions::PyTypeError::new_err(format!(
                 "the model `{}` can't be pickled: its weights are tensors of this process; load it in the other one",
-                self.name
+                self.held.name
             ))),
         }
     }
 
     fn __repr__(&self) -> String {
+        let name = &self.held.name;
         let Ok(loaded) = self.loaded() else {
-            return format!("<precast.Model {}, closed>", self.name);
+            return format!("<precast.Model {name}, closed>");
         };
-        let mut text = format!("<precast.Model {}", self.name);
+        let mut text = format!("<precast.Model {name}");
         for module in &self.modules {
             text.push_str("\n  ");
             text.push_str(&describe(&loaded, module));
         }
         text.push('>');
         text
-    }
-}
-
-impl Model {
-    fn module(&self, slf: &Bound<'_, Self>, name: &str) -> PyResult<Py<Module>> {
-        let py = slf.py();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = known.get(name) {
-            return Ok(module.clone_ref(py));
-        }
-        // A module with a reference to the model would be a cycle; it has the model's inside.
-        let made = Py::new(
-            py,
-            Module {
-                name: name.to_owned(),
-                loaded: Arc::downgrade(&self.loaded()?),
-                model: self.name.clone(),
-                process: self.process,
-            },
-        )?;
-        known.insert(name.to_owned(), made.clone_ref(py));
-        Ok(made)
     }
 }
 
@@ -458,21 +468,12 @@ fn describe(loaded: &Loaded, module: &str) -> String {
 #[pyclass(frozen, weakref, module = "precast")]
 pub struct Module {
     name: String,
-    model: String,
-    /// The model frees it.
-    loaded: std::sync::Weak<Loaded>,
-    process: Process,
+    held: Arc<Held>,
 }
 
 impl Module {
     fn loaded(&self) -> PyResult<Arc<Loaded>> {
-        self.process.check("the model")?;
-        self.loaded.upgrade().ok_or_else(|| {
-            errors::unready(
-                format!("the model `{}` is closed", self.model),
-                "keep the model as long as its modules, or load it again with `precast.load`",
-            )
-        })
+        self.held.loaded()
     }
 }
 
