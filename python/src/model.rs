@@ -1,14 +1,14 @@
 //! A loaded model, its modules, and their calls.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
 use precast_runtime::{
-    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, cuda::Stream,
+    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, WeightSet, cuda::Stream,
 };
 use precast_store::{Device, Digest, Store};
 use pyo3::{
@@ -50,6 +50,7 @@ pub fn load(
         .iter()
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
+    let first = devices.first().copied().unwrap_or(Device::Cpu);
     let loading = match loading {
         "before" => Loading::Before,
         "background" => Loading::Background,
@@ -85,10 +86,24 @@ pub fn load(
     }
     let loaded = match weights {
         None => py.detach(|| runtime.load(&model)),
-        Some(_) => return Err(errors::bad_input("weights", "")),
+        Some(weights) => {
+            let weights = own_weights(weights, first)?;
+            py.detach(|| runtime.load_on(&model, &weights))
+        }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
     Ok(Model::new(loaded, runtime, store, again))
+}
+
+/// Returns a weight set of the caller's tensors on a device.
+fn own_weights(weights: &Bound<'_, PyDict>, device: Device) -> PyResult<WeightSet> {
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in weights {
+        let name: String = name.extract()?;
+        let tensor = tensors::take_weight(&tensor, &name)?;
+        tensors.insert(name, tensor);
+    }
+    WeightSet::of(tensors, device).map_err(|error| errors::runtime(&error))
 }
 
 /// Returns the device of a name, as `cpu`, `cuda` or `cuda:1`.
@@ -222,6 +237,13 @@ impl Loaded {
         }
     }
 
+    /// Returns the device of its first replica.
+    fn device(&self) -> PyResult<Device> {
+        let rows = self.model.devices();
+        let first = rows.first().map(|row| device(&row.device));
+        first.unwrap_or(Ok(Device::Cpu))
+    }
+
     fn run(&self, module: &str, inputs: &Inputs) -> Result<Outputs, RuntimeError> {
         let outputs = match inputs {
             Inputs::InOrder(tensors) => self.model.run(module, tensors)?,
@@ -344,13 +366,23 @@ impl Model {
         Ok(self.loaded()?.model.session_bytes())
     }
 
-    /// Makes every later call use other weights: those of the release `release`, as `"minilm@7"`.
-    fn swap(&self, py: Python<'_>, release: &str) -> PyResult<()> {
+    /// Makes every later call use other weights: those of a release, as `"minilm@7"`, or the caller's own tensors by
+    /// name, as `load` takes them.
+    fn swap(&self, py: Python<'_>, weights: &Bound<'_, PyAny>) -> PyResult<()> {
         let loaded = self.loaded()?;
-        let swapped = py.detach(|| {
-            let weights = loaded.runtime.weights_of(release)?;
-            loaded.model.swap(&weights)
-        });
+        let swapped = match weights.cast::<PyDict>() {
+            Ok(own) => {
+                let own = own_weights(own, loaded.device()?)?;
+                py.detach(|| loaded.model.swap(&own))
+            }
+            Err(_) => {
+                let release: String = weights.extract()?;
+                py.detach(|| {
+                    let weights = loaded.runtime.weights_of(&release)?;
+                    loaded.model.swap(&weights)
+                })
+            }
+        };
         swapped.map_err(|error| errors::runtime(&error))
     }
 

@@ -124,6 +124,18 @@ pub fn take(object: &Bound<'_, PyAny>, name: &str) -> PyResult<(Inner, Library)>
     Ok((take_by_method(object, name, library)?, library))
 }
 
+/// Takes a parameter: its memory alone, without its gradient.
+pub fn take_weight(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Inner> {
+    let py = object.py();
+    if let Some(torch) = torch(py)
+        && object.is_instance(torch.tensor.bind(py))?
+    {
+        let detached = object.call_method0(intern!(py, "detach"))?;
+        return take_from_torch(&detached, torch, name);
+    }
+    Ok(take(object, name)?.0)
+}
+
 fn take_from_torch(object: &Bound<'_, PyAny>, torch: &Torch, name: &str) -> PyResult<Inner> {
     let py = object.py();
     let is = |object: &Bound<'_, PyAny>, method| object.call_method0(method)?.is_truthy();

@@ -218,3 +218,24 @@ def test_a_session_keeps_states(model: precast.Model, tmp_path: Path) -> None:
         pass
     with pytest.raises(precast.CallFailed, match="the session is closed"):
         second.run("count", one)
+
+
+def test_weights_of_the_caller_are_read_in_place(store: Path) -> None:
+    module = eager().encode
+    own = {f"encode.{name}": tensor for name, tensor in module.named_parameters()}
+    model = precast.load(store, "tiny", weights=own)
+    for change in (lambda: None, lambda: module.layer.weight.mul_(2), lambda: module.table.weight.zero_()):
+        with torch.no_grad():
+            change()
+            torch.testing.assert_close(model.encode(IDS, MASK), module(IDS, MASK))
+    other = eager().encode
+    model.swap({f"encode.{name}": tensor for name, tensor in other.named_parameters()})
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(IDS, MASK), other(IDS, MASK))
+    model.swap("tiny")
+    assert model.weights is not None
+    with pytest.raises(TypeError, match="can't be pickled"):
+        pickle.dumps(model)
+    del own["encode.layer.bias"]
+    with pytest.raises(precast.LoadError, match=r"encode\.layer\.bias"):
+        precast.load(store, "tiny", weights=own)

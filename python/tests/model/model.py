@@ -15,7 +15,12 @@ class Nested(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, pair: tuple[torch.Tensor, torch.Tensor], scale: torch.Tensor) -> dict:
         first, second = pair
-        return {"sum": (x + first) * scale, "pair": Pair(x.minimum(second), x.maximum(second)), "none": None, "list": [-x]}
+        return {
+            "sum": (x + first) * scale,
+            "pair": Pair(x.minimum(second), x.maximum(second)),
+            "none": None,
+            "list": [-x],
+        }
 
 
 class Encoder(torch.nn.Module):
