@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -104,7 +104,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-doc test-compiler test-worker book test-newest
+	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-python test-doc test-compiler test-worker book test-newest
 
 test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
@@ -139,6 +139,37 @@ sweep: ## `init`, `build` and `run` of all architectures that .venv has the pack
 # Without make's own flags, which rustdoc would warn about.
 test-doc: test-build
 	env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
+
+# The Python package. Its tools and tests have a Python of their own, which sees .venv's packages.
+PACKAGE := .venv-python/bin/python
+
+$(PACKAGE): python/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-python
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PACKAGE) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(PACKAGE) -m pip install --no-deps --disable-pip-version-check -q -r python/requirements.txt
+	@touch $@
+
+# The command travels in the wheel as a script. `dev` compiles in a fifth of the time, and its calls are slow.
+WHEEL_PROFILE ?= release
+WHEELS        := target/wheels/$(WHEEL_PROFILE)
+PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
+
+wheel: $(PACKAGE) ## the Python package as one wheel, target/wheels/release, with the command and the worker in it
+	$(CARGO) build --profile $(WHEEL_PROFILE) --bin precast
+	@rm -rf $(WHEELS) python/precast.data && mkdir -p python/precast.data/scripts
+	@cp target/$(PROFILE_DIR)/precast python/precast.data/scripts/ && strip python/precast.data/scripts/precast
+	@cp LICENSE-APACHE LICENSE-MIT python/
+	cd python && ../$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out ../$(WHEELS)
+	@rm -rf python/precast.data python/LICENSE-*
+	@ls -l $(WHEELS)
+
+# The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
+test-python: export WHEEL_PROFILE = dev
+test-python: $(PACKAGE) ## the tests of the Python package, with the wheel installed
+	@$(MAKE) --no-print-directory wheel
+	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
+	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
+	$(PACKAGE) -m pytest -q --import-mode importlib -p no:cacheprovider --timeout 300 python/tests
 
 BOOK := .venv-docs/bin
 
