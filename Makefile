@@ -169,7 +169,7 @@ test-python: $(PACKAGE) ## the tests of the Python package, with the wheel insta
 	@$(MAKE) --no-print-directory wheel
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
-	$(PACKAGE) -m pytest -q --import-mode importlib -p no:cacheprovider --timeout 300 python/tests
+	$(PACKAGE) -m pytest -q -p no:cacheprovider --timeout 300 python/tests
 
 BOOK := .venv-docs/bin
 
