@@ -216,6 +216,11 @@ impl States {
         cuda()?.wait(now, last, ordinal)
     }
 
+    #[cfg(test)]
+    pub fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
     fn level(&self) -> Option<&Level> {
         self.levels.get(self.at?)
     }
@@ -283,7 +288,8 @@ impl States {
         let mut sizes = now.clone();
         let more = wanted.keys().all(|dim| !now.contains_key(dim));
         sizes.extend(wanted);
-        if more {
+        let known = self.levels.iter().any(|level| level.sizes == sizes);
+        if more && !known {
             // No tensor has these dimensions yet.
             self.levels[from].sizes = sizes;
             return Ok(from);
