@@ -1,0 +1,20 @@
+//! Names the library for the loader, and points it at the libtorch that a build with the feature `tch` links.
+
+fn main() {
+    println!("cargo:rerun-if-changed=build.rs");
+    // The major version, as long as it is 0 the minor one too: versions with another soname are not compatible.
+    let version = ["MAJOR", "MINOR"].map(|part| std::env::var(format!("CARGO_PKG_VERSION_{part}")));
+    let [Ok(major), Ok(minor)] = version else {
+        return;
+    };
+    let abi = if major == "0" {
+        format!("0.{minor}")
+    } else {
+        major
+    };
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libprecast.so.{abi}");
+    if let Ok(lib) = std::env::var("DEP_PRECAST_RUNTIME_LIBTORCH_LIB") {
+        println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
+        println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");
+    }
+}
