@@ -16,7 +16,7 @@ use precast_runtime::{RuntimeError, errors::TorchError};
 use precast_store::StoreError;
 
 /// The kind of an error. Later versions may add kinds.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// An argument is null or out of range, a text is not UTF-8, or an object can't be used so.
@@ -75,9 +75,6 @@ pub struct Failure {
     message: String,
     hint: String,
 }
-
-/// A pointer of the caller that receives a new object.
-pub type Out<'a, T> = Option<&'a mut MaybeUninit<Option<Box<T>>>>;
 
 impl Failure {
     pub fn new(code: Code, message: impl Into<String>, hint: impl Into<String>) -> Self {
@@ -190,7 +187,10 @@ pub fn guarded(body: impl FnOnce() -> Result<(), Failure>) -> Option<Box<Error>>
 }
 
 /// Runs the body of a function that makes an object. After a failure the caller's pointer is null.
-pub fn made<T>(out: Out<'_, T>, body: impl FnOnce() -> Result<T, Failure>) -> Option<Box<Error>> {
+pub fn made<T>(
+    out: Option<&mut MaybeUninit<Option<Box<T>>>>,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> Option<Box<Error>> {
     guarded(|| {
         let out = out.ok_or_else(|| Failure::null("out"))?;
         let out = out.write(None);

@@ -4,7 +4,6 @@
 use std::{
     any::Any,
     ffi::{CStr, CString, c_char},
-    ptr::NonNull,
     slice,
 };
 
@@ -58,10 +57,9 @@ pub unsafe fn array<'a, T>(name: &str, start: *const T, count: usize) -> Result<
 ///
 /// # Safety
 /// `object` is null or an object of this library that is not freed during `'a`.
-pub unsafe fn object<'a, T>(name: &str, object: Option<NonNull<T>>) -> Result<&'a T, Failure> {
-    let object = object.ok_or_else(|| Failure::null(name))?;
-    // SAFETY: the caller's live object. Objects are only read: their fields have locks where they change.
-    Ok(unsafe { object.as_ref() })
+pub unsafe fn object<'a, T>(name: &str, object: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: null or the caller's live object. Objects are only read: their fields have locks where they change.
+    unsafe { object.as_ref() }.ok_or_else(|| Failure::null(name))
 }
 
 /// Returns a text for C. It ends before a NUL.

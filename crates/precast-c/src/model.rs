@@ -7,7 +7,7 @@
 use std::{
     ffi::{CString, c_char},
     mem::MaybeUninit,
-    ptr::{self, NonNull},
+    ptr,
     sync::Arc,
 };
 
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::{
     describe::{Described, Module},
-    error::{Error, Failure, Out, guarded, made, quiet},
+    error::{Error, Failure, guarded, made, quiet},
     memory::{object, text, text_of},
     outputs::Outputs,
     tensors::{self, Inputs},
@@ -38,10 +38,7 @@ impl Model {
 
 /// Returns a module, counted from 0, valid until the model is freed. NULL beyond the last one.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn precast_model_module(
-    model: Option<NonNull<Model>>,
-    index: usize,
-) -> *const Module {
+pub unsafe extern "C" fn precast_model_module(model: *const Model, index: usize) -> *const Module {
     quiet(ptr::null(), || {
         // SAFETY: an object of the caller.
         let model = unsafe { object("model", model) };
@@ -63,12 +60,12 @@ pub unsafe extern "C" fn precast_model_module(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_model_run(
-    model: Option<NonNull<Model>>,
+    model: *const Model,
     module: *const c_char,
     inputs: *const *const DLTensor,
     names: *const *const c_char,
     count: usize,
-    out: Out<'_, Outputs>,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object, a text and tensors of the caller, which live until the function returns.
@@ -94,9 +91,7 @@ pub unsafe extern "C" fn precast_model_run(
 /// Loads every program that is not loaded yet, and runs each once, so that no call pays for work that is done once.
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn precast_model_warm_up(
-    model: Option<NonNull<Model>>,
-) -> Option<Box<Error>> {
+pub unsafe extern "C" fn precast_model_warm_up(model: *const Model) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
         Ok(unsafe { object("model", model) }?.model.warm_up()?)
@@ -111,7 +106,7 @@ pub unsafe extern "C" fn precast_model_warm_up(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_model_stats(
-    model: Option<NonNull<Model>>,
+    model: *const Model,
     out: Option<&mut MaybeUninit<*mut c_char>>,
 ) -> Option<Box<Error>> {
     guarded(|| {

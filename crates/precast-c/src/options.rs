@@ -41,7 +41,7 @@ pub struct Options {
 }
 
 /// The time at which programs are loaded: the field loading of precast_options.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy)]
 pub enum LoadingOption {
     /// All of them before the model is returned.
@@ -53,7 +53,7 @@ pub enum LoadingOption {
 }
 
 /// The programs that run as CUDA graphs: the field graphs of precast_options.
-#[repr(i32)]
+#[repr(C)]
 #[derive(Clone, Copy)]
 pub enum GraphsOption {
     /// The programs that were built for it.

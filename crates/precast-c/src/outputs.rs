@@ -7,7 +7,7 @@
 use std::{
     ffi::{CString, c_char, c_void},
     mem::MaybeUninit,
-    ptr::{self, NonNull},
+    ptr,
 };
 
 use precast_runtime::dlpack::{Capsule, DLManagedTensorVersioned, DLTensor};
@@ -55,7 +55,7 @@ impl Outputs {
 /// precast_outputs_copy. On CUDA it may still be computed: see precast_outputs_check.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn precast_outputs_tensor(
-    outputs: Option<NonNull<Outputs>>,
+    outputs: *const Outputs,
     index: usize,
 ) -> *const DLTensor {
     quiet(ptr::null(), || {
@@ -72,7 +72,7 @@ pub unsafe extern "C" fn precast_outputs_tensor(
 /// Returns the name of an output, valid until the outputs are freed. NULL beyond the last one.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn precast_outputs_name(
-    outputs: Option<NonNull<Outputs>>,
+    outputs: *const Outputs,
     index: usize,
 ) -> *const c_char {
     quiet(ptr::null(), || {
@@ -90,7 +90,7 @@ pub unsafe extern "C" fn precast_outputs_name(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_outputs_copy(
-    outputs: Option<NonNull<Outputs>>,
+    outputs: *const Outputs,
     index: usize,
     data: *mut c_void,
     bytes: usize,
@@ -126,7 +126,7 @@ pub unsafe extern "C" fn precast_outputs_copy(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_outputs_export(
-    outputs: Option<NonNull<Outputs>>,
+    outputs: *const Outputs,
     index: usize,
     out: Option<&mut MaybeUninit<*mut DLManagedTensorVersioned>>,
 ) -> Option<Box<Error>> {
@@ -151,9 +151,7 @@ pub unsafe extern "C" fn precast_outputs_export(
 /// refused it. Call it before the tensors of a call on CUDA are used.
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn precast_outputs_check(
-    outputs: Option<NonNull<Outputs>>,
-) -> Option<Box<Error>> {
+pub unsafe extern "C" fn precast_outputs_check(outputs: *const Outputs) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
         Ok(unsafe { object("outputs", outputs) }?.outputs.check()?)

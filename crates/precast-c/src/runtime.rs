@@ -6,15 +6,15 @@
 
 use std::{
     ffi::{OsStr, c_char, c_int},
+    mem::MaybeUninit,
     os::unix::ffi::OsStrExt,
     path::Path,
-    ptr::NonNull,
 };
 
 use precast_runtime::Store;
 
 use crate::{
-    error::{Error, Out, guarded, made, quiet},
+    error::{Error, guarded, made, quiet},
     memory::{bytes, object, text},
     model::Model,
     options::{Options, flag},
@@ -64,7 +64,7 @@ fn path(bytes: &[u8]) -> &Path {
 pub unsafe extern "C" fn precast_runtime_open(
     store: *const c_char,
     options: *const Options,
-    out: Out<'_, Runtime>,
+    out: Option<&mut MaybeUninit<Option<Box<Runtime>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: a text and options of the caller.
@@ -79,9 +79,9 @@ pub unsafe extern "C" fn precast_runtime_open(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_model_load(
-    runtime: Option<NonNull<Runtime>>,
+    runtime: *const Runtime,
     name: *const c_char,
-    out: Out<'_, Model>,
+    out: Option<&mut MaybeUninit<Option<Box<Model>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object and a text of the caller.
@@ -100,7 +100,7 @@ pub extern "C" fn precast_runtime_free(runtime: Option<Box<Runtime>>) {
 /// else 0.
 ///
 /// A process whose threads may be in calls at its exit calls it before: libtorch's destructors must not run during a
-/// call. Later calls fail with PRECAST_UNREADY.
+/// call. Later calls fail with PRECAST_CODE_UNREADY.
 #[unsafe(no_mangle)]
 pub extern "C" fn precast_shut_down() -> c_int {
     quiet(0, || precast_runtime::shut_down().into())

@@ -6,14 +6,14 @@
 
 use std::{
     ffi::c_char,
-    ptr::NonNull,
+    mem::MaybeUninit,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use precast_runtime::{Model as Loaded, Session as Open, Value, dlpack::DLTensor};
 
 use crate::{
-    error::{Error, Failure, Out, guarded, made, quiet},
+    error::{Error, Failure, guarded, made, quiet},
     memory::{array, object, text},
     model::Model,
     outputs::Outputs,
@@ -52,8 +52,8 @@ impl Session {
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_open(
-    model: Option<NonNull<Model>>,
-    out: Out<'_, Session>,
+    model: *const Model,
+    out: Option<&mut MaybeUninit<Option<Box<Session>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object of the caller.
@@ -68,12 +68,12 @@ pub unsafe extern "C" fn precast_session_open(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_run(
-    session: Option<NonNull<Session>>,
+    session: *mut Session,
     module: *const c_char,
     inputs: *const *const DLTensor,
     names: *const *const c_char,
     count: usize,
-    out: Out<'_, Outputs>,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object, a text and tensors of the caller, which live until the function returns.
@@ -101,12 +101,12 @@ pub unsafe extern "C" fn precast_session_run(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_prefill(
-    session: Option<NonNull<Session>>,
+    session: *mut Session,
     tokens: *const i64,
     token_count: usize,
     more: *const *const DLTensor,
     more_count: usize,
-    out: Out<'_, Outputs>,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object, tokens and tensors of the caller, which live until the function returns.
@@ -123,11 +123,11 @@ pub unsafe extern "C" fn precast_session_prefill(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_decode(
-    session: Option<NonNull<Session>>,
+    session: *mut Session,
     token: i64,
     more: *const *const DLTensor,
     more_count: usize,
-    out: Out<'_, Outputs>,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object and tensors of the caller, which live until the function returns.
@@ -149,7 +149,7 @@ unsafe fn values(more: *const *const DLTensor, count: usize) -> Result<Vec<Value
 
 /// Returns the number of tokens that precast_session_prefill and precast_session_decode gave the session; 0 for NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn precast_session_position(session: Option<NonNull<Session>>) -> usize {
+pub unsafe extern "C" fn precast_session_position(session: *const Session) -> usize {
     quiet(0, || {
         // SAFETY: an object of the caller.
         let session = unsafe { object("session", session) };
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn precast_session_position(session: Option<NonNull<Sessio
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_seek(
-    session: Option<NonNull<Session>>,
+    session: *mut Session,
     position: usize,
 ) -> Option<Box<Error>> {
     guarded(|| {
@@ -174,9 +174,7 @@ pub unsafe extern "C" fn precast_session_seek(
 /// Gives every state its first value again, also after a call that failed.
 #[unsafe(no_mangle)]
 #[must_use]
-pub unsafe extern "C" fn precast_session_reset(
-    session: Option<NonNull<Session>>,
-) -> Option<Box<Error>> {
+pub unsafe extern "C" fn precast_session_reset(session: *mut Session) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
         unsafe { object("session", session) }?.lock().reset();
@@ -188,8 +186,8 @@ pub unsafe extern "C" fn precast_session_reset(
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_fork(
-    session: Option<NonNull<Session>>,
-    out: Out<'_, Session>,
+    session: *mut Session,
+    out: Option<&mut MaybeUninit<Option<Box<Session>>>>,
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object of the caller.
