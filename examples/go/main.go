@@ -154,8 +154,8 @@ func run(libtorch, store string) error {
 	}
 	fmt.Printf("%d callers: %.4f\n", callers, answers[0][:4])
 
-	if _, err = model.Run("forward", 5, 7, data[:35]); err == nil {
-		return fmt.Errorf("a row of 7 was not refused")
+	if _, err = model.Run("forward", 5, 9, make([]float32, 45)); err == nil {
+		return fmt.Errorf("a row of 9 was not refused")
 	}
 	fmt.Println("refused:", err)
 	return nil

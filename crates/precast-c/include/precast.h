@@ -235,7 +235,7 @@ typedef struct precast_module {
   const char *const *dims;
   // The number of buckets.
   size_t bucket_count;
-  // The buckets.
+  // The buckets, the smallest first; programs for many sizes come last.
   const struct precast_bucket *const *buckets;
   // 1 if the module keeps states from call to call: it is called in a session. 0 if not.
   int32_t has_state;

@@ -28,7 +28,7 @@ pub struct Module {
     dims: *const *const c_char,
     /// The number of buckets.
     bucket_count: usize,
-    /// The buckets.
+    /// The buckets, the smallest first; programs for many sizes come last.
     buckets: *const *const Bucket,
     /// 1 if the module keeps states from call to call: it is called in a session. 0 if not.
     has_state: i32,
@@ -114,6 +114,13 @@ fn module(kept: &mut Kept, programs: &[&Program]) -> Module {
     });
     let outputs: Vec<_> = outputs.collect();
     let dims: Vec<_> = first.sizes.keys().map(|dim| kept.text(dim)).collect();
+    let mut programs = programs.to_vec();
+    programs.sort_by_key(|program| {
+        (
+            program.dynamic.is_some(),
+            program.sizes.values().copied().collect::<Vec<_>>(),
+        )
+    });
     let buckets = programs.iter().map(|program| bucket(kept, program));
     let buckets: Vec<_> = buckets.collect();
     Module {

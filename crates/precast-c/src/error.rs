@@ -124,12 +124,17 @@ impl From<RuntimeError> for Failure {
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        let code = match error {
-            StoreError::NotAStore { .. } => Code::NotFound,
-            StoreError::Busy { .. } => Code::Busy,
-            _ => Code::LoadFailed,
-        };
-        Self::new(code, message(&error), error.hint())
+        Self::new(code_of_store(&error), message(&error), error.hint())
+    }
+}
+
+/// Returns the kind of an error of a store.
+fn code_of_store(error: &StoreError) -> Code {
+    match error {
+        StoreError::BadName(_) => Code::BadArgument,
+        StoreError::NotAStore { .. } => Code::NotFound,
+        StoreError::Busy { .. } => Code::Busy,
+        _ => Code::LoadFailed,
     }
 }
 
@@ -138,6 +143,9 @@ fn code(error: &RuntimeError) -> Code {
     use RuntimeError as E;
     match error {
         error if error.is_out_of_memory() => Code::OutOfMemory,
+        E::Store { source, .. } => source
+            .downcast_ref()
+            .map_or(Code::LoadFailed, code_of_store),
         E::Devices | E::NeedsSession { .. } | E::State { .. } => Code::BadArgument,
         E::NoRelease(_) | E::NoModule { .. } | E::NoOutput { .. } => Code::NotFound,
         E::BadInput { .. }
