@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ffi::c_char, ptr};
 use precast_runtime::{Model, dlpack::DLDataType};
 use precast_store::record::{Bounds, Layout, Program};
 
-use crate::memory::Kept;
+use crate::kept::Kept;
 
 /// A module of a model. Later versions may append fields.
 ///

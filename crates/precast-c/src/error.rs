@@ -15,6 +15,8 @@ use std::{
 use precast_runtime::{RuntimeError, errors::TorchError};
 use precast_store::StoreError;
 
+use crate::kept::text_of;
+
 /// The kind of an error. Later versions may add kinds.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +109,7 @@ impl Failure {
     }
 
     fn into_error(self) -> Box<Error> {
-        let text = |text: String| crate::memory::text_of(text).into_raw().cast_const();
+        let text = |text: String| text_of(text).into_raw().cast_const();
         Box::new(Error {
             code: self.code,
             message: text(self.message),
@@ -217,4 +219,48 @@ fn panicked(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     text.unwrap_or("a panic without a message")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CStr, io, path::PathBuf};
+
+    use super::*;
+
+    fn texts(error: &Error) -> [&str; 2] {
+        // SAFETY: texts of a live error.
+        [error.message, error.hint].map(|text| unsafe { CStr::from_ptr(text) }.to_str().unwrap())
+    }
+
+    #[test]
+    fn a_panic_is_an_error() {
+        let error = guarded(|| panic!("at {}", 7)).unwrap();
+        assert_eq!(error.code, Code::Bug);
+        assert_eq!(texts(&error)[0], "at 7");
+        let mut out = MaybeUninit::new(Some(Box::new(5)));
+        let error = made(Some(&mut out), || panic!("in a constructor")).unwrap();
+        assert_eq!(texts(&error)[0], "in a constructor");
+        // SAFETY: `made` writes it first.
+        assert_eq!(unsafe { out.assume_init() }, None);
+        assert_eq!(quiet(3, || panic!("in a getter")), 3);
+    }
+
+    #[test]
+    fn a_message_has_its_causes_and_no_nul() {
+        let denied = StoreError::Io {
+            what: "read",
+            path: PathBuf::from("a\0b"),
+            source: io::Error::other("no right to"),
+        };
+        let failure = Failure::from(denied);
+        assert_eq!(failure.code, Code::LoadFailed);
+        assert!(
+            failure.message.ends_with(": no right to"),
+            "{}",
+            failure.message
+        );
+        let error = failure.into_error();
+        assert!(texts(&error)[0].ends_with('a'), "{error:?}");
+        assert!(!texts(&error)[1].is_empty());
+    }
 }

@@ -20,6 +20,7 @@
 //! ## Layers
 //!
 //! ```text
+//! kept
 //! error
 //! memory
 //! describe, tensors
@@ -30,6 +31,7 @@
 
 mod describe;
 mod error;
+mod kept;
 mod memory;
 mod model;
 mod options;

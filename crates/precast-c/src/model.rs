@@ -17,7 +17,8 @@ use serde_json::json;
 use crate::{
     describe::{Described, Module},
     error::{Error, Failure, guarded, made, quiet},
-    memory::{object, text, text_of},
+    kept::text_of,
+    memory::{object, text},
     outputs::Outputs,
     tensors::{self, Inputs},
 };

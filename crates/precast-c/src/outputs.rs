@@ -8,18 +8,25 @@ use std::{
     ffi::{CString, c_char, c_void},
     mem::MaybeUninit,
     ptr,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use precast_runtime::dlpack::{Capsule, DLManagedTensorVersioned, DLTensor};
+use precast_runtime::{
+    Tensor,
+    dlpack::{Capsule, DLManagedTensorVersioned, DLTensor},
+};
 
 use crate::{
     error::{Code, Error, Failure, guarded, quiet},
-    memory::{object, text_of},
+    kept::text_of,
+    memory::object,
 };
 
 /// The outputs of one call.
 pub struct Outputs {
-    outputs: precast_runtime::Outputs,
+    /// Remembers whether the device's check is done, so it is for one thread at a time.
+    outputs: Mutex<precast_runtime::Outputs>,
+    /// The outputs for C. Their structures do not change.
     tensors: Vec<Capsule>,
     names: Vec<CString>,
 }
@@ -33,19 +40,26 @@ impl Outputs {
         let tensors = tensors.collect::<Result<_, _>>()?;
         let names = outputs.named().map(|(name, _)| text_of(name)).collect();
         Ok(Self {
-            outputs,
+            outputs: Mutex::new(outputs),
             tensors,
             names,
         })
     }
 
-    fn tensor(&self, index: usize) -> Result<&precast_runtime::Tensor, Failure> {
-        let count = self.outputs.len();
+    fn lock(&self) -> MutexGuard<'_, precast_runtime::Outputs> {
+        self.outputs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tensor(&self, index: usize) -> Result<Tensor, Failure> {
+        let outputs = self.lock();
         let beyond = || {
-            let message = format!("there is no output {index}: the module has {count}");
+            let message = format!(
+                "there is no output {index}: the module has {}",
+                outputs.len()
+            );
             Failure::new(Code::NotFound, message, "outputs are counted from 0")
         };
-        self.outputs.get(index).ok_or_else(beyond)
+        outputs.get(index).map(Tensor::share).ok_or_else(beyond)
     }
 }
 
@@ -108,7 +122,7 @@ pub unsafe extern "C" fn precast_outputs_copy(
         if data.is_null() && bytes > 0 {
             return Err(Failure::null("data"));
         }
-        outputs.outputs.check()?;
+        outputs.lock().check()?;
         let read = tensor.to_bytes();
         let read = read.map_err(|error| Failure::tensor(&format!("output {index}"), &error))?;
         if !read.is_empty() {
@@ -154,7 +168,7 @@ pub unsafe extern "C" fn precast_outputs_export(
 pub unsafe extern "C" fn precast_outputs_check(outputs: *const Outputs) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
-        Ok(unsafe { object("outputs", outputs) }?.outputs.check()?)
+        Ok(unsafe { object("outputs", outputs) }?.lock().check()?)
     })
 }
 

@@ -27,6 +27,17 @@ pub struct Session {
     model: Arc<Loaded>,
 }
 
+// The header lets any thread use and free the objects.
+const _: () = {
+    const fn moves<T: Send>() {}
+    const fn is_shared<T: Send + Sync>() {}
+    moves::<Open<'static>>();
+    moves::<precast_runtime::Outputs>();
+    is_shared::<Loaded>();
+    is_shared::<precast_runtime::Runtime>();
+    is_shared::<precast_runtime::Tensor>();
+};
+
 impl Session {
     fn open(model: &Arc<Loaded>) -> Result<Self, Failure> {
         // SAFETY: the model is in the memory of an `Arc`, which does not move. `Session` has one, and drops it after the

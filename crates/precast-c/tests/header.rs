@@ -1,4 +1,5 @@
 //! `include/precast.h` is the header of the sources.
+#![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{fs, path::Path};
 

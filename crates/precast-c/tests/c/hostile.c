@@ -294,6 +294,33 @@ static void outputs_of_a_call(void) {
   precast_tensor_free(&foreign);
 }
 
+/* An output that is an input does not share the memory of the caller. */
+static void aliases(void) {
+  int64_t *ids = malloc(3 * sizeof *ids), at[] = {0, 1, 2}, extra[] = {0}, sizes[] = {1, 3}, got[3];
+  for (int i = 0; i < 3; i++) ids[i] = 7 + i;
+  DLTensor tensors[3];
+  const DLTensor *inputs[3];
+  for (int i = 0; i < 3; i++) {
+    tensors[i] = good();
+    tensors[i].dtype.code = kDLInt;
+    tensors[i].dtype.bits = 64;
+    tensors[i].ndim = i == 0 ? 2 : 1;
+    tensors[i].shape = i == 0 ? sizes : i == 1 ? sizes + 1 : sizes;
+    inputs[i] = &tensors[i];
+  }
+  tensors[0].data = ids;
+  tensors[1].data = at;
+  tensors[2].data = extra;
+  precast_outputs *outputs;
+  OK(precast_model_run(chat, "same", inputs, NULL, 3, &outputs));
+  CHECK(precast_outputs_tensor(outputs, 0)->data != ids);
+  memset(ids, 0, 3 * sizeof *ids);
+  free(ids);
+  OK(precast_outputs_copy(outputs, 0, got, sizeof got));
+  CHECK(got[0] == 7 && got[1] == 8 && got[2] == 9);
+  precast_outputs_free(outputs);
+}
+
 /* A call that fails while it runs: the model answers others, and the session answers after a reset. */
 static void failures(void) {
   float below[] = {-1, 2}, above[] = {1, 2};
@@ -375,6 +402,7 @@ void mistakes(const char *store) {
   names();
   options(store);
   outputs_of_a_call();
+  aliases();
   failures();
   threads();
   answered();

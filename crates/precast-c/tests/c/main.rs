@@ -1,7 +1,11 @@
 //! The C library through its header: programs in C and Go against fake artifacts.
 //!
 //! The library is the one that `make lib` installs, without the features of the tests, from the profile `dev`.
-#![allow(clippy::print_stdout, reason = "says which tests are skipped")]
+#![allow(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "a test that fails panics, and a test that is skipped says so"
+)]
 
 #[path = "../../../../tests/fake/mod.rs"]
 mod fake;
@@ -19,6 +23,11 @@ use precast_store::{
     Store,
     record::{ArtifactKind, Dtype, Eager, Follow, Input, Output, Pad, Program},
 };
+
+/// The exported graph `ids + at + extra`.
+const SUM: &str = r#"{"format": 1, "inputs": 3, "outputs": [4], "calls": [
+    {"op": "aten::add.Tensor", "args": {"self": {"value": 0}, "other": {"value": 1}}, "results": [3]},
+    {"op": "aten::add.Tensor", "args": {"self": {"value": 3}, "other": {"value": 2}}, "results": [4]}]}"#;
 
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-Wpedantic", "-Werror"];
 
@@ -113,7 +122,7 @@ fn arguments() -> [PathBuf; 2] {
 
 /// Returns a store with two models. `double` has the module `forward`, which doubles `x` and adds up its rows. `chat` has
 /// `total`, which adds up its inputs in a session, `fails`, which fails for numbers below 0, and `prefill` and `decode`,
-/// which add a position and a number to each token.
+/// which add a position and a number to each token, and `same`, which returns its first input.
 fn store() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -132,8 +141,10 @@ fn store() -> &'static Path {
         chat.add("total", &total.clone().stateful());
         chat.add("fails", &total.behaving("FAILS_BELOW"));
         for (module, tokens) in [("prefill", 4), ("prefill", 2), ("decode", 1)] {
-            generative(&mut chat, module, tokens);
+            exported(&mut chat, module, tokens, SUM);
         }
+        let same = r#"{"format": 1, "inputs": 3, "outputs": [0], "calls": []}"#;
+        exported(&mut chat, "same", 3, same);
         chat.weights = Some(chat.put(weights(&[("scale", &[2.0])])));
         portable(&mut chat).publish(&store, "chat");
         folder
@@ -150,13 +161,10 @@ fn portable(memory: &mut Memory) -> &mut Memory {
     memory
 }
 
-/// Adds a program that runs as its exported graph: `ids + at + extra`, int64.
-fn generative(memory: &mut Memory, module: &str, tokens: i64) {
+/// Adds a program that runs as its exported graph, with int64 inputs `[1, tokens]`, `[tokens]` and `[1]`.
+fn exported(memory: &mut Memory, module: &str, tokens: i64, graph: &str) {
     let fake = Fake::sized(1, tokens).constants(0);
     let mut program: Program = memory.add(module, &fake);
-    let graph = r#"{"format": 1, "inputs": 3, "outputs": [4], "calls": [
-        {"op": "aten::add.Tensor", "args": {"self": {"value": 0}, "other": {"value": 1}}, "results": [3]},
-        {"op": "aten::add.Tensor", "args": {"self": {"value": 3}, "other": {"value": 2}}, "results": [4]}]}"#;
     let object = memory.put(graph.into());
     let mut artifact = fake.artifact(object);
     artifact.kind = ArtifactKind::Graph;
