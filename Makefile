@@ -148,7 +148,8 @@ test-worker: venv
 
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
 LONG_TESTS := numerics runtime_torture
-RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
+	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c
 
 test-long: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))

@@ -294,7 +294,7 @@ const struct precast_module *precast_model_module(const struct precast_model *mo
 
 // Runs a module, and returns its outputs in `*out`.
 //
-// `inputs` are `count` tensors, on the CPU or on a device of the model. With `names` they can have any order, and the
+// `inputs` are `count` tensors on a device of the model, or on any with the option copy_inputs. With `names` they can have any order, and the
 // names choose between the sets of inputs that a module takes. Without names (NULL) they have the module's order. They
 // are only read, and can be freed when the function returns; on CUDA, when the stream of the call is done.
 //

@@ -35,7 +35,7 @@
               error_ == NULL ? 0 : (int)error_->code, error_ == NULL ? "" : error_->message); \
       abort();                                                                             \
     }                                                                                      \
-    CHECK(error_->hint != NULL);                                                           \
+    CHECK(error_->hint != NULL && strstr(error_->hint, "::") == NULL);                     \
     precast_error_free(error_);                                                            \
   } while (0)
 

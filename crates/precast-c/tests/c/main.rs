@@ -13,6 +13,7 @@ mod fake;
 use std::{
     ffi::OsStr,
     fs,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -291,6 +292,24 @@ fn the_example_in_c_prints_what_the_model_answers() {
     let told = String::from_utf8_lossy(&wrong.stderr);
     assert_eq!(wrong.status.code(), Some(1), "{told}");
     assert!(told.contains("error: `/nowhere` is not a store"), "{told}");
+}
+
+#[test]
+fn the_program_of_the_guide_runs() {
+    let page = fs::read_to_string(checkout().join("docs/src/guide/c.md")).unwrap();
+    let program = page.split("```c\n").nth(1).unwrap();
+    let source = temporary("guide.c");
+    fs::write(&source, program.split("```").next().unwrap()).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join(".venv")).unwrap();
+    symlink(libtorch(), folder.path().join(".venv/libtorch")).unwrap();
+    // A store is opened by its own name only.
+    let text = fs::read_to_string(&source).unwrap();
+    let named = text.replace("\"artifacts\"", &format!("{:?}", store()));
+    assert_ne!(named, text);
+    fs::write(&source, named).unwrap();
+    let printed = output(run(compiled("c-guide", &[source])).current_dir(folder.path()));
+    assert_eq!(printed, "[5, 8] 1.0000\n");
 }
 
 #[test]
