@@ -2,7 +2,7 @@
 
 fn main() {
     println!("cargo:rerun-if-changed=build.rs");
-    // The major version, as long as it is 0 the minor one too: versions with another soname are not compatible.
+    // Versions with one soname are compatible. Until 1.0 a minor version may break the interface.
     let version = ["MAJOR", "MINOR"].map(|part| std::env::var(format!("CARGO_PKG_VERSION_{part}")));
     let [Ok(major), Ok(minor)] = version else {
         return;
@@ -13,6 +13,8 @@ fn main() {
         major
     };
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libprecast.so.{abi}");
+    // Artifacts and threads of the runtime stay in the process.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     if let Ok(lib) = std::env::var("DEP_PRECAST_RUNTIME_LIBTORCH_LIB") {
         println!("cargo:rustc-link-arg=-Wl,-rpath,{lib}");
         println!("cargo:rustc-cdylib-link-arg=-Wl,--exclude-libs,ALL");

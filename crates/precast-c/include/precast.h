@@ -4,21 +4,19 @@
  * Errors. A function that can fail returns NULL, or an error that the caller frees with precast_error_free. It then has
  * set its `out` pointer to NULL, if it has one, and has changed nothing else of the caller's.
  *
- * Ownership. An object that a function returns in `out` belongs to the caller, who frees it once with the function of its
- * type: precast_runtime_free, precast_model_free, precast_session_free, precast_outputs_free. Objects can be freed in any
- * order: an object keeps the memory that it needs. A pointer to const that a function returns belongs to the object that
- * it came from. Arguments are only read, and not kept after the function returns.
+ * Ownership. The caller owns the object in `out`, and frees it once with the function of its type:
+ * precast_runtime_free, precast_model_free, precast_session_free, precast_outputs_free. Objects can be freed in any
+ * order. A returned pointer to const is valid until its object is freed. Arguments are read during the call only.
  *
- * Threads. Any number of threads can use one runtime, one model and one outputs object at once. Calls in one session run
- * one after the other. An object is freed when no other thread uses it.
+ * Threads. Any number of threads can use one runtime, one model and one outputs object at once. Calls in one session
+ * run one after the other. While a thread frees an object, no other thread may use it.
  *
- * The caller's part. A pointer is NULL, or points to a live object, a text that ends with NUL, or as many elements as the
- * count beside it says. NULL is an error where an object or a text is needed, never a crash. A freed object must not be
- * used or freed again. Texts are UTF-8; paths are the bytes of the file system.
+ * The caller's part. A pointer is NULL, or points to a live object, to a text that ends with NUL, or to an array with
+ * the count beside it. NULL for a required object or text is an error, never a crash. A freed object must not be used
+ * or freed again; the library does not detect it. Texts are UTF-8; paths are the bytes of the file system.
  *
- * The process. There is one libtorch in a process: the one that it has loaded, or that of precast_libtorch. Nothing is
- * ever unloaded: do not dlclose the library. After fork() the child must not use it.
- */
+ * The process. A process has one libtorch: its own, or that of precast_libtorch. Nothing is unloaded, so dlclose must
+ * not be called for this library. After fork() the child must not use it. /
 
 #ifndef PRECAST_H
 #define PRECAST_H
@@ -210,8 +208,8 @@ typedef struct precast_tensor_info {
 typedef struct precast_bucket {
   // The smallest size of each dimension, in the order of the module's dimensions.
   const int64_t *min;
-  // The largest size of each dimension; INT64_MAX where only the model limits it. A smaller request is padded to it,
-  // unless the program is for many sizes.
+  // The largest size of each dimension; INT64_MAX where only the model limits it. Smaller requests are padded,
+  // except in programs for many sizes.
   const int64_t *max;
 } precast_bucket;
 
@@ -248,8 +246,8 @@ extern "C" {
 // Frees an error. NULL is ignored.
 void precast_error_free(struct precast_error *error);
 
-// Frees a tensor that precast_outputs_export made, or another library: calls its deleter. NULL, and a tensor without a
-// deleter, are ignored.
+// Frees a tensor of precast_outputs_export or of another library, by its deleter. NULL and a tensor without a deleter
+// are ignored.
 void precast_tensor_free(DLManagedTensorVersioned *tensor);
 
 // Returns the version of the library, as "0.1.0".
@@ -294,9 +292,10 @@ const struct precast_module *precast_model_module(const struct precast_model *mo
 
 // Runs a module, and returns its outputs in `*out`.
 //
-// `inputs` are `count` tensors on a device of the model, or on any with the option copy_inputs. With `names` they can have any order, and the
-// names choose between the sets of inputs that a module takes. Without names (NULL) they have the module's order. They
-// are only read, and can be freed when the function returns; on CUDA, when the stream of the call is done.
+// `inputs` are `count` tensors on a device of the model, or on any with the option copy_inputs. With `names` they can
+// have any order, and the names choose between the sets of inputs that a module takes. Without names (NULL) they have
+// the module's order. They are only read, and can be freed when the function returns; on CUDA, when the stream of the
+// call is done.
 //
 // Any number of threads can call it at once. On CUDA the call works on the default stream of its device, and returns
 // before the work is done.
@@ -324,7 +323,7 @@ struct precast_error *precast_model_stats(const struct precast_model *model,
 // Frees a text that precast_model_stats returned. NULL is ignored.
 void precast_string_free(char *text);
 
-// Frees a model. NULL is ignored. Its sessions and outputs stay valid: the last of them frees what they share.
+// Frees a model. NULL is ignored. Its sessions and outputs stay valid.
 void precast_model_free(struct precast_model *model);
 
 // Returns an output, counted from 0, in the order of the module. NULL beyond the last one.
@@ -340,8 +339,8 @@ const char *precast_outputs_name(const struct precast_outputs *outputs,
 
 // Copies the elements of an output into memory of the caller, the last axis moving fastest, from any device.
 //
-// `bytes` is the size of `data`, which must be that of all elements. Does what precast_outputs_check does before. On
-// CUDA it waits for the output. After an error `data` is unchanged.
+// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, and checks the
+// call as precast_outputs_check does. After an error `data` is unchanged.
 PRECAST_MUST_USE
 struct precast_error *precast_outputs_copy(const struct precast_outputs *outputs,
                                            size_t index,
@@ -359,8 +358,8 @@ struct precast_error *precast_outputs_export(const struct precast_outputs *outpu
 
 // Waits for the device's check of the call's values. After an error the outputs are invalid.
 //
-// Only on CUDA an input in the device's memory is checked while the call runs; everywhere else precast_model_run has
-// refused it. Call it before the tensors of a call on CUDA are used.
+// On CUDA, values in the device's memory are checked during the call. Call this function before the tensors of such a
+// call are used. In any other case it returns NULL at once, because precast_model_run checks all values.
 PRECAST_MUST_USE
 struct precast_error *precast_outputs_check(const struct precast_outputs *outputs);
 
@@ -369,16 +368,16 @@ void precast_outputs_free(struct precast_outputs *outputs);
 
 // Opens a session, whose states have their first values.
 //
-// A model has a limit of open sessions: see the field sessions of precast_options. A session belongs to one caller; calls
-// of several threads in one session run one after the other.
+// A model has a limit of open sessions: see the field sessions of precast_options. A session belongs to one caller;
+// calls of several threads in one session run one after the other.
 PRECAST_MUST_USE
 struct precast_error *precast_session_open(const struct precast_model *model,
                                            struct precast_session **out);
 
 // Runs a module on the states of a session, as precast_model_run does.
 //
-// A call that is refused does not change the states. After a call that failed while it ran, every later call fails until
-// precast_session_reset.
+// A call that is refused does not change the states. After a call that failed while it ran, every later call fails
+// until precast_session_reset.
 PRECAST_MUST_USE
 struct precast_error *precast_session_run(struct precast_session *session,
                                           const char *module,
@@ -389,8 +388,9 @@ struct precast_error *precast_session_run(struct precast_session *session,
 
 // Runs the module `prefill` on the tokens of a prompt, and returns the outputs for the last tokens.
 //
-// The tokens go through the buckets that they fill, the largest first, and the remaining ones through the module `decode`
-// one by one. `more` are the other inputs of both modules, in their order; they are copied. Positions are counted.
+// The tokens go through the buckets that they fill, the largest first, and the remaining ones through the module
+// `decode` one by one. `more` are the other inputs of both modules, in their order; they are copied. Positions are
+// counted.
 PRECAST_MUST_USE
 struct precast_error *precast_session_prefill(struct precast_session *session,
                                               const int64_t *tokens,

@@ -54,8 +54,8 @@ pub struct TensorInfo {
 pub struct Bucket {
     /// The smallest size of each dimension, in the order of the module's dimensions.
     min: *const i64,
-    /// The largest size of each dimension; INT64_MAX where only the model limits it. A smaller request is padded to it,
-    /// unless the program is for many sizes.
+    /// The largest size of each dimension; INT64_MAX where only the model limits it. Smaller requests are padded,
+    /// except in programs for many sizes.
     max: *const i64,
 }
 

@@ -52,9 +52,10 @@ pub unsafe extern "C" fn precast_model_module(model: *const Model, index: usize)
 
 /// Runs a module, and returns its outputs in `*out`.
 ///
-/// `inputs` are `count` tensors on a device of the model, or on any with the option copy_inputs. With `names` they can have any order, and the
-/// names choose between the sets of inputs that a module takes. Without names (NULL) they have the module's order. They
-/// are only read, and can be freed when the function returns; on CUDA, when the stream of the call is done.
+/// `inputs` are `count` tensors on a device of the model, or on any with the option copy_inputs. With `names` they can
+/// have any order, and the names choose between the sets of inputs that a module takes. Without names (NULL) they have
+/// the module's order. They are only read, and can be freed when the function returns; on CUDA, when the stream of the
+/// call is done.
 ///
 /// Any number of threads can call it at once. On CUDA the call works on the default stream of its device, and returns
 /// before the work is done.
@@ -148,7 +149,7 @@ pub unsafe extern "C" fn precast_string_free(text: *mut c_char) {
     }
 }
 
-/// Frees a model. NULL is ignored. Its sessions and outputs stay valid: the last of them frees what they share.
+/// Frees a model. NULL is ignored. Its sessions and outputs stay valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn precast_model_free(model: Option<Box<Model>>) {
     quiet((), || drop(model));

@@ -99,8 +99,8 @@ pub unsafe extern "C" fn precast_outputs_name(
 
 /// Copies the elements of an output into memory of the caller, the last axis moving fastest, from any device.
 ///
-/// `bytes` is the size of `data`, which must be that of all elements. Does what precast_outputs_check does before. On
-/// CUDA it waits for the output. After an error `data` is unchanged.
+/// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, and checks the
+/// call as precast_outputs_check does. After an error `data` is unchanged.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_outputs_copy(
@@ -161,8 +161,8 @@ pub unsafe extern "C" fn precast_outputs_export(
 
 /// Waits for the device's check of the call's values. After an error the outputs are invalid.
 ///
-/// Only on CUDA an input in the device's memory is checked while the call runs; everywhere else precast_model_run has
-/// refused it. Call it before the tensors of a call on CUDA are used.
+/// On CUDA, values in the device's memory are checked during the call. Call this function before the tensors of such a
+/// call are used. In any other case it returns NULL at once, because precast_model_run checks all values.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_outputs_check(outputs: *const Outputs) -> Option<Box<Error>> {

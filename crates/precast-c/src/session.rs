@@ -40,8 +40,8 @@ const _: () = {
 
 impl Session {
     fn open(model: &Arc<Loaded>) -> Result<Self, Failure> {
-        // SAFETY: the model is in the memory of an `Arc`, which does not move. `Session` has one, and drops it after the
-        // session. No other part of this crate hands the session out.
+        // SAFETY: the model is in the memory of an `Arc`, which does not move. `Session` has one, and drops it after
+        // the session. No other part of this crate hands the session out.
         let lasting: &'static Loaded = unsafe { &*Arc::as_ptr(model) };
         Ok(Self {
             open: Mutex::new(lasting.session()?),
@@ -58,8 +58,8 @@ impl Session {
 
 /// Opens a session, whose states have their first values.
 ///
-/// A model has a limit of open sessions: see the field sessions of precast_options. A session belongs to one caller; calls
-/// of several threads in one session run one after the other.
+/// A model has a limit of open sessions: see the field sessions of precast_options. A session belongs to one caller;
+/// calls of several threads in one session run one after the other.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_open(
@@ -74,8 +74,8 @@ pub unsafe extern "C" fn precast_session_open(
 
 /// Runs a module on the states of a session, as precast_model_run does.
 ///
-/// A call that is refused does not change the states. After a call that failed while it ran, every later call fails until
-/// precast_session_reset.
+/// A call that is refused does not change the states. After a call that failed while it ran, every later call fails
+/// until precast_session_reset.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_run(
@@ -107,8 +107,9 @@ pub unsafe extern "C" fn precast_session_run(
 
 /// Runs the module `prefill` on the tokens of a prompt, and returns the outputs for the last tokens.
 ///
-/// The tokens go through the buckets that they fill, the largest first, and the remaining ones through the module `decode`
-/// one by one. `more` are the other inputs of both modules, in their order; they are copied. Positions are counted.
+/// The tokens go through the buckets that they fill, the largest first, and the remaining ones through the module
+/// `decode` one by one. `more` are the other inputs of both modules, in their order; they are copied. Positions are
+/// counted.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_prefill(

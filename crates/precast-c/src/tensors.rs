@@ -43,10 +43,9 @@ pub unsafe fn inputs<'a>(
         let names = names.iter().map(|&name| unsafe { text("names", name) });
         Some(names.collect::<Result<_, _>>()?)
     };
-    let places = (0..).map(|at| format!("input {at}"));
-    let tensors = given.iter().zip(places);
+    let tensors = given.iter().enumerate();
     // SAFETY: as this function requires.
-    let tensors = tensors.map(|(&raw, place)| unsafe { borrowed(&place, raw) });
+    let tensors = tensors.map(|(at, &raw)| unsafe { borrowed(at, raw) });
     let tensors = tensors.collect::<Result<_, _>>()?;
     Ok(Inputs { tensors, names })
 }
@@ -55,12 +54,10 @@ pub unsafe fn inputs<'a>(
 ///
 /// # Safety
 /// `raw` is null or a tensor of the caller, whose memory is not written or freed before the result is dropped.
-unsafe fn borrowed(place: &str, raw: *const DLTensor) -> Result<Tensor, Failure> {
+unsafe fn borrowed(at: usize, raw: *const DLTensor) -> Result<Tensor, Failure> {
     if raw.is_null() || !raw.is_aligned() {
-        return Err(Failure::argument(
-            "inputs",
-            &format!("has no tensor as {place}"),
-        ));
+        let problem = format!("has no tensor as input {at}");
+        return Err(Failure::argument("inputs", &problem));
     }
     let managed = Box::new(DLManagedTensorVersioned {
         version: DLPackVersion { major: 1, minor: 0 },
@@ -73,7 +70,7 @@ unsafe fn borrowed(place: &str, raw: *const DLTensor) -> Result<Tensor, Failure>
     let managed = NonNull::from(Box::leak(managed));
     // SAFETY: the structure has no other owner; its tensor is the caller's, as this function requires.
     let capsule = unsafe { Capsule::from_raw(managed) };
-    Tensor::from_dlpack(capsule).map_err(|error| Failure::tensor(place, &error))
+    Tensor::from_dlpack(capsule).map_err(|error| Failure::tensor(&format!("input {at}"), &error))
 }
 
 /// Frees the structure around a borrowed tensor, but not its memory.
@@ -82,8 +79,8 @@ unsafe extern "C" fn free_structure(managed: *mut DLManagedTensorVersioned) {
     drop(unsafe { Box::from_raw(managed) });
 }
 
-/// Frees a tensor that precast_outputs_export made, or another library: calls its deleter. NULL, and a tensor without a
-/// deleter, are ignored.
+/// Frees a tensor of precast_outputs_export or of another library, by its deleter. NULL and a tensor without a deleter
+/// are ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn precast_tensor_free(tensor: Option<NonNull<DLManagedTensorVersioned>>) {
     // SAFETY: the caller's live structure, which the caller gives away.

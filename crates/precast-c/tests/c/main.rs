@@ -1,6 +1,6 @@
 //! The C library through its header: programs in C and Go against fake artifacts.
 //!
-//! The library is the one that `make lib` installs, without the features of the tests, from the profile `dev`.
+//! `make lib` installs the library, from the profile `dev` and without the features of the tests.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -121,9 +121,9 @@ fn arguments() -> [PathBuf; 2] {
     [libtorch(), store().to_owned()]
 }
 
-/// Returns a store with two models. `double` has the module `forward`, which doubles `x` and adds up its rows. `chat` has
-/// `total`, which adds up its inputs in a session, `fails`, which fails for numbers below 0, and `prefill` and `decode`,
-/// which add a position and a number to each token, and `same`, which returns its first input.
+/// Returns a store with two models. `double` has the module `forward`, which doubles `x` and adds up its rows. `chat`
+/// has `total`, which adds up its inputs in a session, `fails`, which fails for numbers below 0, and `prefill` and
+/// `decode`, which add a position and a number to each token, and `same`, which returns its first input.
 fn store() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -258,6 +258,7 @@ fn the_library_has_a_soname_and_its_own_symbols_only() {
     );
     assert_eq!(lib.join(soname).canonicalize().unwrap(), real);
     assert!(!dynamic.contains("torch"), "{dynamic}");
+    assert!(dynamic.contains("NODELETE"), "{dynamic}");
 
     let symbols = output(Command::new("nm").args(["-D", "--defined-only"]).arg(&so));
     let exported = symbols.lines().map(|line| line.rsplit(' ').next().unwrap());
@@ -341,7 +342,8 @@ fn the_example_in_go_calls_from_goroutines() {
     go.env("PKG_CONFIG_PATH", library().join("lib/pkgconfig"));
     output(go.args(["build", "-o"]).arg(&program));
     let printed = output(run(&program).args(arguments()));
-    let wanted = "modules: [forward]\n8 callers: [0.0000 0.0500 0.1000 0.1500]\nrefused: module `forward` has no bucket";
+    let wanted = "modules: [forward]\n8 callers: [0.0000 0.0500 0.1000 0.1500]\n\
+                  refused: module `forward` has no bucket";
     assert!(printed.starts_with(wanted), "{printed}");
 }
 
