@@ -15,8 +15,9 @@
  * the count beside it. NULL for a required object or text is an error, never a crash. A freed object must not be used
  * or freed again; the library does not detect it. Texts are UTF-8; paths are the bytes of the file system.
  *
- * The process. A process has one libtorch: its own, or that of precast_libtorch. Nothing is unloaded, so dlclose must
- * not be called for this library. After fork() the child must not use it. /
+ * The process. A process has one libtorch: its own, or that of precast_libtorch. Nothing is unloaded: dlclose has
+ * no effect on this library. After fork() the child must not use it.
+ */
 
 #ifndef PRECAST_H
 #define PRECAST_H
