@@ -166,16 +166,16 @@ fn code(error: &RuntimeError) -> Code {
             .map_or(Code::LoadFailed, code_of_store),
         E::Devices | E::NeedsSession { .. } | E::State { .. } => Code::BadArgument,
         E::NoRelease(_) | E::NoModule { .. } | E::NoOutput { .. } => Code::NotFound,
-        E::BadInput { .. }
-        | E::InputCount { .. }
-        | E::InputNames { .. }
-        | E::Shape { .. }
-        | E::CheckFailed { .. } => Code::BadInput,
+        E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } | E::Shape { .. } => {
+            Code::BadInput
+        }
         E::NoBucket { .. } => Code::NoFit,
         E::Busy { .. } | E::SessionsBusy { .. } => Code::Busy,
         E::Unready { .. } => Code::Unready,
         E::Failed { .. }
+        | E::CheckFailed { .. }
         | E::BadOutput { .. }
+        | E::NothingLeft { .. }
         | E::SessionFailed { .. }
         | E::NoThreads { .. }
         | E::OutputDtype { .. }
