@@ -17,10 +17,37 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
+
+# The C library for packagers, in $(LIB): a tree of include and lib that can be copied to any prefix.
+LIB         ?= target/c
+LIB_PROFILE ?= release
+LIB_BUILT    = target/$(if $(filter dev,$(LIB_PROFILE)),debug,$(LIB_PROFILE))
+VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+lib: ## the C library with its header and pkg-config file, in target/c (LIB=/usr/local: there)
+	$(CARGO) build --profile $(LIB_PROFILE) -p precast-c
+	install -d $(LIB)/include $(LIB)/lib/pkgconfig
+	install -m 644 crates/precast-c/include/precast.h $(LIB)/include
+	install -m 644 $(LIB_BUILT)/libprecast.a $(LIB)/lib
+	install -m 755 $(LIB_BUILT)/libprecast.so $(LIB)/lib/libprecast.so.$(VERSION)
+	soname=$$(readelf -d $(LIB_BUILT)/libprecast.so | sed -n 's/.*soname: \[\(.*\)\]/\1/p') && \
+		ln -sfn libprecast.so.$(VERSION) $(LIB)/lib/$$soname && ln -sfn $$soname $(LIB)/lib/libprecast.so
+	sed 's/@VERSION@/$(VERSION)/' crates/precast-c/precast.pc.in > $(LIB)/lib/pkgconfig/precast.pc
+
+examples: example-c ## the examples on real artifacts
+
+example-c: build lib venv # the programs in C and Go
+	target/release/precast build -f examples/double/precast.toml --store $(STORE)
+	export PKG_CONFIG_PATH=$(CURDIR)/$(LIB)/lib/pkgconfig LD_LIBRARY_PATH=$(CURDIR)/$(LIB)/lib && \
+		cc -std=c99 -o target/double-c examples/c/double.c $$(pkg-config --cflags --libs precast) && \
+		target/double-c $(VENV)/libtorch $(STORE) && \
+		if command -v go > /dev/null; then \
+			(cd examples/go && go build -o ../../target/double-go) && target/double-go $(VENV)/libtorch $(STORE); \
+		else echo 'skipped: no `go`'; fi
 
 venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
@@ -121,7 +148,8 @@ test-worker: venv
 
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
 LONG_TESTS := numerics runtime_torture
-RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
+	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c
 
 test-long: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))
