@@ -359,3 +359,9 @@ def test_every_option_of_a_command_is_a_parameter(name: str) -> None:
     }
     function = building.build_spec if name == "build" else getattr(building, name)
     assert expected - set(inspect.signature(function).parameters) == set()
+
+
+def test_the_functions_are_names_of_the_package() -> None:
+    functions = {name for name, value in vars(building).items() if inspect.isfunction(value) and name[0] != "_"}
+    own = {name for name in functions if getattr(building, name).__module__ == building.__name__}
+    assert own - {"build_spec"} == {name for name in own if getattr(precast, name, None) is getattr(building, name)}
