@@ -341,7 +341,7 @@ def test_the_fields_of_a_class_are_those_of_its_schema(name: str) -> None:
     assert set(DOCUMENTS[name].__annotations__) == set(schema["properties"]) - {"schema", "event"}
 
 
-# Options that a function has under another name, and those that it lacks: `dry-run` of `build` is `plan`.
+# Options with another name as a parameter, and options without a parameter: `dry-run` of `build` is `plan`.
 OTHER_NAMES = {"set": "settings", "file": "spec"}
 LACKING = {"build": {"dry-run"}, "ls": {"ids"}}
 OF_ALL = {"format", "color", "quiet", "verbose", "help", "version"}
