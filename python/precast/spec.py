@@ -9,8 +9,8 @@ spec = Spec(
             "encode",
             regions=["bert.encoder.layer.*"],
             inputs={
-                "input_ids": Input("int64", ["batch", "seq"], pad=0, range=(0, 30522)),
-                "attention_mask": Input("int64", ["batch", "seq"], pad=0, range=(0, 2)),
+                "input_ids": Input("int64", ["batch", "seq"], pad=0, range=[0, 30522]),
+                "attention_mask": Input("int64", ["batch", "seq"], pad=0, range=[0, 2]),
             },
             buckets=Buckets(batch=[1, 8], seq=[32, 128]),
         )

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -276,6 +277,30 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert "failed: encode eager: no\n" in lines
     assert lines[-1] == ""
     assert max(map(len, lines)) < 100
+
+
+def test_progress_in_a_notebook_is_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown_texts: list[str] = []
+
+    class ZMQInteractiveShell:
+        """The shell of a kernel."""
+
+    class Handle:
+        def update(self, shown: object) -> None:
+            shown_texts.append(repr(shown))
+
+    ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    monkeypatch.setattr(ipython, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr(display, "display", lambda shown, display_id: Handle(), raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    shown = progress.progress()
+    for event in EVENTS:
+        shown.event(event)
+    assert shown_texts[1] == "Building [                    ] 0/2 programs · compile encode batch=8"
+    assert shown_texts[-1].startswith("failed: encode eager: no\nBuilding [====================] 2/2 programs")
+    shown.close()
+    assert shown_texts[-1] == "failed: encode eager: no\n"
 
 
 def test_progress_elsewhere_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
