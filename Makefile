@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -116,6 +116,25 @@ chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its 
 	$(PY) $(CHAT)/eager.py target/chat
 	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
 	@echo 'now ask it: LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive'
+
+# A Python of their own, which sees .venv's packages and python/.
+EXAMPLES := .venv-examples/bin
+
+$(EXAMPLES)/python: examples/python/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-examples
+	@{ $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; echo $(CURDIR)/python; } \
+		> "$$($(EXAMPLES)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(EXAMPLES)/python -m pip install --no-deps --disable-pip-version-check -q -r examples/python/requirements.txt
+	@touch $@
+
+examples-python: export PRECAST_COMMAND = $(CURDIR)/target/release/precast
+examples-python: build $(EXAMPLES)/python ## run the Python examples: a notebook, FastAPI, Ray Serve, transformers (ONLY="sentence pipeline")
+	$(CARGO) build --release -p precast-python
+	cp target/release/lib_native.so python/precast/_native.abi3.so
+	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
+	for name in $(or $(ONLY),sentence fastapi_encoder pipeline ray_serve); do \
+		echo "$$name.py" && $(EXAMPLES)/python examples/python/$$name.py --store $(STORE) || exit 1; done
+	$(EXAMPLES)/jupyter-execute --timeout=600 examples/python/quickstart.ipynb
 
 # The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch
