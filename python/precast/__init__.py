@@ -1,0 +1,112 @@
+"""Ahead-of-time compiled PyTorch artifacts: build once, keep by content, load and call.
+
+    import precast
+
+    model = precast.load("artifacts", "minilm")
+    out = model.encode(input_ids, attention_mask)
+
+Importing the package imports no torch. `load` uses the libtorch that the process has, or that of the environment.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from ._native import Model, Module, Session, Tensor, __version__
+from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound
+from .fields import Fields
+from .loading import load
+
+if TYPE_CHECKING:
+    from .building import (
+        bench,
+        build,
+        check,
+        deps,
+        diff,
+        doctor,
+        du,
+        export,
+        gc,
+        init,
+        inspect,
+        log,
+        ls,
+        plan,
+        releases,
+        report,
+        rollback,
+        show,
+        stats,
+        verify,
+        why,
+    )
+    from .spec import Spec
+
+# Names that are imported when they are first used.
+_EXPORTS = {
+    "Spec": "spec",
+    **dict.fromkeys(("bench", "build", "check", "deps", "diff", "doctor", "du", "export", "gc", "init"), "building"),
+    **dict.fromkeys(("inspect", "log", "ls", "plan", "releases", "report", "rollback", "show"), "building"),
+    **dict.fromkeys(("stats", "verify", "why"), "building"),
+}
+
+__all__ = [
+    "BadInput",
+    "BuildError",
+    "Busy",
+    "CallFailed",
+    "Error",
+    "Fields",
+    "LoadError",
+    "Model",
+    "Module",
+    "NoFit",
+    "NotFound",
+    "Session",
+    "Spec",
+    "Tensor",
+    "__version__",
+    "bench",
+    "build",
+    "check",
+    "deps",
+    "diff",
+    "doctor",
+    "du",
+    "export",
+    "gc",
+    "init",
+    "inspect",
+    "load",
+    "log",
+    "ls",
+    "plan",
+    "releases",
+    "report",
+    "rollback",
+    "show",
+    "stats",
+    "verify",
+    "why",
+]
+
+# Objects of the parent are refused in a child.
+os.register_at_fork(after_in_child=_native.forked)
+logging.getLogger("precast").addHandler(logging.NullHandler())
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _EXPORTS:
+        raise AttributeError(f"module `precast` has no attribute `{name}`")
+    found = getattr(importlib.import_module(f".{_EXPORTS[name]}", __name__), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
