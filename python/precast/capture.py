@@ -146,7 +146,7 @@ class Capture:
     def _agrees(self, program: Program, sizes: Sizes) -> bool:
         """Returns whether a program and the module give the same answer."""
         inputs = self._inputs(sizes)
-        held = {name: tensor for name, tensor in self.net.named_parameters(remove_duplicate=False)}
+        held: dict[str, torch.Tensor] = dict(self.net.named_parameters(remove_duplicate=False))
         held |= {name: tensor.clone() for name, tensor in self.net.named_buffers(remove_duplicate=False)}
         with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
             torch.manual_seed(0)

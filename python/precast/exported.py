@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import building, captured, replay
+from . import building, captured, digests, replay
 from .capture import Capture, device_of
 from .errors import BadInput
 from .nesting import Call, call_of
@@ -64,18 +64,18 @@ def build(
 
     The module is captured in eval mode, on the device that it is on, and is left as it was. The release has one module
     with the name of the method. Its inputs are the tensors among `example_inputs`, which are a tensor, a tuple of
-    arguments, a dict of keyword arguments, or a tuple and a dict; a tensor in a list or a dict is named by its place, as
-    `past.0`. Numbers, text, booleans and None are constants of the release.
+    arguments, a dict of keyword arguments, or a tuple and a dict. A tensor in a list or a dict is named by its place,
+    as `past.0`. Numbers, text, booleans and None are constants of the release.
 
-    - `shapes`: the axes of each input that are bucketed dimensions: `["batch", 3, 32, 32]` or `{0: "batch"}`. Other axes
-      and inputs have the sizes of the example.
+    - `shapes`: the axes of each input that are bucketed dimensions: `["batch", 3, 32, 32]` or `{0: "batch"}`. Others
+      have the sizes of the example.
     - `buckets`: the sizes of each dimension, `{"batch": [1, 8]}`, or a list of points, `[{"batch": 1, "seq": 512}]`.
     - `pad`: what fills an input up to a bucket, 0 if left out; `ranges`: the values that an integer input may have.
-    - `mode`, `dynamic`, `options` and the other keys of `[compile]` in `compile`, `regions`, `padding`, `gate`, `isa`: as
+    - `mode`, `dynamic`, `options`, all other keys of `[compile]` in `compile`, `regions`, `padding`, `gate`, `isa`: as
       in a spec.
-    - `imports`: modules that register the operators of the module, for the workers to import.
-    - `folder`: keeps the spec and the captured programs there, so that `precast check` and `precast build` can be run on
-      them; else they are temporary.
+    - `imports`: modules that register operators of the module, for the workers to import.
+    - `folder`: keeps the spec and the captured programs, for `precast check` and `precast build`. Without it they are
+      temporary.
     - `command`: arguments of `precast.build` for a spec: `store`, `release`, `jobs`, `progress` and so on.
 
     Raises `BadInput` for inputs that no artifact takes, and `BuildError` with the module's line where it can't be
@@ -115,6 +115,37 @@ def parameters(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
     own = captured.tensors_of(_unwrapped(net))
     return {name: tensor.detach() for name, tensor, kind in own if kind != "constant"}
+
+
+def digest(
+    net: torch.nn.Module,
+    example_inputs: Any,
+    *,
+    shapes: Shapes | None = None,
+    buckets: BucketSizes | None = None,
+    method: str = "forward",
+    **request: Any,
+) -> str:
+    """Returns a digest of the module's code and structure and of a request for it, without a capture.
+
+    Weights count by name, dtype and shape only. `request` are the other arguments of `build`, but for those of the
+    command. As the name of a release, `build(…, release=digest)`, it tells a second process whether the store has the
+    module as it is: `precast.load(store, f"{name}@{digest}")`. `precast.digests` lists what it covers.
+    """
+    net, call, dims, points = _asked(net, example_inputs, shapes, buckets, method)
+    described = [
+        [name, captured.dtype(tensor), captured.shape_of(tensor, axes)]
+        for name, tensor, axes in zip(call.names, call.tensors, dims, strict=True)
+    ]
+    nesting = [call.args, call.kwargs]
+    whole = {
+        "method": method,
+        "inputs": described,
+        "nesting": nesting,
+        "points": points,
+        "device": device_of(net, call),
+    }
+    return digests.of_module(net, {**whole, **request})
 
 
 def inputs(net: torch.nn.Module, example_inputs: Any, method: str = "forward") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -159,7 +190,11 @@ def _asked(
 def _buckets(buckets: BucketSizes | None) -> Buckets | None:
     if not buckets:
         return None
-    return Buckets(**buckets) if isinstance(buckets, Mapping) else Buckets(points=buckets)
+    if not isinstance(buckets, Mapping):
+        return Buckets(points=buckets)
+    found = Buckets()
+    found.grid = dict(buckets)
+    return found
 
 
 def _dims(call: Call, shapes: Shapes) -> list[list[str | None]]:

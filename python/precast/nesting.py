@@ -1,8 +1,8 @@
 """Arguments and results of a module, taken apart into tensors and put together again.
 
-A nesting is JSON: `{"tensor": 0}` is the first tensor, `{"value": None}` a constant, `{"list": […]}`, `{"tuple": […]}` and
-`{"dict": {…}}` hold nestings. Results also have `{"namedtuple": NAME, "fields": {…}}` and `{"class": NAME, "fields": {…}}`:
-a dataclass, or a class derived from dict, as the outputs of transformers.
+A nesting is JSON: `{"tensor": 0}` is the first tensor, `{"value": None}` a constant. `{"list": […]}`, `{"tuple": […]}`
+and `{"dict": {…}}` hold nestings. Results also have `{"namedtuple": NAME, "fields": {…}}` and
+`{"class": NAME, "fields": {…}}`: a dataclass, or a class derived from dict, as the outputs of transformers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A captured model, as a worker of a build opens it: its programs with the names and weights of the caller's module.
 
-`precast.captured` fills a folder with these files. The entry of its spec is `load` of the copy of this file there, which
+`precast.captured` fills a folder with these files. The entry of its spec is `load` in the copy of this file, which
 needs torch and nothing else:
 
 | file | content |
@@ -106,7 +106,8 @@ class Replay(torch.nn.Module):
 
     def _tensor(self, name: str) -> torch.Tensor:
         owner, _, leaf = name.rpartition(".")
-        return getattr(self.get_submodule(owner), leaf)
+        tensor: torch.Tensor = getattr(self.get_submodule(owner), leaf)
+        return tensor
 
 
 def load() -> torch.nn.Module:
@@ -169,10 +170,11 @@ def nester(nesting: Any) -> Callable[[Sequence[Any]], Any]:
     fields = {key: nester(item) for key, item in nesting.get("fields", held).items()}
     make: Callable[..., Any] = dict
     if kind == "namedtuple":
-        make = collections.namedtuple(held, list(fields))
+        make = collections.namedtuple(held, list(fields))  # type: ignore[misc, no-redef]
     elif kind == "class":
-        make = dataclasses.make_dataclass(held, list(fields))
-        torch.export.register_dataclass(make)
+        made = dataclasses.make_dataclass(held, list(fields))
+        torch.export.register_dataclass(made)
+        make = made
     return lambda tensors: make(**{key: item(tensors) for key, item in fields.items()})
 
 
