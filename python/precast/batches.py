@@ -105,7 +105,7 @@ def copied(value: Any) -> Any:
 
 
 def difference(
-    got: Any, expected: Any, rtol: float | None = None, atol: float | None = None
+    got: Any, expected: Any, rtol: float | None = None, atol: float | None = None, noun: str = "output"
 ) -> tuple[str | None, float]:
     """Compares an answer with eager's.
 
@@ -116,7 +116,7 @@ def difference(
         return f"the structure is {kinds(got)}, eager's is {kinds(expected)}", float("inf")
     worst = 0.0
     for (path, mine), (_, eager) in zip(leaves(got), leaves(expected), strict=True):
-        where = f"output `{path}`" if path else "the output"
+        where = f"{noun} `{path}`" if path else f"the {noun}"
         if not isinstance(eager, Tensor):
             if isinstance(mine, Tensor) or mine != eager:
                 return f"{where} is {_short(mine)}, eager's is {_short(eager)}", float("inf")

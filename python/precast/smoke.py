@@ -98,8 +98,7 @@ class CompileSmoketest:
                 problem, error_ = batches.difference(got, expected, self.rtol, self.atol)
                 worst = max(worst, error_)
                 if problem is None:
-                    problem, _ = batches.difference(mine, kept, self.rtol, self.atol)
-                    problem = f"an input after the call: {problem}" if problem else None
+                    problem, _ = batches.difference(mine, kept, self.rtol, self.atol, "input, after the call,")
                 if problem is not None:
                     return result(problem)
                 steps += 1

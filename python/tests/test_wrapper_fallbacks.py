@@ -387,6 +387,26 @@ def test_disabled_is_the_original() -> None:
         assert counts(module) == (0, {"disabled": 1}) and "opened" not in seeds
 
 
+def test_a_backend_of_torch_answers_training_and_every_size() -> None:
+    torch.compiler.reset()
+    net = Net()
+    module = maybe_compile(net, CompileConfig(backend="aot_eager", fullgraph=False), None, torch.ones(2, 4))
+    module(torch.randn(3, 4)).sum().backward()
+    assert net.inner[0].weight.grad is not None
+    module.eval()
+    with torch.no_grad():
+        x = torch.randn(5, 4)
+        assert torch.allclose(module(x), net(x))
+    assert counts(module) == (2, {})
+
+
+def test_an_unknown_backend_is_logged() -> None:
+    module = maybe_compile(Net().eval(), CompileConfig(backend="nothing"), None, torch.ones(2, 4))
+    module(torch.ones(2, 4))
+    assert counts(module) == (0, {"not compiled": 1})
+    assert "nothing" in module.precast_report()["regions"][""]["attempt"]["exception"]
+
+
 def test_the_first_call_compiles_without_a_sample() -> None:
     net = Net().eval()
     seeds: dict[str, Any] = {}
