@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
+from operator import attrgetter
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,7 @@ _PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, BuiltinFunctionType
 _SEPARATE = ("_parameters", "_buffers")
 _address = Tensor.data_ptr
 _values = dict.values
+_version = attrgetter("_version")
 
 
 class Refusal(NamedTuple):
@@ -83,8 +85,6 @@ class Guard:
         self._device = next((tensor.device.type for tensor in self.tensors()), "cpu")
 
     def _add(self, name: str, held: Any, training: bool = False) -> None:
-        if not isinstance(held, (dict, list, set)):
-            return
         taken = held.copy()
         if training:
             taken["training"] = False
@@ -165,19 +165,34 @@ class Guard:
 
 
 class Tensors:
-    """The parameters and buffers of a module at one moment, by identity and address."""
+    """The tensors of a module at one moment: by identity and address, constants also by version."""
 
     def __init__(self, guard: Guard) -> None:
         self._owners = guard._owners
+        self._constants = [tensor for _, tensor in constants(guard._module) if not tensor.is_inference()]
+        self._versions = list(map(_version, self._constants))
         self._values = list(chain.from_iterable(map(_values, self._owners)))
         self._ids = list(map(id, self._values))
         self._tensors = [tensor for tensor in self._values if tensor is not None]
         self._addresses = list(map(_address, self._tensors))
 
     def moved(self) -> bool:
-        """Returns whether a tensor was replaced since, or has another address."""
+        """Returns whether a tensor was replaced since, or has another address, or a constant was written."""
         ids = list(map(id, chain.from_iterable(map(_values, self._owners))))
-        return ids != self._ids or list(map(_address, self._tensors)) != self._addresses
+        return (
+            ids != self._ids
+            or list(map(_address, self._tensors)) != self._addresses
+            or list(map(_version, self._constants)) != self._versions
+        )
+
+
+def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors whose values a program has inside: buffers that are not persistent, and plain attributes."""
+    for name, each in module.named_modules():
+        own = {key: each._buffers.get(key) for key in each._non_persistent_buffers_set}
+        for key, value in {**own, **vars(each)}.items():
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}" if name else key, value
 
 
 def _objects(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Any]]:

@@ -6,7 +6,8 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -171,7 +172,8 @@ class Region:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
         guard = Guard(self.module)
         with inference(self.module):
-            engine = self._opener(self, args, kwargs)
+            with self._bare():
+                engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
             if self.config.healthcheck and self.config.smoketest_steps:
                 test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
@@ -186,6 +188,16 @@ class Region:
             self._guard = Guard(self.module, written) if written else guard
             self._tensors = Tensors(self._guard)
         return engine, notes
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        """Runs a block in which a call of the module does not come back to this region."""
+        entry = vars(self.module).pop("_compiled_call_impl", None)
+        try:
+            yield
+        finally:
+            if entry is not None:
+                self.module._compiled_call_impl = entry
 
     def _rebind(self) -> None:
         with self._opening:

@@ -150,7 +150,7 @@ def inference(module: nn.Module) -> Iterator[None]:
 def generators() -> tuple[Any, ...]:
     """Returns the states of the random generators of torch, Python and NumPy."""
     numpy = sys.modules.get("numpy")
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy is not None else None
 
 

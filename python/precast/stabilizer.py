@@ -156,7 +156,7 @@ class ShapeStabilizer:
             value = whole
         for axis, dim in enumerate(axes):
             if dim in self.dynamic:
-                value = _marked(value, axis, self.dynamic[dim])  # type: ignore[index]
+                value = _marked(value, axis, self.dynamic[dim])
         return value
 
     @staticmethod

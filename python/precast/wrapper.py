@@ -117,7 +117,7 @@ class Compilation:
             each = module.get_submodule(name)
             self.regions[name] = Region(name, each, settings, log, opener=opener)
             if name:
-                each._compiled_call_impl = self._entry(self.regions[name])  # type: ignore[assignment]
+                each._compiled_call_impl = self._entry(self.regions[name])
         self._later = None if now else sample
         if sample is not None and now:
             self._open(sample)
@@ -171,7 +171,7 @@ class Compilation:
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not getattr(inside, "active", False) or torch.compiler.is_compiling():
-                return module._call_impl(*args, **kwargs)
+                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             return region.call(args, kwargs, module._call_impl)
 
         return call
@@ -244,7 +244,7 @@ class CompiledModule(nn.Module):
         self._precast.close()
 
     @property
-    def training(self) -> bool:  # type: ignore[override]
+    def training(self) -> bool:
         """Whether the original is in training mode."""
         return self._orig_mod.training
 
@@ -271,7 +271,7 @@ class CompiledModule(nn.Module):
             delattr(self._orig_mod, name)
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *dir(self._orig_mod)})
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
 
     def __bool__(self) -> bool:
         return True
@@ -280,7 +280,7 @@ class CompiledModule(nn.Module):
         return len(self._orig_mod)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._orig_mod)  # type: ignore[call-overload]
+        return iter(self._orig_mod)  # type: ignore[call-overload,no-any-return]
 
     def __getitem__(self, at: Any) -> Any:
         return self._orig_mod[at]  # type: ignore[index]
