@@ -22,11 +22,38 @@ from .fields import Fields
 from .loading import load
 
 if TYPE_CHECKING:
-    # What the table below finds when it is asked for.
-    pass
+    from .building import (
+        bench,
+        build,
+        check,
+        deps,
+        diff,
+        doctor,
+        du,
+        export,
+        gc,
+        init,
+        inspect,
+        log,
+        ls,
+        plan,
+        releases,
+        report,
+        rollback,
+        show,
+        stats,
+        verify,
+        why,
+    )
+    from .spec import Spec
 
 # Names that are imported when they are first used.
-_EXPORTS: dict[str, str] = {}
+_EXPORTS = {
+    "Spec": "spec",
+    **dict.fromkeys(("bench", "build", "check", "deps", "diff", "doctor", "du", "export", "gc", "init"), "building"),
+    **dict.fromkeys(("inspect", "log", "ls", "plan", "releases", "report", "rollback", "show"), "building"),
+    **dict.fromkeys(("stats", "verify", "why"), "building"),
+}
 
 __all__ = [
     "BadInput",
@@ -41,10 +68,31 @@ __all__ = [
     "NoFit",
     "NotFound",
     "Session",
+    "Spec",
     "Tensor",
     "__version__",
+    "bench",
+    "build",
+    "check",
+    "deps",
+    "diff",
+    "doctor",
+    "du",
+    "export",
+    "gc",
+    "init",
+    "inspect",
     "load",
-    *_EXPORTS,
+    "log",
+    "ls",
+    "plan",
+    "releases",
+    "report",
+    "rollback",
+    "show",
+    "stats",
+    "verify",
+    "why",
 ]
 
 # Objects of the parent are refused in a child.
