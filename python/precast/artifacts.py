@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,12 +11,13 @@ from torch import Tensor, nn
 
 from . import batches, exported
 from .engine import Refused
-from .errors import BadInput, Busy, Error, NoFit
+from .errors import BadInput, Busy, Error, LoadError, NoFit, NotFound
 from .guard import constants
 from .loading import load
 from .spec import Compile, Gate
 
 if TYPE_CHECKING:
+    from ._native import Model
     from .region import Region
 
 _MISSING = object()
@@ -40,23 +42,34 @@ class ArtifactEngine:
             "dynamic": config.dynamic,
             "options": {"freezing": False, **config.options},
         }
+        if config.rtol is not None or config.atol is not None:
+            settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
         digest = exported.digest(self._net, (args, kwargs), **settings)
-        name = config.name or f"{type(self._net).__name__}-{digest[:16]}"
-        name = f"{name}.{region.name}" if region.name and config.name else name
-        self.notes: dict[str, Any] = {"name": name, "built": False}
-        if exported.recorded(config.store, name) != digest:
-            compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
-            gate = Gate(rtol=config.rtol, atol=config.atol) if config.rtol or config.atol else None
+        name = config.name or type(self._net).__name__
+        name = f"{name}.{region.name}" if region.name else name
+        self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
+        try:
+            self._model = self._loaded(config.store, name, digest, tensors)
+        except Error as error:
+            if not isinstance(error, (NotFound, LoadError)):
+                raise
             exported.build(
-                self._net, (args, kwargs), name=name, store=config.store, compile=compile_, gate=gate, **settings
+                self._net,
+                (args, kwargs),
+                name=name,
+                compile=Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1)),
+                store=config.store,
+                release=digest,
+                progress=False,
+                **settings,
             )
             self.notes["built"] = True
+            self._model = self._loaded(config.store, name, digest, tensors)
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._pads = bool(config.pad)
-        self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
-        self._model = load(config.store, name, device=str(_device(self._net, tensors)), weights=self._weights())
         self._run = self._model["forward"]
         self._inputs = tuple(self._run.inputs)
+        self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
         with torch.no_grad():
             answer = self._net._call_impl(*batches.copied(args), **batches.copied(kwargs))
         self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
@@ -98,6 +111,10 @@ class ArtifactEngine:
         """Frees the artifacts after their last call."""
         self._model.close()
 
+    def _loaded(self, store: str | Path, name: str, release: str, tensors: dict[str, Tensor]) -> Model:
+        device = str(_device(self._net, tensors))
+        return load(store, f"{name}@{release}", device=device, weights=self._weights())
+
     def _weights(self) -> dict[str, Tensor]:
         return exported.parameters(self._net)
 
@@ -122,7 +139,7 @@ class ArtifactEngine:
                 point.get(dim, size) if isinstance(dim, str) else size
                 for dim, size in zip(region.shapes.get(name, tensor.shape), tensor.shape, strict=True)
             )
-            for name, tensor in tensors.items()
+            for name, tensor in ((name, tensors[name]) for name in self._inputs)
         )
 
     def _other_inputs(self, tensors: dict[str, Tensor], others: dict[str, Any]) -> str:
