@@ -220,6 +220,8 @@ def main() -> int:
                 continue
             results.append(sweep(name, args.store or Path(temporary)))
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    from precast.command import find
+
     from .machine import describe
 
     failed = [result["name"] for result in results if result["wrong"] or not result["compiled"]]
@@ -227,7 +229,7 @@ def main() -> int:
         "schema": 1,
         "command": "python -m benches.architectures",
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": describe(),
+        "machine": describe(Path(find()).parent),
         "tolerance": TOLERANCE,
         "failed": failed,
         "left_out": left_out,

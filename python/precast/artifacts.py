@@ -65,6 +65,7 @@ class ArtifactEngine:
             )
             self.notes["built"] = True
             self._model = self._loaded(config.store, name, digest, tensors)
+        self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._pads = bool(config.pad)
         self._run = self._model["forward"]
@@ -102,8 +103,13 @@ class ArtifactEngine:
         for name, tensor in constants(self._net):
             if not torch.equal(tensor, self._fixed.get(name, tensor.new_empty(0))):
                 raise Refused("parameters", f"`{name}` has other values than in the build, and is no parameter")
+        weights = self._weights()
+        now = _tied(weights)
+        for name, first in self._tied.items():
+            if now.get(name) != now.get(first):
+                raise Refused("parameters", f"`{name}` and `{first}` were one tensor in the build, and are two now")
         try:
-            self._model.swap(self._weights())
+            self._model.swap(weights)
         except Error as error:
             raise Refused("parameters", error.args[0]) from None
 
@@ -149,6 +155,16 @@ class ArtifactEngine:
         odd = sorted(key for key in given.keys() | self._others.keys() if given.get(key) != self._others.get(key))
         was = self._others.get(odd[0], (None, "left out"))[1]
         return f"`{odd[0]}` is {given.get(odd[0], (None, 'left out'))[1]!r}, and was {was!r} in the sample batch"
+
+
+def _tied(weights: dict[str, Tensor]) -> dict[str, str]:
+    """Returns for each name the first name with the same memory."""
+    first: dict[Any, str] = {}
+    return {
+        name: first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name)
+        for name, tensor in weights.items()
+        if tensor.numel()
+    }
 
 
 def _defaults(net: nn.Module) -> dict[str, Any]:
