@@ -25,12 +25,15 @@ impl Process {
     }
 
     /// Refuses the use of an object of a parent.
-    pub fn check(self, what: &str) -> PyResult<()> {
+    pub fn check(self, what: impl FnOnce() -> String) -> PyResult<()> {
         if self.0 == FORKS.load(Relaxed) {
             return Ok(());
         }
         Err(errors::unready(
-            format!("{what} was loaded before a fork: its threads and its device are the parent's"),
+            format!(
+                "{} was loaded before a fork: its threads and its device are the parent's",
+                what()
+            ),
             "load it in the child, or start the child with the method `spawn`",
         ))
     }

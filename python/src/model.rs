@@ -1,14 +1,14 @@
 //! A loaded model, its modules, and their calls.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
 use precast_runtime::{
-    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, cuda::Stream,
+    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, WeightSet, cuda::Stream,
 };
 use precast_store::{Device, Digest, Store};
 use pyo3::{
@@ -50,6 +50,7 @@ pub fn load(
         .iter()
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
+    let first = devices.first().copied().unwrap_or(Device::Cpu);
     let loading = match loading {
         "before" => Loading::Before,
         "background" => Loading::Background,
@@ -85,10 +86,24 @@ pub fn load(
     }
     let loaded = match weights {
         None => py.detach(|| runtime.load(&model)),
-        Some(_) => return Err(errors::bad_input("weights", "")),
+        Some(weights) => {
+            let weights = own_weights(weights, first)?;
+            py.detach(|| runtime.load_on(&model, &weights))
+        }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
     Ok(Model::new(loaded, runtime, store, again))
+}
+
+/// Returns a weight set of the caller's tensors on a device.
+fn own_weights(weights: &Bound<'_, PyDict>, device: Device) -> PyResult<WeightSet> {
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in weights {
+        let name: String = name.extract()?;
+        let tensor = tensors::take_weight(&tensor, &name)?;
+        tensors.insert(name, tensor);
+    }
+    WeightSet::of(tensors, device).map_err(|error| errors::runtime(&error))
 }
 
 /// Returns the device of a name, as `cpu`, `cuda` or `cuda:1`.
@@ -119,15 +134,35 @@ pub fn shut_down(py: Python<'_>) -> bool {
 /// Its modules are attributes: `model.encode(x)`. Share it between threads.
 #[pyclass(frozen, weakref, module = "precast")]
 pub struct Model {
-    name: String,
     modules: Vec<String>,
-    /// None after `close`.
-    inner: RwLock<Option<Arc<Loaded>>>,
+    held: Arc<Held>,
     /// The modules that were asked for.
     known: Mutex<HashMap<String, Py<Module>>>,
     /// The function that loads it again, for `pickle`.
     again: Option<Py<PyAny>>,
+}
+
+/// A model until it is closed, for the object and its modules.
+struct Held {
+    name: String,
+    /// None after `close`.
+    loaded: RwLock<Option<Arc<Loaded>>>,
     process: Process,
+}
+
+impl Held {
+    /// Returns the model, unless it is closed or a parent's.
+    fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        self.process
+            .check(|| format!("the model `{}`", self.name))?;
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.clone().ok_or_else(|| {
+            errors::unready(
+                format!("the model `{}` is closed", self.name),
+                "load it again with `precast.load`",
+            )
+        })
+    }
 }
 
 /// A model, and what its answers need.
@@ -202,6 +237,13 @@ impl Loaded {
         }
     }
 
+    /// Returns the device of its first replica.
+    fn device(&self) -> PyResult<Device> {
+        let rows = self.model.devices();
+        let first = rows.first().map(|row| device(&row.device));
+        first.unwrap_or(Ok(Device::Cpu))
+    }
+
     fn run(&self, module: &str, inputs: &Inputs) -> Result<Outputs, RuntimeError> {
         let outputs = match inputs {
             Inputs::InOrder(tensors) => self.model.run(module, tensors)?,
@@ -220,27 +262,37 @@ impl Loaded {
 
 impl Model {
     fn new(model: Inner, runtime: Runtime, store: Store, again: Option<Py<PyAny>>) -> Self {
-        Self {
+        let modules = model.modules().into_iter().map(str::to_owned).collect();
+        let held = Held {
             name: model.name().to_owned(),
-            modules: model.modules().into_iter().map(str::to_owned).collect(),
-            inner: RwLock::new(Some(Arc::new(Loaded::of(model, runtime, store)))),
+            loaded: RwLock::new(Some(Arc::new(Loaded::of(model, runtime, store)))),
+            process: Process::this(),
+        };
+        Self {
+            modules,
+            held: Arc::new(held),
             known: Mutex::default(),
             again,
-            process: Process::this(),
         }
     }
 
-    /// Returns the model, unless it is closed or a parent's.
-    pub fn loaded(&self) -> PyResult<Arc<Loaded>> {
-        self.process
-            .check(&format_args!("the model `{}`", self.name).to_string())?;
-        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
-        inner.clone().ok_or_else(|| {
-            errors::unready(
-                format!("the model `{}` is closed", self.name),
-                "load it again with `precast.load`",
-            )
-        })
+    fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        self.held.loaded()
+    }
+
+    /// Returns one of its modules, the same object each time.
+    fn module(&self, py: Python<'_>, name: &str) -> PyResult<Py<Module>> {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(module) = known.get(name) {
+            return Ok(module.clone_ref(py));
+        }
+        let made = Module {
+            name: name.to_owned(),
+            held: self.held.clone(),
+        };
+        let made = Py::new(py, made)?;
+        known.insert(name.to_owned(), made.clone_ref(py));
+        Ok(made)
     }
 }
 
@@ -249,7 +301,7 @@ impl Model {
     /// The model's name.
     #[getter]
     fn name(&self) -> &str {
-        &self.name
+        &self.held.name
     }
 
     /// The names of its modules, sorted.
@@ -305,7 +357,7 @@ impl Model {
 
     /// Opens a session: states that are kept from call to call.
     fn session(&self, py: Python<'_>) -> PyResult<Session> {
-        Session::open(py, self.loaded()?, self.process)
+        Session::open(py, self.loaded()?, self.held.process)
     }
 
     /// The bytes of the states of one session.
@@ -314,20 +366,31 @@ impl Model {
         Ok(self.loaded()?.model.session_bytes())
     }
 
-    /// Makes every later call use other weights: those of the release `release`, as `"minilm@7"`.
-    fn swap(&self, py: Python<'_>, release: &str) -> PyResult<()> {
+    /// Makes every later call use other weights: those of a release, as `"minilm@7"`, or the caller's own tensors by
+    /// name, as `load` takes them.
+    fn swap(&self, py: Python<'_>, weights: &Bound<'_, PyAny>) -> PyResult<()> {
         let loaded = self.loaded()?;
-        let swapped = py.detach(|| {
-            let weights = loaded.runtime.weights_of(release)?;
-            loaded.model.swap(&weights)
-        });
+        let swapped = match weights.cast::<PyDict>() {
+            Ok(own) => {
+                let own = own_weights(own, loaded.device()?)?;
+                py.detach(|| loaded.model.swap(&own))
+            }
+            Err(_) => {
+                let release: String = weights.extract()?;
+                py.detach(|| {
+                    let weights = loaded.runtime.weights_of(&release)?;
+                    loaded.model.swap(&weights)
+                })
+            }
+        };
         swapped.map_err(|error| errors::runtime(&error))
     }
 
     /// Frees the model when its running calls are done. Later calls are refused.
     fn close(&self, py: Python<'_>) {
         let inner = self
-            .inner
+            .held
+            .loaded
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
@@ -349,16 +412,16 @@ impl Model {
             let modules = own.modules.join(", ");
             return Err(tensors::no_attribute(format!(
                 "the model `{}` has no module `{name}`; it has {modules}",
-                own.name
+                own.held.name
             )));
         }
-        own.module(slf, name)
+        own.module(slf.py(), name)
     }
 
     fn __getitem__(slf: &Bound<'_, Self>, name: &str) -> PyResult<Py<Module>> {
         let own = slf.get();
         own.loaded()?.variants(name)?;
-        own.module(slf, name)
+        own.module(slf.py(), name)
     }
 
     fn __dir__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyList>> {
@@ -382,44 +445,23 @@ impl Model {
             Some(again) => Ok((again.clone_ref(py), PyTuple::empty(py).unbind())),
             None => Err(pyo3::exceptions::PyTypeError::new_err(format!(
                 "the model `{}` can't be pickled: its weights are tensors of this process; load it in the other one",
-                self.name
+                self.held.name
             ))),
         }
     }
 
     fn __repr__(&self) -> String {
+        let name = &self.held.name;
         let Ok(loaded) = self.loaded() else {
-            return format!("<precast.Model {}, closed>", self.name);
+            return format!("<precast.Model {name}, closed>");
         };
-        let mut text = format!("<precast.Model {}", self.name);
+        let mut text = format!("<precast.Model {name}");
         for module in &self.modules {
             text.push_str("\n  ");
             text.push_str(&describe(&loaded, module));
         }
         text.push('>');
         text
-    }
-}
-
-impl Model {
-    fn module(&self, slf: &Bound<'_, Self>, name: &str) -> PyResult<Py<Module>> {
-        let py = slf.py();
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(module) = known.get(name) {
-            return Ok(module.clone_ref(py));
-        }
-        // A module with a reference to the model would be a cycle; it has the model's inside.
-        let made = Py::new(
-            py,
-            Module {
-                name: name.to_owned(),
-                loaded: Arc::downgrade(&self.loaded()?),
-                model: self.name.clone(),
-                process: self.process,
-            },
-        )?;
-        known.insert(name.to_owned(), made.clone_ref(py));
-        Ok(made)
     }
 }
 
@@ -458,21 +500,12 @@ fn describe(loaded: &Loaded, module: &str) -> String {
 #[pyclass(frozen, weakref, module = "precast")]
 pub struct Module {
     name: String,
-    model: String,
-    /// The model frees it.
-    loaded: std::sync::Weak<Loaded>,
-    process: Process,
+    held: Arc<Held>,
 }
 
 impl Module {
     fn loaded(&self) -> PyResult<Arc<Loaded>> {
-        self.process.check("the model")?;
-        self.loaded.upgrade().ok_or_else(|| {
-            errors::unready(
-                format!("the model `{}` is closed", self.model),
-                "keep the model as long as its modules, or load it again with `precast.load`",
-            )
-        })
+        self.held.loaded()
     }
 }
 

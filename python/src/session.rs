@@ -54,7 +54,7 @@ impl Session {
     }
 
     fn lock(&self) -> PyResult<MutexGuard<'_, Option<Owned>>> {
-        self.process.check("the session")?;
+        self.process.check(|| "the session".to_owned())?;
         match self.held.try_lock() {
             Ok(guard) => Ok(guard),
             Err(TryLockError::Poisoned(guard)) => Ok(guard.into_inner()),

@@ -113,19 +113,55 @@ pub fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
 pub fn take(object: &Bound<'_, PyAny>, name: &str) -> PyResult<(Inner, Library)> {
     let py = object.py();
     if let Some(torch) = torch(py)
-        && let Some(exchange) = torch.exchange
-        && object.is_exact_instance(torch.tensor.bind(py))
+        && object.is_instance(torch.tensor.bind(py))?
     {
-        let taken = take_directly(object, exchange)
-            .map_err(|error| refused(py, name, &error))?
-            .map_err(|reason| errors::tensor(name, &reason))?;
-        return Ok((taken, Library::Torch));
+        return Ok((take_from_torch(object, torch, name)?, Library::Torch));
     }
     if let Ok(own) = object.cast::<Tensor>() {
         return Ok((own.get().0.share(), Library::Other));
     }
     let library = library_of(object);
     Ok((take_by_method(object, name, library)?, library))
+}
+
+/// Takes a parameter: its memory alone, without its gradient.
+pub fn take_weight(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Inner> {
+    let py = object.py();
+    if let Some(torch) = torch(py)
+        && object.is_instance(torch.tensor.bind(py))?
+    {
+        let detached = object.call_method0(intern!(py, "detach"))?;
+        return take_from_torch(&detached, torch, name);
+    }
+    Ok(take(object, name)?.0)
+}
+
+fn take_from_torch(object: &Bound<'_, PyAny>, torch: &Torch, name: &str) -> PyResult<Inner> {
+    let py = object.py();
+    let is = |object: &Bound<'_, PyAny>, method| object.call_method0(method)?.is_truthy();
+    let mut object = object.clone();
+    if object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        let module = py.import(intern!(py, "torch"))?;
+        if is(&module, intern!(py, "is_grad_enabled"))? {
+            return Err(errors::bad_input(
+                format!("`{name}` requires a gradient, and the answer of an artifact has none"),
+                "call it under `torch.no_grad()`, or give `x.detach()`",
+            ));
+        }
+        object = object.call_method0(intern!(py, "detach"))?;
+    }
+    let (Some(exchange), true) = (
+        torch.exchange,
+        object.is_exact_instance(torch.tensor.bind(py)),
+    ) else {
+        return take_by_method(&object, name, Library::Torch);
+    };
+    // The functions know no pending negation (`z.conj().imag`), which is in no byte of the memory.
+    if is(&object, intern!(py, "is_neg"))? {
+        object = object.call_method0(intern!(py, "resolve_neg"))?;
+    }
+    let taken = take_directly(&object, exchange).map_err(|error| refused(py, name, &error))?;
+    taken.map_err(|reason| errors::tensor(name, &reason))
 }
 
 /// Returns the library of outputs without inputs: torch if the process has imported it, else NumPy.
@@ -135,11 +171,6 @@ pub fn imported(py: Python<'_>) -> Library {
 
 fn library_of(object: &Bound<'_, PyAny>) -> Library {
     let py = object.py();
-    if let Some(torch) = torch(py)
-        && object.is_instance(torch.tensor.bind(py)).unwrap_or(false)
-    {
-        return Library::Torch;
-    }
     let module = object.get_type().getattr(intern!(py, "__module__"));
     let module: String = module
         .and_then(|module| module.extract())
@@ -348,6 +379,18 @@ pub struct Tensor(pub Inner);
 
 #[pymethods]
 impl Tensor {
+    /// Takes a tensor of any library with DLPack, without a copy.
+    #[staticmethod]
+    fn from_dlpack(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self(take(tensor, "tensor")?.0))
+    }
+
+    /// The address of its first element.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.0.address()
+    }
+
     /// The sizes.
     #[getter]
     fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
