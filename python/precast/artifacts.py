@@ -70,6 +70,7 @@ class ArtifactEngine:
         self._pads = bool(config.pad)
         self._run = self._model["forward"]
         self._inputs = tuple(self._run.inputs)
+        self._places: dict[tuple[Any, ...], list[int]] = {}
         self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
         with torch.no_grad():
             answer = self._net._call_impl(*batches.copied(args), **batches.copied(kwargs))
@@ -77,17 +78,9 @@ class ArtifactEngine:
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
-        tensors, others = batches.flat(args, kwargs, self._names)
-        if tensors.keys() != set(self._inputs) or self._given(others) != self._others:
-            raise Refused("inputs", self._other_inputs(tensors, others))
-        given = []
-        for name in self._inputs:
-            tensor = tensors[name]
-            if type(tensor) not in (Tensor, nn.Parameter):
-                raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
-            given.append(tensor.detach() if tensor.requires_grad else tensor)
+        given = self._in_order(args, kwargs)
         if not self._pads and tuple(tuple(tensor.shape) for tensor in given) not in self._exact:
-            raise Refused("shape", f"no bucket has exactly {_sizes(tensors)}, and `pad` is false")
+            raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
         try:
             answer = self._run(*given)
         except NoFit as error:
@@ -97,6 +90,26 @@ class ArtifactEngine:
         except BadInput as error:
             raise Refused("inputs", error.args[0]) from None
         return self._nested(answer)
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Returns the tensors of a call in the order of the release. Raises `Refused` for other inputs."""
+        values, form = (*args, *kwargs.values()), (len(args), *kwargs)
+        plain = all(type(value) is Tensor for value in values)
+        places = self._places.get(form) if plain else None
+        if places is not None:
+            given = [values[place] for place in places]
+        else:
+            tensors, others = batches.flat(args, kwargs, self._names)
+            if tensors.keys() != set(self._inputs) or self._given(others) != self._others:
+                raise Refused("inputs", self._other_inputs(tensors, others))
+            given = [tensors[name] for name in self._inputs]
+            if plain:
+                names = list(tensors)
+                self._places[form] = [names.index(name) for name in self._inputs]
+            for name, tensor in zip(self._inputs, given, strict=True):
+                if type(tensor) not in (Tensor, nn.Parameter):
+                    raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
+        return [tensor.detach() if tensor.requires_grad else tensor for tensor in given]
 
     def bind(self) -> None:
         """Binds the tensors that the module has now."""
@@ -178,7 +191,3 @@ def _defaults(net: nn.Module) -> dict[str, Any]:
 def _device(net: nn.Module, tensors: dict[str, Tensor]) -> torch.device:
     first = next(iter([*net.parameters(), *net.buffers(), *tensors.values()]))
     return first.device
-
-
-def _sizes(tensors: dict[str, Tensor]) -> str:
-    return ", ".join(f"{name}{list(tensor.shape)}" for name, tensor in tensors.items())

@@ -85,6 +85,8 @@ def mapped(value: Any, function: Callable[[str, Tensor], Tensor], path: str = ""
         inner = {key: mapped(each, function, f"{path}.{key}" if path else str(key)) for key, each in value.items()}
         if type(value) is dict:
             return inner
+        if dataclasses.is_dataclass(value):  # an output of transformers
+            return type(value)(**inner)
         made = copy.copy(value)
         for key, each in inner.items():
             made[key] = each  # type: ignore[index]

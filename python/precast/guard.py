@@ -26,6 +26,8 @@ import torch
 import torch.nn.modules.module as global_hooks
 from torch import Tensor, nn
 
+from . import batches
+
 _MISSING = object()
 _GLOBAL_HOOKS = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
 _PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
@@ -99,7 +101,7 @@ class Guard:
         """Returns the parameters and buffers as they are now."""
         return [tensor for tensor in chain.from_iterable(map(_values, self._owners)) if tensor is not None]
 
-    def refusal(self, inputs: Iterable[Any]) -> Refusal | None:
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
         """Returns the reason for which a call can't be answered by an artifact, if there is one."""
         if self._module.training:
             return _TRAINING
@@ -122,7 +124,7 @@ class Guard:
         if torch.is_autocast_enabled(self._device):
             return Refusal("autocast", f"autocast is on for {self._device}")
         if torch.is_grad_enabled():
-            if any(tensor.requires_grad for tensor in chain(inputs, self.tensors()) if isinstance(tensor, Tensor)):
+            if any(tensor.requires_grad for tensor in (*self.tensors(), *batches.tensors((args, kwargs)))):
                 return Refusal(
                     "gradients",
                     "gradients are recorded, and artifacts have none: call it under `torch.no_grad()` or "

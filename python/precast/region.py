@@ -149,7 +149,7 @@ class Region:
                 return refusal
         if self._guard is None or self._tensors is None:
             return None
-        refusal = self._guard.refusal([*args, *kwargs.values()])
+        refusal = self._guard.refusal(args, kwargs)
         if refusal is not None:
             return refusal
         if self._tensors.moved():
@@ -157,7 +157,7 @@ class Region:
         return self._unbound
 
     def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
-        refusal = Guard(self.module).refusal([*args, *kwargs.values()]) if self.config.backend == "precast" else None
+        refusal = Guard(self.module).refusal(args, kwargs) if self.config.backend == "precast" else None
         if refusal is not None:
             return refusal
         if not self._opening.acquire(blocking=False):
