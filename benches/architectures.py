@@ -165,8 +165,8 @@ ARCHITECTURES = {
 }
 
 
-def sweep(name: str, store: Path) -> dict[str, Any]:
-    """Compiles an architecture and compares its answers with eager's; returns the result."""
+def sweep(name: str, store: Path, *, quick: bool = False) -> dict[str, Any]:
+    """Compiles an architecture and compares its answers with eager's; returns the result. `quick`: in one bucket."""
     import torch
     from precast.batches import difference
     from precast.config import CompileConfig
@@ -179,7 +179,8 @@ def sweep(name: str, store: Path) -> dict[str, Any]:
         # Some heads start at zero, and then every answer is zero.
         if parameter.dim() > 1 and not parameter.any():
             torch.nn.init.normal_(parameter, std=0.02)
-    config = CompileConfig(name=name, store=store, shapes=architecture.shapes, buckets=architecture.buckets)
+    buckets = {dim: sizes[-1:] if quick else sizes for dim, sizes in architecture.buckets.items()}
+    config = CompileConfig(name=name, store=store, shapes=architecture.shapes, buckets=buckets)
     began = time.perf_counter()
     module = maybe_compile(net, config, None, architecture.batch(architecture.sizes[0]))
     seconds = time.perf_counter() - began

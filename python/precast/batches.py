@@ -181,7 +181,7 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def sizes(batch: Any, shapes: Mapping[str, Sequence[str | int]], names: Sequence[str]) -> dict[str, int]:
+def sizes(batch: Any, shapes: Mapping[str, Sequence[str | int]], names: Sequence[str] = ()) -> dict[str, int]:
     """Returns the size of each bucketed dimension in a batch; `names` are those of positional inputs.
 
     Raises `ValueError` if an input has another rank, or two inputs disagree.

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from . import batches
@@ -17,6 +18,7 @@ from .config import CompileConfig
 from .engine import Engine, Refused, TorchEngine
 from .guard import Guard, Refusal, Tensors
 from .logs import Log
+from .regions import resized
 from .smoke import CompileSmoketest, inference, restored_generators
 
 FAILURES = 3
@@ -163,7 +165,7 @@ class Region:
         if not self._opening.acquire(blocking=False):
             return Refusal("compiling", "another thread compiles it")
         try:
-            self._prepare(batches.copied(args), batches.copied(kwargs))
+            self._prepare(args, kwargs)
         finally:
             self._opening.release()
         return self._refusal if self.engine is not None or self._refusal is not None else Guard(self.module).hooked()
@@ -171,7 +173,8 @@ class Region:
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
         guard = Guard(self.module)
-        with inference(self.module):
+        with torch.inference_mode(False), inference(self.module), _without_autocast():
+            args, kwargs = self._covered(*batches.copied((args, kwargs)))
             with self._bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
@@ -188,6 +191,17 @@ class Region:
             self._guard = Guard(self.module, written) if written else guard
             self._tensors = Tensors(self._guard)
         return engine, notes
+
+    def _covered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Returns the arguments, at the sizes of the last bucket if none covers them."""
+        if not self.points:
+            return args, kwargs
+        named = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        own = batches.sizes(named, {name: axes for name, axes in self.shapes.items() if name in named})
+        for point in self.points:
+            if point == own or (self.config.pad and all(own[dim] <= size for dim, size in point.items() if dim in own)):
+                return args, kwargs
+        return resized((args, kwargs), self.shapes, self.names, self.points[-1])
 
     @contextmanager
     def _bare(self) -> Iterator[None]:
@@ -236,6 +250,12 @@ def opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Eng
     from .artifacts import ArtifactEngine
 
     return ArtifactEngine(region, args, kwargs)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
 
 
 def positional(module: nn.Module) -> tuple[str, ...]:

@@ -14,11 +14,8 @@ from typing import Any
 import pytest
 import torch
 import wrapped_encoder
-from precast import exported
+from precast import CompileConfig, CompiledModule, CompileSmoketest, exported, maybe_compile
 from precast.batches import difference
-from precast.config import CompileConfig
-from precast.smoke import CompileSmoketest
-from precast.wrapper import CompiledModule, maybe_compile
 from torch import Tensor, nn
 from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
 
@@ -51,9 +48,9 @@ def refused(*_: Any, **__: Any) -> None:
     raise RuntimeError("this test builds nothing")
 
 
-def wrapped(store: Path, net: nn.Module | None = None, **settings: Any) -> CompiledModule:
+def wrapped(store: Path, net: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"name": "encoder", "buckets": BUCKETS, "shapes": SHAPES, **settings}
-    return maybe_compile(net or encoder(), CompileConfig(store=store, **settings), None, batch(2, 8))
+    return maybe_compile(net or encoder(), CompileConfig(store=store, **settings), None, sample or batch(2, 8))
 
 
 def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
@@ -76,6 +73,23 @@ def test_every_size_is_answered_as_eager_does(store: Path) -> None:
     assert counts(module) == (10, {"shape": 11})
     answer = module(**batch(1, 5))
     assert type(answer) is wrapped_encoder.Output and answer.extra is None and answer.pooled["pair"][1] == "text"
+
+
+def test_any_sample_and_any_mode_will_do_at_the_start(store: Path) -> None:
+    for sizes in [(1, 1), (2, 5), (3, 20)]:
+        for pad in (True, False):
+            module = wrapped(store, None, batch(*sizes), pad=pad)
+            agrees(module, 2, 8)
+            assert counts(module) == (1, {})
+    with torch.autocast("cpu", torch.bfloat16):
+        module = wrapped(store)
+    agrees(module, 2, 8)
+    with torch.inference_mode():
+        later = maybe_compile(encoder(), module._precast.config)
+        for each in (wrapped(store), later):
+            agrees(each, 2, 8)
+            assert counts(each) == (1, {})
+    assert counts(module) == (1, {})
 
 
 def test_without_padding_only_buckets_are_answered(store: Path) -> None:
