@@ -117,7 +117,7 @@ def _code(net: torch.nn.Module) -> dict[str, Any]:
             name = getattr(one, "__module__", None)
             pending.append(name)
             if name != "builtins" and _file(sys.modules.get(name or "")) is None:
-                found[str(stable(one))] = _byte_code(one)
+                found[str(stable(one))] = _byte_code(one, pending)
     seen: set[Any] = {"builtins", __package__}
     while pending:
         name = pending.pop()
@@ -144,30 +144,36 @@ def _file(module: types.ModuleType | None) -> str | None:
     return file if isinstance(file, str) and os.path.isfile(file) else None
 
 
-def _byte_code(one: Any) -> list[Any]:
-    """Returns the code of a class or a function without a file, and of the functions and values that it names."""
+def _byte_code(one: Any, modules: list[Any]) -> list[Any]:
+    """Returns the code of a class or a function without a file, and of the functions and values that it names.
+
+    The names of other modules that it uses are appended to `modules`.
+    """
     seen: set[str] = set()
-    members = sorted(vars(one).items()) if isinstance(one, type) else [("", one)]
-    return [[name, *_member(value, seen)] for name, value in members]
 
+    def members(kind: type) -> list[Any]:
+        return [[name, *member(value)] for name, value in sorted(vars(kind).items())]
 
-def _member(value: Any, seen: set[str]) -> Iterator[Any]:
-    function = getattr(value, "__func__", getattr(value, "fget", value))
-    if not isinstance(function, types.FunctionType):
-        if isinstance(value, bool | int | float | str | list | tuple | dict):
-            yield stable(value)
-        return
-    yield _of_code(function.__code__)
-    yield stable([function.__defaults__, function.__kwdefaults__])
-    for name in _names(function.__code__):
-        other = function.__globals__.get(name)
-        if name in seen or isinstance(other, types.ModuleType):
-            continue
-        seen.add(name)
-        if isinstance(other, type) and other.__module__ == function.__module__:
-            yield [name, *([key, *_member(held, seen)] for key, held in sorted(vars(other).items()))]
-        elif getattr(other, "__module__", function.__module__) == function.__module__:
-            yield [name, *_member(other, seen)]
+    def member(value: Any) -> Iterator[Any]:
+        function = getattr(value, "__func__", getattr(value, "fget", value))
+        if not isinstance(function, types.FunctionType):
+            if isinstance(value, bool | int | float | str | list | tuple | dict):
+                yield stable(value)
+            return
+        yield _of_code(function.__code__)
+        yield stable([function.__defaults__, function.__kwdefaults__])
+        for name in _names(function.__code__):
+            if name in seen or name not in function.__globals__:
+                continue
+            seen.add(name)
+            other = function.__globals__[name]
+            home = other.__name__ if isinstance(other, types.ModuleType) else getattr(other, "__module__", None)
+            if home not in (None, function.__module__):
+                modules.append(home)
+            else:
+                yield [name, *(members(other) if isinstance(other, type) else member(other))]
+
+    return members(one) if isinstance(one, type) else list(member(one))
 
 
 def _of_code(code: types.CodeType) -> list[Any]:
