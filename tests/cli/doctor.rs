@@ -104,24 +104,29 @@ fn a_torch_without_bytecode_is_noted_with_the_command_that_makes_it() {
 }
 
 #[test]
-fn the_compiler_is_named_with_the_cpp_library_of_its_objects() {
+fn the_cpp_library_of_the_compilers_objects_is_named() {
     let sandbox = Sandbox::new();
-    let named = |cxx: Option<&str>| {
+    let checked = |cxx: Option<&str>| {
         let mut command = doctor(&sandbox, TORCH);
         command.env_remove("CXX");
         if let Some(cxx) = cxx {
             command.env("CXX", sandbox.path(cxx));
         }
-        let (state, text) = found(&document(&sandbox.output(&mut command)), "C++ compiler");
-        assert_eq!(state, "ok", "{text}");
-        text
+        let document = document(&sandbox.output(&mut command));
+        ["C++ compiler", "C++ library"].map(|name| {
+            let (state, text) = found(&document, name);
+            assert_eq!(state, "ok", "{text}");
+            text
+        })
     };
-    let shared = named(None);
-    assert!(shared.contains("/g++`, with libstdc++.so.6"), "{shared}");
+    let [compiler, library] = checked(None);
+    assert!(compiler.ends_with("/g++`"), "{compiler}");
+    assert_eq!(library, "libstdc++.so.6, shared");
     sandbox.script("static-g++", "exec g++ -static-libstdc++ \"$@\"");
-    let inside = named(Some("static-g++"));
-    let words = "static-g++`, with its C++ library inside each object";
-    assert!(inside.ends_with(words), "{inside}");
+    let [compiler, library] = checked(Some("static-g++"));
+    assert!(compiler.ends_with("/static-g++`"), "{compiler}");
+    let inside = "static in this compiler's objects; artifacts and shims use the library of torch";
+    assert_eq!(library, inside);
 }
 
 #[test]

@@ -22,6 +22,7 @@ mod eager;
 mod faults;
 mod fixed;
 mod graphs;
+mod live;
 mod memory;
 mod replicas;
 mod state;

@@ -3,8 +3,8 @@
 use std::{fs, process::Command};
 
 use precast::{
-    Store,
-    runtime::{Tensor, command::tensors},
+    Device, Store,
+    runtime::{RuntimeError, Tensor, WeightSet, command::tensors},
 };
 
 use crate::{
@@ -173,4 +173,36 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     assert_eq!(artifact.prepared, []);
     let code = store.objects().read(&artifact.object).unwrap();
     assert!(memchr::memmem::find(&code, b"aoti_torch_cpu_convolution").is_some());
+
+    // So that artifact follows the caller's tensors, and the others refuse them.
+    let own = store.objects().read(&release.weights.unwrap()).unwrap();
+    let own = tensors::read(&own).unwrap();
+    let named = own.iter().map(|(name, held)| (name.clone(), held.share()));
+    let live = WeightSet::of(named.collect(), Device::Cpu).unwrap();
+    let refused = model.swap(&live).unwrap_err();
+    let computed = matches!(refused, RuntimeError::ComputedFromWeights { .. });
+    assert!(computed, "{refused}");
+    let plain = runtime
+        .load_programs(
+            "convnet",
+            vec![program],
+            &release.shims,
+            release.weights,
+            release.aliases,
+        )
+        .unwrap();
+    plain.swap(&live).unwrap();
+    let first = x.narrow(0, 0, 1).unwrap();
+    let run = || plain.run("classify", &[&first]).unwrap().into_vec();
+    let start = |tensor: &Tensor| tensor.narrow(0, 0, 1).unwrap();
+    assert!(close(&run()[0], &start(&before[0])));
+    for (name, value) in tensors::read(&fs::read(&weights).unwrap()).unwrap() {
+        own[&name].share().copy_from(&value).unwrap();
+    }
+    let after = run();
+    assert!(
+        close(&after[0], &start(logits)),
+        "a change in place is seen"
+    );
+    assert!(close(&after[1], scaled));
 }

@@ -9,6 +9,7 @@ mod conversions;
 mod fake;
 mod fixed;
 mod ladder;
+mod live;
 mod load;
 mod loading;
 mod operators;

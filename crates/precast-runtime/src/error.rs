@@ -255,6 +255,26 @@ pub enum RuntimeError {
         /// The operator that failed, and its message.
         reason: TorchError,
     },
+    /// A prepacked constant of an artifact is computed from weights once, and the weight set is of the caller's own
+    /// tensors, which change.
+    #[error(
+        "constant `{constant}` of artifact `{}` is computed from weights, and would not follow the caller's tensors",
+        artifact.short()
+    )]
+    ComputedFromWeights {
+        /// Key of the artifact.
+        artifact: Digest,
+        /// Name of the constant in the artifact.
+        constant: String,
+    },
+    /// A tensor of the caller can't be in a weight set.
+    #[error("tensor `{name}` can't be bound as a weight: {reason}")]
+    NotAWeight {
+        /// Name of the tensor.
+        name: String,
+        /// The difference from a weight.
+        reason: TorchError,
+    },
     /// Weights do not fit the device, or did not get there.
     #[error("weights can't be brought to `{device}`: {reason}")]
     Upload {

@@ -207,6 +207,10 @@ impl Plan {
             .map(|constant| {
                 let mut prepared = artifact.prepared.iter();
                 match prepared.find(|tensor| tensor.name == constant.fqn) {
+                    Some(_) if weights.is_live() => Err(RuntimeError::ComputedFromWeights {
+                        artifact: artifact.id,
+                        constant: constant.fqn.clone(),
+                    }),
                     Some(tensor) => bound
                         .prepared(tensor)
                         .map_err(|reason| unprepared(constant, reason)),

@@ -232,7 +232,18 @@ impl<'m> Session<'m> {
 
     /// Opens another session with copies of the states, as for several answers to one prompt.
     pub fn fork(&self) -> Result<Self, RuntimeError> {
-        let mut fork = Self::on(self.model, self.replica)?;
+        self.fork_on(self.model)
+    }
+
+    /// Like [`Self::fork`], with a session that borrows `model`, the model of this session: for an owner of both.
+    pub fn fork_on<'n>(&self, model: &'n Model) -> Result<Session<'n>, RuntimeError> {
+        let mut replicas = model.replicas.iter();
+        let own = replicas.find(|replica| std::ptr::eq(*replica, self.replica));
+        let replica = own.ok_or_else(|| RuntimeError::State {
+            state: model.name().to_owned(),
+            problem: "the session is of another model".to_owned(),
+        })?;
+        let mut fork = Session::on(model, replica)?;
         if let (Some(states), Some(copy)) = (&self.place.item, &mut fork.place.item) {
             states.usable()?;
             let copied = copy.take_over(states);

@@ -299,7 +299,7 @@ fn alignment(device: Device, dtype: Dtype) -> usize {
     }
 }
 
-fn aligned(meta: &Meta<'_>, device: Device, dtype: Dtype) -> bool {
+pub(super) fn aligned(meta: &Meta<'_>, device: Device, dtype: Dtype) -> bool {
     meta.address().is_multiple_of(alignment(device, dtype))
 }
 

@@ -3,6 +3,9 @@
 //! On the CPU every tensor is a view of the mapped safetensors object. Only prepacked constants are copies
 //! ([`super::prepacked`]), and processes that map one object share its pages. On CUDA all tensors are views of one
 //! allocation. A program holds an `Arc` of each bound weight, so weights live as long as a call may read them.
+//!
+//! A set of the caller's own tensors ([`WeightSet::of`]) is bound where it is. The caller changes its values between
+//! calls, so nothing is computed from them: neither a prepacked constant nor a copy with other strides.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -27,6 +30,7 @@ use super::{
     layout::{bytes_of, same_strides},
     packing::Concatenated,
     tensors::dtype_of,
+    validate::aligned,
 };
 
 /// One weight set on every device of a runtime. Cloning shares it.
@@ -41,16 +45,56 @@ impl WeightSet {
         Self { digest, on }
     }
 
-    /// Returns the digest of the safetensors object; none for a model without parameters and buffers.
+    /// Makes a weight set of the caller's own tensors on one device, for [`Runtime::load_on`](crate::Runtime::load_on)
+    /// and [`Model::swap`](crate::Model::swap).
+    ///
+    /// Artifacts read the tensors where they are: there is no copy and no digest. A call sees every change in place
+    /// before it, such as a step of an optimizer, `copy_`, or a `load_state_dict` into the same parameters. On CUDA the
+    /// change must be earlier on the call's stream. A change during a call is a data race, which the caller must
+    /// prevent. The set keeps the memory that a tensor has now: a tensor that gets other memory, as by `.data = …` or
+    /// `.to(…)`, needs another set.
+    ///
+    /// Names are those of the model's parameters and buffers; of tied ones, one is enough. Tensors without a constant
+    /// of that name are not used. A load fails with [`RuntimeError::Unbound`] where a tensor is missing, or has another
+    /// dtype, shape or strides than its constant. It fails with [`RuntimeError::ComputedFromWeights`] where an artifact
+    /// needs prepacked constants: models are built for such sets with `options = { freezing = false }` in `[compile]`.
+    ///
+    /// Fails with [`RuntimeError::NotAWeight`] for a tensor on another device, that is not dense, has a dtype that no
+    /// module takes, or starts at an address that kernels can't read from (on CUDA a multiple of 16 bytes).
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+    /// # use precast_runtime::{Device, Runtime, Store, Tensor, Value, WeightSet};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let runtime = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?;
+    /// let mut scale = Tensor::from_slice(&[3.0_f32], &[1])?;
+    /// let set = WeightSet::of([("scale".to_owned(), scale.share())].into(), Device::Cpu)?;
+    /// let model = runtime.load_on("tiny", &set)?;
+    /// # let x = Value::new(&[1.0_f32; 8], &[2, 4])?;
+    /// let three = model.run("double", &[&x])?.array::<f32>(0)?.data()[0];
+    /// scale.copy_from(&Tensor::from_slice(&[4.0_f32], &[1])?)?;
+    /// let four = model.run("double", &[&x])?.array::<f32>(0)?.data()[0];
+    /// assert_eq!((three, four), (3.0, 4.0));
+    /// # Ok(()) }
+    /// ```
+    pub fn of(tensors: BTreeMap<String, Tensor>, device: Device) -> Result<Self, RuntimeError> {
+        let weights = Arc::new(Weights::of(tensors, device)?);
+        Ok(Self::new(None, vec![(device, weights)]))
+    }
+
+    /// Returns the digest of the safetensors object; none for a model without parameters and buffers, and for a set of
+    /// the caller's own tensors.
     pub fn digest(&self) -> Option<Digest> {
         self.digest
     }
 
-    /// Returns the bytes of the weights on each device. On the CPU they are the mapped object's pages.
+    /// Returns the bytes of the weights on each device. On the CPU they are the mapped object's pages. The caller's own
+    /// tensors count with all of their storages.
     pub fn bytes(&self) -> usize {
-        self.on
-            .first()
-            .map_or(0, |(_, weights)| weights.memory.len())
+        self.on.first().map_or(0, |(_, weights)| {
+            weights.memory.iter().map(ExactSizeIterator::len).sum()
+        })
     }
 
     /// Returns the bytes of prepacked constants on each device, in addition to the weights: a matrix in the order of
@@ -79,7 +123,7 @@ impl WeightSet {
         let found = self.on.iter().find(|(known, _)| *known == device);
         let missing = || RuntimeError::NoDevice {
             device,
-            reason: "the weight set was loaded without it".into(),
+            reason: "the weight set has no tensors on it".into(),
         };
         found
             .map(|(_, weights)| weights.clone())
@@ -95,8 +139,10 @@ pub struct Weights {
     cache: Mutex<HashMap<String, Arc<Weight>>>,
     /// Bytes of the copies in `cache`.
     cached_bytes: AtomicUsize,
-    /// Addresses of the memory every tensor views.
-    memory: Range<usize>,
+    /// Addresses of the memory that the tensors view, sorted, without overlaps.
+    memory: Vec<Range<usize>>,
+    /// Whether the tensors are the caller's own, with values that change.
+    live: bool,
     /// Duration of the upload.
     took: Option<Duration>,
 }
@@ -104,7 +150,53 @@ pub struct Weights {
 struct Entry {
     dtype: Dtype,
     shape: Vec<i64>,
+    stride: Vec<i64>,
     weight: Arc<Weight>,
+}
+
+impl Entry {
+    /// Returns an entry of a tensor without gaps, in row-major order.
+    fn dense(dtype: Dtype, shape: Vec<i64>, weight: Weight) -> Self {
+        Self {
+            dtype,
+            stride: contiguous(&shape).to_vec(),
+            shape,
+            weight: Arc::new(weight),
+        }
+    }
+
+    /// Returns an entry of a caller's tensor, and the addresses of its storage.
+    fn live(tensor: &Tensor, device: Device) -> Result<(Self, Range<usize>), TorchError> {
+        let meta = tensor.0.meta();
+        let dtype = meta.dtype().filter(|_| meta.dense());
+        let dtype = dtype.ok_or_else(|| match meta.dtype() {
+            None => format!("it has {}", meta.dtype_name()),
+            Some(_) => "it is not dense".to_owned(),
+        })?;
+        if meta.device() != Some(device) {
+            let found = meta.device().map(|device| format!("`{device}`"));
+            let found = found.unwrap_or_else(|| "another kind of device".to_owned());
+            return Err(format!("it is on {found}, and the weight set on `{device}`").into());
+        }
+        let (shape, stride) = (meta.sizes().to_vec(), meta.strides().to_vec());
+        if meta.address() == 0 && !shape.contains(&0) {
+            return Err("it has no memory".into());
+        }
+        if !aligned(&meta, device, dtype) {
+            return Err("it starts at an address that kernels can't read from".into());
+        }
+        // A tensor of its own over the same storage: that of the caller may get other sizes or another storage.
+        let own = tensor.0.view(&shape, &stride, 0, dtype)?;
+        let start = meta.storage();
+        let after = usize::try_from(meta.room())? + (meta.address() - start);
+        let entry = Self {
+            dtype,
+            shape,
+            stride,
+            weight: Arc::new(Weight::owned(own)),
+        };
+        Ok((entry, start..start + after))
+    }
 }
 
 impl Weights {
@@ -162,9 +254,34 @@ impl Weights {
             tensors,
             cache: Mutex::default(),
             cached_bytes: AtomicUsize::new(0),
-            memory,
+            memory: vec![memory],
+            live: false,
             took,
         })
+    }
+
+    /// Makes a set of the caller's tensors, each another handle of the same storage.
+    fn of(tensors: BTreeMap<String, Tensor>, device: Device) -> Result<Self, RuntimeError> {
+        let mut set = Self::none(device);
+        set.live = true;
+        for (name, tensor) in tensors {
+            match Entry::live(&tensor, device) {
+                Ok((entry, storage)) => {
+                    set.memory.push(storage);
+                    set.tensors.insert(name, entry);
+                }
+                Err(reason) => return Err(RuntimeError::NotAWeight { name, reason }),
+            }
+        }
+        set.memory.sort_unstable_by_key(|range| range.start);
+        set.memory.dedup_by(|next, range| {
+            let overlaps = next.start < range.end;
+            if overlaps {
+                range.end = range.end.max(next.end);
+            }
+            overlaps
+        });
+        Ok(set)
     }
 
     /// Creates an empty weight set, for a model without parameters and buffers.
@@ -174,14 +291,21 @@ impl Weights {
             tensors: HashMap::new(),
             cache: Mutex::default(),
             cached_bytes: AtomicUsize::new(0),
-            memory: 0..0,
+            memory: Vec::new(),
+            live: false,
             took: None,
         }
     }
 
     /// Returns whether an address lies in the weights' memory.
     pub fn contains(&self, address: usize) -> bool {
-        self.memory.contains(&address)
+        let after = self.memory.partition_point(|range| range.start <= address);
+        (self.memory[..after].last()).is_some_and(|range| range.contains(&address))
+    }
+
+    /// Returns whether the tensors are the caller's, so that nothing may be computed from them.
+    pub fn is_live(&self) -> bool {
+        self.live
     }
 
     /// Returns the tensor `name` in the layout `layout`, or the reason why there is none. With `keep`, a necessary copy
@@ -203,8 +327,18 @@ impl Weights {
             )
             .into());
         }
-        if same_strides(&layout.shape, &layout.stride, &contiguous(&layout.shape)) {
+        if self.live && entry.weight.handle().meta().lazy() {
+            return Err("a negation of it is pending".into());
+        }
+        if same_strides(&layout.shape, &layout.stride, &entry.stride) {
             return Ok(entry.weight.clone());
+        }
+        if self.live {
+            let (own, wanted) = (&entry.stride, &layout.stride);
+            return Err(format!(
+                "it has strides {wanted:?}, and the caller's `{name}` has {own:?}"
+            )
+            .into());
         }
         let name = self.own_name(name, aliases);
         let copy = || self.restride(name, entry, layout);
@@ -242,10 +376,16 @@ impl Weights {
     /// Returns the name under which the set holds a tensor that may be known under another.
     pub fn own_name<'a>(&self, name: &'a str, aliases: &'a BTreeMap<String, String>) -> &'a str {
         if self.tensors.contains_key(name) {
-            name
-        } else {
-            aliases.get(name).map_or(name, String::as_str)
+            return name;
         }
+        let holder = aliases.get(name).map_or(name, String::as_str);
+        if self.tensors.contains_key(holder) {
+            return holder;
+        }
+        // The caller may know a tied tensor by another of its names.
+        let mut others = aliases.iter().filter(|(_, of)| *of == holder);
+        let known = others.find(|(other, _)| self.tensors.contains_key(*other));
+        known.map_or(holder, |(other, _)| other)
     }
 
     pub fn device(&self) -> Device {
@@ -263,8 +403,7 @@ impl Weights {
     }
 
     fn entry(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<&Entry> {
-        let own = self.tensors.get(name);
-        own.or_else(|| self.tensors.get(aliases.get(name)?))
+        self.tensors.get(self.own_name(name, aliases))
     }
 
     fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, TorchError> {
@@ -299,14 +438,7 @@ fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, TorchErr
         let stride = contiguous(&shape);
         let weight = Weight::over(bytes, range, &shape, &stride, dtype)
             .map_err(|error| error.at(&format!("`{name}`")))?;
-        tensors.insert(
-            name,
-            Entry {
-                dtype,
-                shape,
-                weight: Arc::new(weight),
-            },
-        );
+        tensors.insert(name, Entry::dense(dtype, shape, weight));
     }
     Ok(tensors)
 }
@@ -355,15 +487,7 @@ fn upload(
     let mut tensors = HashMap::with_capacity(views.len());
     for ((name, dtype, shape, _), offset) in views.into_iter().zip(offsets) {
         let tensor = block.view(&shape, &contiguous(&shape), offset, dtype)?;
-        let weight = Arc::new(Weight::owned(tensor));
-        tensors.insert(
-            name,
-            Entry {
-                dtype,
-                shape,
-                weight,
-            },
-        );
+        tensors.insert(name, Entry::dense(dtype, shape, Weight::owned(tensor)));
     }
     let start = block.meta().storage();
     Ok((tensors, start..start + total, Some(took)))

@@ -24,6 +24,7 @@ const BYTECODE: Subject = Subject(Build, "bytecode");
 const FEATURES: Subject = Subject(Build, "features");
 const HEADERS: Subject = Subject(Build, "CUDA headers");
 const COMPILER: Subject = Subject(Build, "C++ compiler");
+const CPP_LIBRARY: Subject = Subject(Build, "C++ library");
 const SCRATCH: Subject = Subject(Build, "temporary files");
 
 /// The oldest Python that the worker runs on.
@@ -62,7 +63,7 @@ pub(super) fn checks(launcher: &Launcher, gpus: &[String]) -> Vec<Check> {
             checks.push(headers(&site, &torch, gpus));
         }
     }
-    checks.push(compiler());
+    checks.extend(compiler());
     checks.push(scratch());
     checks
 }
@@ -188,8 +189,9 @@ fn headers(site: &Path, torch: &Torch, gpus: &[String]) -> Check {
     }
 }
 
-/// Compiles and links [`SOURCE`] with the compiler that torch uses.
-fn compiler() -> Check {
+/// Compiles and links [`SOURCE`] with the compiler that torch uses. Returns the compiler, and the C++ library of its
+/// objects.
+fn compiler() -> Vec<Check> {
     let named = env::var_os("CXX").filter(|name| !name.is_empty());
     let program = named.unwrap_or_else(|| "g++".into());
     let shown = on_path(Path::new(&program)).display().to_string();
@@ -198,7 +200,7 @@ fn compiler() -> Check {
         Ok(output) => format!("{}, `{shown}`", first_line(&output.stdout)),
         Err(error) => {
             let hint = "install g++ 10 or newer (Debian: `apt-get install g++`), or set CXX";
-            return COMPILER.missing(format!("`{shown}` can't be started: {error}"), hint);
+            return vec![COMPILER.missing(format!("`{shown}` can't be started: {error}"), hint)];
         }
     };
     let compiled = tempfile::tempdir().and_then(|folder| {
@@ -212,15 +214,19 @@ fn compiler() -> Check {
         Ok((output?, cpp_library(&object)))
     });
     match compiled {
-        Ok((output, library)) if output.status.success() => COMPILER.ok(version + &library),
+        Ok((output, library)) if output.status.success() => {
+            let mut checks = vec![COMPILER.ok(version)];
+            checks.extend(library);
+            checks
+        }
         Ok((output, _)) => {
             let error = first_line(&output.stderr);
             let found = format!("{version}, but it compiles nothing: {error}");
-            COMPILER.missing(found, "it needs C++20, its standard library and OpenMP")
+            vec![COMPILER.missing(found, "it needs C++20, its standard library and OpenMP")]
         }
         Err(error) => {
             let hint = "free some space for temporary files, or set TMPDIR";
-            COMPILER.missing(error.to_string(), hint)
+            vec![COMPILER.missing(error.to_string(), hint)]
         }
     }
 }
@@ -233,17 +239,18 @@ fn on_path(program: &Path) -> PathBuf {
     found.unwrap_or_else(|| program.to_owned())
 }
 
-/// Returns the C++ library that a shared object was linked with, as text; empty if it can't be read.
-fn cpp_library(object: &Path) -> String {
-    let Ok(Content::SharedObject(object)) = external::inspect(object).map(|report| report.content)
-    else {
-        return String::new();
+/// Returns the C++ library that a shared object was linked with; none if the object can't be read.
+fn cpp_library(object: &Path) -> Option<Check> {
+    let report = external::inspect(object).ok()?;
+    let Content::SharedObject(object) = report.content else {
+        return None;
     };
     let mut needed = object.needed.iter();
-    match needed.find(|name| name.contains("++")) {
-        Some(shared) => format!(", with {shared}"),
-        None => ", with its C++ library inside each object".to_owned(),
-    }
+    Some(match needed.find(|name| name.contains("++")) {
+        Some(shared) => CPP_LIBRARY.ok(format!("{shared}, shared")),
+        None => CPP_LIBRARY
+            .ok("static in this compiler's objects; artifacts and shims use the library of torch"),
+    })
 }
 
 /// Checks that the folder for temporary files has room for a build.

@@ -143,6 +143,8 @@ impl RuntimeError {
             Self::Interrupted { .. } => "start it again: nothing is remembered of this load",
             Self::CheckFailed { .. } => CHECK_FAILED,
             Self::BadWeights { .. } | Self::Unbound { .. } => WEIGHTS,
+            Self::ComputedFromWeights { .. } => NOT_FROZEN,
+            Self::NotAWeight { .. } => NOT_A_WEIGHT,
             Self::Upload { .. } => "free memory on it, or load the model on another device",
             Self::Unready { .. } => "start the process again: an error of this kind stays with it",
             Self::NoThreads { .. } => NO_THREADS,
@@ -192,8 +194,12 @@ const UNTRIED: &str = "it is tried again; `ulimit -a`, and `pids.max` and `memor
      short";
 const CHECK_FAILED: &str =
     "the model refuses these inputs in eager mode too: look at their values and sizes";
-const WEIGHTS: &str = "a weight set has every constant of the artifacts, with their dtypes and shapes: build the model \
-     again";
+const WEIGHTS: &str = "a weight set has every constant of the artifacts, with their dtypes and shapes (and, of the caller's \
+     own tensors, their strides): build the model again";
+const NOT_FROZEN: &str = "build the model with `options = { freezing = false }` in `[compile]`: its artifacts read weights \
+     as they are";
+const NOT_A_WEIGHT: &str =
+    "leave it out if the model does not use it, or pass a dense tensor on the device of the model";
 const NO_THREADS: &str = "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower \
      `OMP_NUM_THREADS`";
 const BUSY: &str = "try again later, wait longer, or load the model with more `Runtime::instances`";

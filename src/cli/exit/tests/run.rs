@@ -266,6 +266,14 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             constant: "w".into(),
             reason: text().into(),
         },
+        E::ComputedFromWeights {
+            artifact: id,
+            constant: "w".into(),
+        },
+        E::NotAWeight {
+            name: "w".into(),
+            reason: text().into(),
+        },
         E::Upload {
             device: Device::Cpu,
             reason: text().into(),

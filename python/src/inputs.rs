@@ -1,0 +1,180 @@
+//! Arguments of a call: nested values of Python as the flat inputs of a module.
+
+use precast_runtime::Tensor;
+use pyo3::{
+    prelude::*,
+    types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple},
+};
+use smallvec::SmallVec;
+
+use crate::{
+    errors,
+    tensors::{self, Library},
+};
+
+/// The inputs of one variant of a module.
+pub struct Variant {
+    /// The flat inputs: `past.0` for the first tensor of the argument `past`.
+    pub inputs: Vec<String>,
+    /// The arguments, in order.
+    pub arguments: Vec<String>,
+}
+
+impl Variant {
+    pub fn of(inputs: Vec<String>) -> Self {
+        let mut arguments: Vec<String> = Vec::new();
+        for input in &inputs {
+            let argument = input.split('.').next().unwrap_or(input);
+            if arguments.last().is_none_or(|last| last != argument) {
+                arguments.push(argument.to_owned());
+            }
+        }
+        Self { inputs, arguments }
+    }
+}
+
+/// The inputs of one call.
+pub enum Inputs {
+    /// Tensors in the module's order.
+    InOrder(SmallVec<[Tensor; 8]>),
+    Named(Vec<(String, Tensor)>),
+}
+
+/// One tensor of an argument: the argument, and the path to the tensor in it.
+struct Found {
+    argument: Argument,
+    path: String,
+    tensor: Tensor,
+}
+
+#[derive(Clone)]
+enum Argument {
+    At(usize),
+    Named(String),
+}
+
+/// Takes the arguments of a call, and returns the library of the first tensor.
+pub fn of(
+    args: &Bound<'_, PyTuple>,
+    kwargs: Option<&Bound<'_, PyDict>>,
+    variants: &[Variant],
+) -> PyResult<(Inputs, Library)> {
+    let mut library = None;
+    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
+        && args.iter().all(|arg| tensors::is_tensor(&arg));
+    if plain {
+        let mut inputs = SmallVec::new();
+        for (at, arg) in args.iter_borrowed().enumerate() {
+            let name = || variants[0].inputs.get(at).map_or("input", String::as_str);
+            let (tensor, of) = tensors::take(&arg, name())?;
+            prefer(&mut library, of);
+            inputs.push(tensor);
+        }
+        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
+    }
+    let mut found = Vec::new();
+    for (at, arg) in args.iter().enumerate() {
+        let name = variants[0]
+            .arguments
+            .get(at)
+            .map_or("input", String::as_str);
+        flatten(&arg, name, &Argument::At(at), "", &mut found, &mut library)?;
+    }
+    for (name, arg) in kwargs.into_iter().flatten() {
+        let name: String = name.extract()?;
+        let argument = Argument::Named(name.clone());
+        flatten(&arg, &name, &argument, "", &mut found, &mut library)?;
+    }
+    let names = |variant: &Variant| -> Option<Vec<String>> {
+        let one = |found: &Found| {
+            let name = match &found.argument {
+                Argument::At(at) => variant.arguments.get(*at)?,
+                Argument::Named(name) => name,
+            };
+            Some(format!("{name}{}", found.path))
+        };
+        found.iter().map(one).collect()
+    };
+    let fits = |names: &Vec<String>, variant: &Variant| {
+        names.len() == variant.inputs.len()
+            && names.iter().all(|name| variant.inputs.contains(name))
+    };
+    let fitting = variants
+        .iter()
+        .filter_map(|variant| names(variant).map(|names| (names, variant)))
+        .find(|(names, variant)| fits(names, variant))
+        .map(|(names, _)| names);
+    // Without a fitting variant the runtime says which inputs there are.
+    let names = match fitting.or_else(|| names(&variants[0])) {
+        Some(names) => names,
+        None => {
+            let (given, takes) = (args.len(), variants[0].arguments.join(", "));
+            return Err(errors::bad_input(
+                format!("{given} positional arguments are too many"),
+                &format!("the arguments are {takes}"),
+            ));
+        }
+    };
+    let tensors = found.into_iter().map(|found| found.tensor);
+    let named = names.into_iter().zip(tensors).collect();
+    Ok((Inputs::Named(named), library.unwrap_or(Library::Other)))
+}
+
+/// A tensor of torch decides, wherever it stands; else the first one.
+fn prefer(library: &mut Option<Library>, of: Library) {
+    if library.is_none() || of == Library::Torch {
+        *library = Some(of);
+    }
+}
+
+/// Appends the tensors of an argument. `None` is an argument that is not given.
+fn flatten(
+    value: &Bound<'_, PyAny>,
+    name: &str,
+    argument: &Argument,
+    path: &str,
+    found: &mut Vec<Found>,
+    library: &mut Option<Library>,
+) -> PyResult<()> {
+    if value.is_none() {
+        return Ok(());
+    }
+    if tensors::is_tensor(value) {
+        let (tensor, of) = tensors::take(value, &format!("{name}{path}"))?;
+        prefer(library, of);
+        found.push(Found {
+            argument: argument.clone(),
+            path: path.to_owned(),
+            tensor,
+        });
+        return Ok(());
+    }
+    if let Ok(dict) = value.cast::<PyDict>() {
+        for (key, value) in dict {
+            let path = format!("{path}.{}", key.str()?);
+            flatten(&value, name, argument, &path, found, library)?;
+        }
+        return Ok(());
+    }
+    if value.is_instance_of::<PyList>() || value.is_instance_of::<PyTuple>() {
+        for (at, value) in value.try_iter()?.enumerate() {
+            let path = format!("{path}.{at}");
+            flatten(&value?, name, argument, &path, found, library)?;
+        }
+        return Ok(());
+    }
+    let scalar = value.is_instance_of::<PyInt>()
+        || value.is_instance_of::<PyFloat>()
+        || value.is_instance_of::<PyBool>()
+        || value.is_instance_of::<PyString>();
+    let class = value.get_type().name()?.to_string();
+    let hint = if scalar {
+        "numbers and texts are part of the artifact, fixed when it was built: leave it out, or give it as a tensor"
+    } else {
+        "give torch tensors, NumPy arrays or objects with `__dlpack__`, also in lists, tuples and dicts"
+    };
+    Err(errors::bad_input(
+        format!("`{name}{path}` is no tensor but a {class}"),
+        hint,
+    ))
+}

@@ -1,0 +1,62 @@
+//! The extension module `precast._native`: load a release and call it from Python.
+//!
+//! A thin layer over `precast-runtime`, which knows nothing of Python. Tensors come in and go out by DLPack, without a
+//! copy; libtorch is the copy that the process has. The package `precast` in this folder is the public face.
+//!
+//! ```text
+//! Module.__call__ ─▶ inputs (DLPack in) ─▶ Model::run, without the GIL ─▶ nesting ─▶ tensors (DLPack out)
+//! ```
+//!
+//! **Threads.** A call holds the GIL only while it converts tensors. Every object can be used from any thread; a
+//! session by one at a time.
+//!
+//! **Fork.** A model of the parent can't be called in a child: threads and CUDA do not survive a fork.
+//!
+//! ## Layers
+//!
+//! A module uses those of earlier lines only.
+//!
+//! ```text
+//! errors, log
+//! fork, tensors
+//! inputs, nesting
+//! model
+//! session
+//! ```
+
+// The macros of PyO3 convert errors that are errors of Python already.
+#![allow(clippy::useless_conversion)]
+
+use pyo3::prelude::*;
+
+mod errors;
+mod fork;
+mod inputs;
+mod log;
+mod model;
+mod nesting;
+mod session;
+mod tensors;
+
+/// The extension of the package `precast`.
+#[pymodule(gil_used = false)]
+mod _native {
+    #[pymodule_export]
+    use crate::{
+        fork::forked,
+        log::set_level,
+        model::{Call, Model, Module, load, shut_down},
+        session::Session,
+        tensors::Tensor,
+    };
+
+    use super::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        crate::errors::add(module)?;
+        crate::log::install();
+        Ok(())
+    }
+}

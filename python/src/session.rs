@@ -1,0 +1,240 @@
+//! A session: states that are kept from call to call, for one caller.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, TryLockError},
+};
+
+use precast_runtime::{Outputs, RuntimeError, Session as Inner};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
+use self_cell::self_cell;
+
+use crate::{
+    errors,
+    fork::Process,
+    inputs::{self, Inputs},
+    model::Loaded,
+    tensors::{self, Library},
+};
+
+self_cell!(
+    /// A session and the model that it borrows.
+    struct Owned {
+        owner: Arc<Loaded>,
+        #[not_covariant]
+        dependent: Inner,
+    }
+);
+
+/// States of a model for one caller, from `model.session()`.
+///
+/// One thread at a time may use it: a second one is refused with `Busy`.
+#[pyclass(frozen, weakref, module = "precast")]
+pub struct Session {
+    /// None after `close`.
+    held: Mutex<Option<Owned>>,
+    process: Process,
+}
+
+impl Session {
+    pub fn open(py: Python<'_>, loaded: Arc<Loaded>, process: Process) -> PyResult<Self> {
+        let opened = py.detach(|| Owned::try_new(loaded, |loaded| loaded.model.session()));
+        let opened = opened.map_err(|error| errors::runtime(&error))?;
+        Ok(Self::of(opened, process))
+    }
+
+    fn of(held: Owned, process: Process) -> Self {
+        Self {
+            held: Mutex::new(Some(held)),
+            process,
+        }
+    }
+
+    fn lock(&self) -> PyResult<MutexGuard<'_, Option<Owned>>> {
+        self.process.check(|| "the session".to_owned())?;
+        match self.held.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(guard)) => Ok(guard.into_inner()),
+            Err(TryLockError::WouldBlock) => Err(errors::busy(
+                "another thread uses the session",
+                "give each thread its own session, or use a lock",
+            )),
+        }
+    }
+
+    /// Uses the session without the GIL.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Loaded, &mut Inner<'_>) -> Result<R, RuntimeError> + Send,
+    ) -> PyResult<R> {
+        let mut guard = self.lock()?;
+        let Some(owned) = guard.as_mut() else {
+            return Err(errors::unready(
+                "the session is closed",
+                "open another with `model.session()`",
+            ));
+        };
+        let done = py.detach(|| owned.with_dependent_mut(|loaded, session| work(loaded, session)));
+        done.map_err(|error| errors::runtime(&error))
+    }
+
+    fn answer(&self, py: Python<'_>, outputs: Outputs, library: Library) -> PyResult<Py<PyAny>> {
+        let loaded = self.loaded()?;
+        loaded.answer(py, outputs, library)
+    }
+
+    fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        let guard = self.lock()?;
+        let owned = guard.as_ref();
+        owned
+            .map(|owned| owned.borrow_owner().clone())
+            .ok_or_else(|| {
+                errors::unready(
+                    "the session is closed",
+                    "open another with `model.session()`",
+                )
+            })
+    }
+}
+
+/// Returns the library of the outputs of calls that take numbers: torch's if the process has it, else NumPy's.
+fn library(py: Python<'_>) -> Library {
+    tensors::imported(py)
+}
+
+#[pymethods]
+impl Session {
+    /// Runs a module on tensors and on the states of this session.
+    #[pyo3(signature = (module, /, *args, **kwargs))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        module: &str,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        let loaded = self.loaded()?;
+        let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
+        let outputs = self.with(py, |_, session| {
+            let outputs = match &inputs {
+                Inputs::InOrder(tensors) => session.run(module, tensors)?,
+                Inputs::Named(named) => {
+                    let named: Vec<(&str, &precast_runtime::Tensor)> = named
+                        .iter()
+                        .map(|(name, tensor)| (name.as_str(), tensor))
+                        .collect();
+                    session.run_named(module, &named)?
+                }
+            };
+            outputs.check()?;
+            Ok(outputs)
+        })?;
+        drop(inputs);
+        loaded.answer(py, outputs, library)
+    }
+
+    /// Runs the module `prefill` on the tokens of a prompt, after the tokens of the session. Returns the outputs for
+    /// the last tokens.
+    fn prefill(&self, py: Python<'_>, tokens: Vec<i64>) -> PyResult<Py<PyAny>> {
+        let outputs = self.with(py, |_, session| session.prefill(&tokens, &[]))?;
+        self.answer(py, outputs, library(py))
+    }
+
+    /// Runs the module `decode` on the next token.
+    fn decode(&self, py: Python<'_>, token: i64) -> PyResult<Py<PyAny>> {
+        let outputs = self.with(py, |_, session| session.decode(token, &[]))?;
+        self.answer(py, outputs, library(py))
+    }
+
+    /// The number of tokens that `prefill` and `decode` gave it.
+    #[getter]
+    fn position(&self, py: Python<'_>) -> PyResult<usize> {
+        self.with(py, |_, session| Ok(session.position()))
+    }
+
+    /// Returns to an earlier position: the tokens after it are dropped.
+    fn seek(&self, py: Python<'_>, position: usize) -> PyResult<()> {
+        self.with(py, |_, session| session.seek(position))
+    }
+
+    /// Gives every state its first value again.
+    fn reset(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |_, session| {
+            session.reset();
+            Ok(())
+        })
+    }
+
+    /// Opens another session with a copy of the states.
+    fn fork(&self, py: Python<'_>) -> PyResult<Self> {
+        let mut guard = self.lock()?;
+        let Some(owned) = guard.as_mut() else {
+            return Err(errors::unready(
+                "the session is closed",
+                "open another with `model.session()`",
+            ));
+        };
+        let forked = py.detach(|| {
+            owned.with_dependent_mut(|loaded, session| {
+                Owned::try_new(loaded.clone(), |loaded| session.fork_on(&loaded.model))
+            })
+        });
+        let forked = forked.map_err(|error: RuntimeError| errors::runtime(&error))?;
+        Ok(Self::of(forked, self.process))
+    }
+
+    /// A copy of one state.
+    fn state(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
+        let tensor = self.with(py, |_, session| session.state(name))?;
+        tensors::give(py, tensor, library(py))
+    }
+
+    /// Writes the states to a safetensors file.
+    fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |_, session| session.save(&path))
+    }
+
+    /// Reads the states from a file of `save`.
+    fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
+        self.with(py, |_, session| session.load(&path))
+    }
+
+    /// The bytes of its states.
+    #[getter]
+    fn bytes(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |_, session| Ok(session.bytes()))
+    }
+
+    /// Frees the session's place for another.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let held = self.lock()?.take();
+        py.detach(|| drop(held));
+        Ok(())
+    }
+
+    fn __enter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
+    }
+
+    fn __reduce__(&self) -> PyResult<Py<PyAny>> {
+        Err(pyo3::exceptions::PyTypeError::new_err(
+            "a session can't be pickled: write its states to a file with `save`",
+        ))
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> String {
+        match (self.position(py), self.bytes(py)) {
+            (Ok(position), Ok(bytes)) => format!("<precast.Session at {position}, {bytes} bytes>"),
+            _ => "<precast.Session, in use or closed>".to_owned(),
+        }
+    }
+}

@@ -1,0 +1,516 @@
+//! Tensors from Python and to Python, over DLPack, without a copy.
+//!
+//! A torch tensor passes through the functions that torch offers for it, `__dlpack_c_exchange_api__` (DLPack 1.3), which
+//! take a tenth of the time of its Python method `__dlpack__`. Any other object passes through that method.
+//!
+//! The functions of torch order nothing: producer and consumer use the stream that is current on this thread, which is
+//! one stream for torch and the runtime, because they are on the same libtorch.
+
+#![allow(unsafe_code)]
+
+use std::{
+    ffi::{CStr, c_int, c_void},
+    ptr::{self, NonNull},
+};
+
+use precast_runtime::{
+    Tensor as Inner,
+    cuda::Stream,
+    dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion},
+};
+use precast_store::Device;
+use pyo3::{
+    exceptions::{PyAttributeError, PyBufferError},
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyCapsule, PyCapsuleMethods, PyTuple, PyType},
+};
+
+use crate::errors;
+
+/// DLPack's structure of functions, up to the functions that are used here.
+#[repr(C)]
+struct Exchange {
+    version: DLPackVersion,
+    _previous: usize,
+    _allocate: usize,
+    from_object: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
+    to_object: unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
+}
+
+const EXCHANGE: &CStr = c"dlpack_exchange_api";
+const UNUSED: &CStr = c"dltensor";
+const UNUSED_VERSIONED: &CStr = c"dltensor_versioned";
+const USED: &CStr = c"used_dltensor";
+const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
+
+/// `torch.Tensor` and its functions.
+struct Torch {
+    tensor: Py<PyType>,
+    exchange: Option<&'static Exchange>,
+}
+
+/// Set with the first tensor of torch. `import precast` imports no torch.
+static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
+
+/// Returns torch, if the process has imported it.
+fn torch(py: Python<'_>) -> Option<&Torch> {
+    if let Some(torch) = TORCH.get(py) {
+        return Some(torch);
+    }
+    let modules = py.import(intern!(py, "sys")).ok()?;
+    let modules = modules.getattr(intern!(py, "modules")).ok()?;
+    let module = modules.get_item(intern!(py, "torch")).ok()?;
+    let tensor = module.getattr(intern!(py, "Tensor")).ok()?;
+    let tensor = tensor.cast_into::<PyType>().ok()?;
+    let exchange = exchange_of(&tensor);
+    let _ = TORCH.set(
+        py,
+        Torch {
+            tensor: tensor.unbind(),
+            exchange,
+        },
+    );
+    TORCH.get(py)
+}
+
+/// Returns the functions of a class of tensors, in a version that is known here.
+fn exchange_of(class: &Bound<'_, PyType>) -> Option<&'static Exchange> {
+    let name = intern!(class.py(), "__dlpack_c_exchange_api__");
+    let capsule = class.getattr(name).ok()?.cast_into::<PyCapsule>().ok()?;
+    let found = capsule.pointer_checked(Some(EXCHANGE)).ok()?;
+    // SAFETY: a capsule of this name points to DLPack's structure, which lives as long as the process. The header is the
+    // same in every version, and the structure behind it in every version 1.
+    let exchange = unsafe { found.cast::<Exchange>().as_ref() };
+    (exchange.version.major == 1).then_some(exchange)
+}
+
+/// The library of a tensor: outputs are tensors of the library of the inputs.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Library {
+    Torch,
+    Numpy,
+    Jax,
+    Cupy,
+    /// Outputs are [`Tensor`]s.
+    Other,
+}
+
+/// Returns whether an object is a tensor.
+pub fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
+    let py = object.py();
+    let is_torch = |torch: &Torch| object.is_exact_instance(torch.tensor.bind(py));
+    torch(py).is_some_and(is_torch)
+        || object.is_instance_of::<Tensor>()
+        || object
+            .get_type()
+            .hasattr(intern!(py, "__dlpack__"))
+            .unwrap_or(false)
+}
+
+/// Takes a tensor without a copy.
+pub fn take(object: &Bound<'_, PyAny>, name: &str) -> PyResult<(Inner, Library)> {
+    let py = object.py();
+    if let Some(torch) = torch(py)
+        && object.is_instance(torch.tensor.bind(py))?
+    {
+        return Ok((take_from_torch(object, torch, name)?, Library::Torch));
+    }
+    if let Ok(own) = object.cast::<Tensor>() {
+        return Ok((own.get().0.share(), Library::Other));
+    }
+    let library = library_of(object);
+    Ok((take_by_method(object, name, library)?, library))
+}
+
+/// Takes a parameter: its memory alone, without its gradient.
+pub fn take_weight(object: &Bound<'_, PyAny>, name: &str) -> PyResult<Inner> {
+    let py = object.py();
+    if let Some(torch) = torch(py)
+        && object.is_instance(torch.tensor.bind(py))?
+    {
+        let detached = object.call_method0(intern!(py, "detach"))?;
+        return take_from_torch(&detached, torch, name);
+    }
+    Ok(take(object, name)?.0)
+}
+
+fn take_from_torch(object: &Bound<'_, PyAny>, torch: &Torch, name: &str) -> PyResult<Inner> {
+    let py = object.py();
+    let is = |object: &Bound<'_, PyAny>, method| object.call_method0(method)?.is_truthy();
+    let mut object = object.clone();
+    if object.getattr(intern!(py, "requires_grad"))?.is_truthy()? {
+        let module = py.import(intern!(py, "torch"))?;
+        if is(&module, intern!(py, "is_grad_enabled"))? {
+            return Err(errors::bad_input(
+                format!("`{name}` requires a gradient, and the answer of an artifact has none"),
+                "call it under `torch.no_grad()`, or give `x.detach()`",
+            ));
+        }
+        object = object.call_method0(intern!(py, "detach"))?;
+    }
+    let (Some(exchange), true) = (
+        torch.exchange,
+        object.is_exact_instance(torch.tensor.bind(py)),
+    ) else {
+        return take_by_method(&object, name, Library::Torch);
+    };
+    // The functions know no pending negation (`z.conj().imag`), which is in no byte of the memory.
+    if is(&object, intern!(py, "is_neg"))? {
+        object = object.call_method0(intern!(py, "resolve_neg"))?;
+    }
+    let taken = take_directly(&object, exchange).map_err(|error| refused(py, name, &error))?;
+    taken.map_err(|reason| errors::tensor(name, &reason))
+}
+
+/// Returns the library of outputs without inputs: torch if the process has imported it, else NumPy.
+pub fn imported(py: Python<'_>) -> Library {
+    torch(py).map_or(Library::Numpy, |_| Library::Torch)
+}
+
+fn library_of(object: &Bound<'_, PyAny>) -> Library {
+    let py = object.py();
+    let module = object.get_type().getattr(intern!(py, "__module__"));
+    let module: String = module
+        .and_then(|module| module.extract())
+        .unwrap_or_default();
+    match module.split('.').next() {
+        Some("numpy") => Library::Numpy,
+        Some("jax" | "jaxlib") => Library::Jax,
+        Some("cupy") => Library::Cupy,
+        _ => Library::Other,
+    }
+}
+
+/// Returns the error about an object that its own library does not give.
+fn refused(py: Python<'_>, name: &str, error: &PyErr) -> PyErr {
+    let reason = error.value(py).to_string();
+    // torch adds the stack of its C++ code.
+    let reason = reason.lines().next().unwrap_or_default();
+    let hint = "inputs are dense tensors with strides and memory of their own";
+    errors::bad_input(format!("`{name}` can't be used: {reason}"), hint)
+}
+
+fn take_directly(
+    object: &Bound<'_, PyAny>,
+    exchange: &'static Exchange,
+) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
+    let mut out = ptr::null_mut();
+    // SAFETY: the functions of this object's class, called with the GIL.
+    let code = unsafe { (exchange.from_object)(object.as_ptr().cast(), &mut out) };
+    match NonNull::new(out) {
+        Some(out) if code == 0 => {
+            // SAFETY: a new structure, which nobody else has. Its memory lives as long as it does.
+            Ok(Inner::from_dlpack(unsafe { Capsule::from_raw(out) }))
+        }
+        _ => Err(PyErr::take(object.py())
+            .unwrap_or_else(|| PyBufferError::new_err("it has no memory for DLPack"))),
+    }
+}
+
+/// Takes a tensor by its method `__dlpack__`, and makes the current stream wait for its writes.
+fn take_by_method(object: &Bound<'_, PyAny>, name: &str, library: Library) -> PyResult<Inner> {
+    let py = object.py();
+    let failed = |error: PyErr| refused(py, name, &error);
+    let method = object
+        .getattr(intern!(py, "__dlpack__"))
+        .map_err(|_| no_tensor(object, name))?;
+    let stream = stream_for(object).map_err(failed)?;
+    let given = call_method(&method, stream).or_else(|error| {
+        let read_only = library == Library::Numpy && error.is_instance_of::<PyBufferError>(py);
+        if !read_only {
+            return Err(error);
+        }
+        // NumPy gives no array that may not be written to. Inputs are only read, but a tensor does not know that.
+        let copy = object.call_method0(intern!(py, "copy"))?;
+        call_method(&copy.getattr(intern!(py, "__dlpack__"))?, None)
+    });
+    let capsule = given.map_err(failed)?.cast_into::<PyCapsule>();
+    let capsule = capsule.map_err(|error| failed(error.into()))?;
+    match own(&capsule).map_err(failed)? {
+        Ok(tensor) => Ok(tensor),
+        Err(reason) if library == Library::Numpy && reason.to_string().contains("read-only") => {
+            let copy = object
+                .call_method0(intern!(py, "copy"))
+                .map_err(|error| refused(py, name, &error))?;
+            let capsule = copy
+                .call_method0(intern!(py, "__dlpack__"))
+                .and_then(|capsule| Ok(capsule.cast_into::<PyCapsule>()?))
+                .map_err(|error| refused(py, name, &error))?;
+            own(&capsule)
+                .map_err(|error| refused(py, name, &error))?
+                .map_err(|reason| errors::tensor(name, &reason))
+        }
+        Err(reason) => Err(errors::tensor(name, &reason)),
+    }
+}
+
+fn no_tensor(object: &Bound<'_, PyAny>, name: &str) -> PyErr {
+    let class = object.get_type();
+    let class = class
+        .name()
+        .map_or_else(|_| "object".to_owned(), |name| name.to_string());
+    errors::bad_input(
+        format!("`{name}` is no tensor but a {class}"),
+        "give a torch tensor, a NumPy array, or any object with `__dlpack__`",
+    )
+}
+
+/// Returns the number of the current stream, for a producer on a CUDA device.
+fn stream_for(object: &Bound<'_, PyAny>) -> PyResult<Option<isize>> {
+    const CUDA: i32 = 2;
+    let device = object.call_method0(intern!(object.py(), "__dlpack_device__"))?;
+    let (kind, ordinal): (i32, i32) = device.extract()?;
+    let device = match usize::try_from(ordinal) {
+        Ok(ordinal) if kind == CUDA => Device::Cuda(ordinal),
+        _ => return Ok(None),
+    };
+    dlpack::stream(device).map_err(|reason| errors::torch(&reason))
+}
+
+fn call_method<'py>(
+    method: &Bound<'py, PyAny>,
+    stream: Option<isize>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = method.py();
+    let options = pyo3::types::PyDict::new(py);
+    if let Some(stream) = stream {
+        options.set_item(intern!(py, "stream"), stream)?;
+    }
+    options.set_item(intern!(py, "max_version"), (1, 0))?;
+    let new = method.call((), Some(&options));
+    new.or_else(|error| {
+        // A producer of DLPack before 1.0 has no such argument.
+        if !error.is_instance_of::<pyo3::exceptions::PyTypeError>(py) {
+            return Err(error);
+        }
+        options.del_item(intern!(py, "max_version"))?;
+        method.call((), Some(&options))
+    })
+}
+
+/// Takes the structure out of a capsule.
+fn own(
+    capsule: &Bound<'_, PyCapsule>,
+) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
+    let rename = |name: &'static CStr| -> PyResult<()> {
+        // SAFETY: a live capsule and a name that lives for ever.
+        match unsafe { pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
+            0 => Ok(()),
+            _ => Err(PyErr::fetch(capsule.py())),
+        }
+    };
+    if let Ok(raw) = capsule.pointer_checked(Some(UNUSED_VERSIONED)) {
+        rename(USED_VERSIONED)?;
+        // SAFETY: a capsule of this name has such a structure; renamed, it does not free it.
+        let raw = unsafe { Capsule::<DLManagedTensorVersioned>::from_raw(raw.cast()) };
+        return Ok(Inner::from_dlpack(raw));
+    }
+    let raw = capsule.pointer_checked(Some(UNUSED))?;
+    rename(USED)?;
+    // SAFETY: as above.
+    let raw = unsafe { Capsule::<DLManagedTensor>::from_raw(raw.cast()) };
+    Ok(Inner::from_dlpack(raw))
+}
+
+/// Gives a tensor to a library.
+pub fn give(py: Python<'_>, tensor: Inner, library: Library) -> PyResult<Py<PyAny>> {
+    match library {
+        Library::Torch => {
+            let exchange = torch(py).and_then(|torch| torch.exchange);
+            match exchange {
+                Some(exchange) => give_directly(py, tensor, exchange),
+                None => import_to(py, "torch", tensor),
+            }
+        }
+        Library::Numpy => {
+            let tensor = match tensor.device() {
+                Some(Device::Cpu) | None => tensor,
+                Some(_) => tensor
+                    .to_device(Device::Cpu)
+                    .map_err(|reason| errors::torch(&reason))?,
+            };
+            // NumPy has no bfloat16 and no 8-bit floats.
+            match tensor.dtype().map(|dtype| dtype.to_string()) {
+                Some(name) if name.starts_with("bfloat") || name.starts_with("float8") => {
+                    Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind())
+                }
+                _ => import_to(py, "numpy", tensor),
+            }
+        }
+        Library::Jax => import_to(py, "jax.dlpack", tensor),
+        Library::Cupy => import_to(py, "cupy", tensor),
+        Library::Other => Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind()),
+    }
+}
+
+fn give_directly(
+    py: Python<'_>,
+    tensor: Inner,
+    exchange: &'static Exchange,
+) -> PyResult<Py<PyAny>> {
+    let capsule: Capsule<DLManagedTensorVersioned> = tensor
+        .into_dlpack(None)
+        .map_err(|reason| errors::torch(&reason))?;
+    let raw = capsule.into_raw();
+    let mut out = ptr::null_mut();
+    // SAFETY: a structure that nobody else has; torch owns it from here on, also if it fails.
+    let code = unsafe { (exchange.to_object)(raw.as_ptr(), &mut out) };
+    if code != 0 || out.is_null() {
+        return Err(PyErr::fetch(py));
+    }
+    // SAFETY: a new reference to an object.
+    Ok(unsafe { Bound::from_owned_ptr(py, out.cast()) }.unbind())
+}
+
+fn import_to(py: Python<'_>, module: &str, tensor: Inner) -> PyResult<Py<PyAny>> {
+    let tensor = Tensor(tensor).into_pyobject(py)?;
+    let module = py.import(module)?;
+    Ok(module
+        .call_method1(intern!(py, "from_dlpack"), (tensor,))?
+        .unbind())
+}
+
+/// A tensor of the runtime, for libraries that the package does not know. It has memory of its own, which any library
+/// with DLPack takes without a copy: `numpy.from_dlpack(tensor)`, `torch.from_dlpack(tensor)`.
+#[pyclass(frozen, module = "precast")]
+pub struct Tensor(pub Inner);
+
+#[pymethods]
+impl Tensor {
+    /// Takes a tensor of any library with DLPack, without a copy.
+    #[staticmethod]
+    fn from_dlpack(tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        Ok(Self(take(tensor, "tensor")?.0))
+    }
+
+    /// The address of its first element.
+    #[getter]
+    fn data_ptr(&self) -> usize {
+        self.0.address()
+    }
+
+    /// The sizes.
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, self.0.shape())
+    }
+
+    /// The name of the dtype, as `float32`.
+    #[getter]
+    fn dtype(&self) -> String {
+        self.0.dtype_name()
+    }
+
+    /// The device, as `cpu` or `cuda:0`.
+    #[getter]
+    fn device(&self) -> Option<String> {
+        self.0.device().map(|device| device.to_string())
+    }
+
+    /// A NumPy array over the same memory; a copy of a tensor on a CUDA device.
+    fn numpy(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        give(py, self.0.share(), Library::Numpy)
+    }
+
+    /// A DLPack capsule over the same memory.
+    #[pyo3(signature = (*, stream = None, max_version = None, dl_device = None, copy = None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<isize>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        if copy == Some(true) || dl_device.is_some_and(|device| device != self.__dlpack_device__())
+        {
+            return Err(PyBufferError::new_err(
+                "the tensor is given without a copy, on its own device",
+            ));
+        }
+        let consumer = self.consumer(stream)?;
+        let tensor = self.0.share();
+        if max_version.is_some_and(|(major, _)| major >= 1) {
+            let capsule = tensor.into_dlpack(consumer.as_ref());
+            capsule_of::<DLManagedTensorVersioned>(py, capsule, UNUSED_VERSIONED)
+        } else {
+            let capsule = tensor.into_dlpack(consumer.as_ref());
+            capsule_of::<DLManagedTensor>(py, capsule, UNUSED)
+        }
+    }
+
+    /// DLPack's numbers of the device.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        match self.0.device() {
+            Some(Device::Cuda(ordinal)) => (2, i32::try_from(ordinal).unwrap_or(i32::MAX)),
+            _ => (1, 0),
+        }
+    }
+
+    fn __repr__(&self) -> String {
+        let device = self.device().unwrap_or_default();
+        format!(
+            "precast.Tensor(shape={:?}, dtype={}, device={device})",
+            self.0.shape(),
+            self.0.dtype_name()
+        )
+    }
+}
+
+impl Tensor {
+    /// Returns the consumer's stream, by its number in DLPack.
+    fn consumer(&self, stream: Option<isize>) -> PyResult<Option<Stream>> {
+        let (Some(Device::Cuda(device)), number) = (self.0.device(), stream.unwrap_or(1)) else {
+            return Ok(None);
+        };
+        let raw = match number {
+            -1 => return Ok(None),
+            0 | 1 => ptr::null_mut(),
+            number => ptr::with_exposed_provenance_mut(number.cast_unsigned()),
+        };
+        // SAFETY: DLPack's protocol: the number of a stream that the consumer uses.
+        let stream = unsafe { Stream::from_raw(raw, device) };
+        stream.map(Some).map_err(|reason| errors::torch(&reason))
+    }
+}
+
+/// Puts a structure into a capsule of Python, which frees it unless a consumer renames it.
+fn capsule_of<'py, M: dlpack::Managed + 'static>(
+    py: Python<'py>,
+    capsule: Result<Capsule<M>, precast_runtime::errors::TorchError>,
+    name: &'static CStr,
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let capsule = capsule.map_err(|reason| errors::torch(&reason))?;
+    let raw = capsule.into_raw().as_ptr();
+    // SAFETY: a structure with this name; the destructor is called once, with the capsule.
+    unsafe {
+        let object = pyo3::ffi::PyCapsule_New(raw.cast(), name.as_ptr(), Some(free::<M>));
+        if object.is_null() {
+            drop(Capsule::from_raw(NonNull::new_unchecked(raw)));
+            return Err(PyErr::fetch(py));
+        }
+        Ok(Bound::from_owned_ptr(py, object).cast_into_unchecked())
+    }
+}
+
+/// Frees the structure of a capsule that no consumer took.
+unsafe extern "C" fn free<M: dlpack::Managed>(object: *mut pyo3::ffi::PyObject) {
+    for name in [UNUSED, UNUSED_VERSIONED] {
+        // SAFETY: a capsule at its end; it has the name of the structure unless a consumer renamed it.
+        unsafe {
+            if pyo3::ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 {
+                let raw = pyo3::ffi::PyCapsule_GetPointer(object, name.as_ptr());
+                if let Some(raw) = NonNull::new(raw.cast::<M>()) {
+                    drop(Capsule::from_raw(raw));
+                }
+            }
+        }
+    }
+}
+
+/// Returns the error of an attribute that does not exist.
+pub fn no_attribute(message: String) -> PyErr {
+    PyAttributeError::new_err(message)
+}

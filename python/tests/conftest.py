@@ -1,0 +1,50 @@
+"""What the package's tests share: one store with small artifacts, built once for each run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import precast
+
+HERE = Path(__file__).parent
+
+
+def command() -> str:
+    """The command of the environment, or that of PRECAST_COMMAND."""
+    return os.environ.get("PRECAST_COMMAND") or str(Path(sys.executable).parent / "precast")
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the model `tiny` of `model/`. PRECAST_TEST_STORE names one that is kept between runs."""
+    kept = os.environ.get("PRECAST_TEST_STORE")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("store") / "artifacts"
+    spec = HERE / "model" / "precast.toml"
+    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
+    subprocess.run([command(), "build", "-f", spec, "--store", folder, "-q"], env=environment, check=True, timeout=600)
+    return folder
+
+
+@pytest.fixture
+def model(store: Path) -> Iterator[precast.Model]:
+    with precast.load(store, "tiny") as model:
+        yield model
+
+
+@pytest.fixture
+def in_process(store: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs code in another Python, with `store` and `model` in its names. A signal fails the test."""
+
+    def run(code: str, *, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+        head = f"import precast\nstore = {str(store)!r}\nmodel = precast.load(store, 'tiny')\n"
+        done = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, timeout=timeout)
+        assert done.returncode >= 0, f"signal {-done.returncode}:\n{done.stderr}"
+        return done
+
+    return run
