@@ -22,17 +22,56 @@ from .fields import Fields
 from .loading import load
 
 if TYPE_CHECKING:
-    # What the table below finds when it is asked for.
-    pass
+    from .building import (
+        bench,
+        build,
+        check,
+        deps,
+        diff,
+        doctor,
+        du,
+        export,
+        gc,
+        init,
+        inspect,
+        log,
+        ls,
+        plan,
+        releases,
+        report,
+        rollback,
+        show,
+        stats,
+        verify,
+        why,
+    )
+    from .config import CompileConfig
+    from .smoke import CompileSmoketest
+    from .spec import Spec
+    from .stabilizer import ShapeStabilizer
+    from .wrapper import CompiledModule, maybe_compile
 
 # Names that are imported when they are first used.
-_EXPORTS: dict[str, str] = {}
+_EXPORTS = {
+    "CompileConfig": "config",
+    "CompileSmoketest": "smoke",
+    "CompiledModule": "wrapper",
+    "ShapeStabilizer": "stabilizer",
+    "maybe_compile": "wrapper",
+    "Spec": "spec",
+    **dict.fromkeys(("bench", "build", "check", "deps", "diff", "doctor", "du", "export", "gc", "init"), "building"),
+    **dict.fromkeys(("inspect", "log", "ls", "plan", "releases", "report", "rollback", "show"), "building"),
+    **dict.fromkeys(("stats", "verify", "why"), "building"),
+}
 
 __all__ = [
     "BadInput",
     "BuildError",
     "Busy",
     "CallFailed",
+    "CompileConfig",
+    "CompileSmoketest",
+    "CompiledModule",
     "Error",
     "Fields",
     "LoadError",
@@ -41,10 +80,33 @@ __all__ = [
     "NoFit",
     "NotFound",
     "Session",
+    "ShapeStabilizer",
+    "Spec",
     "Tensor",
     "__version__",
+    "bench",
+    "build",
+    "check",
+    "deps",
+    "diff",
+    "doctor",
+    "du",
+    "export",
+    "gc",
+    "init",
+    "inspect",
     "load",
-    *_EXPORTS,
+    "log",
+    "ls",
+    "maybe_compile",
+    "plan",
+    "releases",
+    "report",
+    "rollback",
+    "show",
+    "stats",
+    "verify",
+    "why",
 ]
 
 # Objects of the parent are refused in a child.

@@ -52,7 +52,9 @@ class CallFailed(Error):
 class BuildError(Error):
     """The command failed.
 
-    `document` is its error document, as `--format json` writes it.
+    `document` is its error document, as `--format json` writes it. `result` is the `BuildResult` of a build whose
+    programs were tried.
     """
 
     document: Any = None
+    result: Any = None

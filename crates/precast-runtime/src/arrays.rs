@@ -311,7 +311,7 @@ mod tests {
         let mut table = Tensor::from_slice(&[1i32, 2, 3, 4], &[2, 2]).unwrap();
         let value = Value::try_from(&table.transpose(0, 1).unwrap()).unwrap();
         table.zero().unwrap();
-        assert_eq!(Array::of(&value.0).unwrap().data(), [1, 3, 2, 4]);
+        assert_eq!(Array::<i32>::of(&value.0).unwrap().data(), [1, 3, 2, 4]);
     }
 
     #[test]
