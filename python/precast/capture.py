@@ -1,0 +1,326 @@
+"""Captures a module of the caller's process as programs of torch.export, for ranges of the sizes of its inputs.
+
+Where the code allows it, one program takes every size of a bucketed dimension from 2 on; further programs are for
+size 1, because a tensor with one element in an axis broadcasts. Where the code fixes a size, each bucket of it has
+programs of its own. Conditions on sizes that a capture decided on are conditions of its program.
+
+Every program is compared with the module, at each bucket and at its smallest sizes: a build only sees programs.
+
+The module is captured in eval mode. Afterwards its modes, buffers and gradients are as before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from .errors import BadInput, BuildError
+from .nesting import Call, nest
+from .replay import Program, Sizes, quiet
+
+# torch.export captures dynamic dimensions from this size on.
+_MIN = 2
+# The largest difference between a program and its module, as a share of the largest value.
+_NEAR = 1e-3
+
+
+class Capture:
+    """The capture of one method of a module, at the sizes in `points` and where it can at all others.
+
+    `dims` has the bucketed dimension of each axis of each input, None for a fixed size.
+    """
+
+    def __init__(
+        self, net: torch.nn.Module, method: str, call: Call, dims: list[list[str | None]], points: list[Sizes]
+    ) -> None:
+        self.net, self.call, self.dims, self.points = net, call, dims, points
+        self.flat = _Flat(net, method, call)
+        self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
+
+    def programs(self) -> list[Program]:
+        """Returns programs for all points; raises `BuildError` if the module can't be captured at one of them."""
+        with undisturbed(self.net):
+            found = [one for one in self._dynamic() if all(self._agrees(one, sizes) for sizes in self._within(one))]
+            for sizes in self.points:
+                if any(self._takes(one, sizes) for one in found):
+                    continue
+                one = Program(self._export(sizes), {dim: (size, size) for dim, size in sizes.items()}, [])
+                if not self._agrees(one, sizes):
+                    raise BuildError(
+                        f"{self._name()} gives other answers than its captured graph{_at(sizes)}",
+                        hint="keep what changes between calls in a registered buffer; take random values as an input",
+                    )
+                found.append(one)
+        return found
+
+    @property
+    def outputs(self) -> Any:
+        """The nesting of the result, after a capture."""
+        return self.flat.outputs
+
+    def _dynamic(self) -> Iterator[Program]:
+        """Yields programs for ranges of sizes: for any, and for each set of dimensions at size 1."""
+        whole = self._any_size(_distinct(self.largest), {})
+        if whole is None:
+            return
+        stuck = [dim for dim, (low, high) in whole.sizes.items() if low == high]
+        free = [dim for dim in self.largest if dim not in stuck]
+        for sizes in itertools.product(*(sorted({point[dim] for point in self.points}) for dim in stuck)):
+            fixed = dict(zip(stuck, sizes, strict=True))
+            for count in range(len(free) + 1):
+                for ones in itertools.combinations(free, count):
+                    at = {**fixed, **dict.fromkeys(ones, 1)}
+                    one = self._any_size({**_distinct(self.largest), **at}, at) if at else whole
+                    if one is not None:
+                        yield one
+
+    def _any_size(self, sizes: Sizes, fixed: Sizes) -> Program | None:
+        """Returns a program for any sizes of the dimensions that are not fixed; None if it can't be captured."""
+        free = [dim for dim, size in sizes.items() if size >= _MIN and dim not in fixed]
+        if not free and not fixed:
+            return None
+        try:
+            exported = self._export(sizes, free)
+        except BuildError:
+            return None
+        # Private: torch's conditions of a capture. Without them each bucket is captured alone.
+        guards = getattr(exported, "_guards_code", None)
+        if guards is None:
+            return None
+        bounds = {str(symbol): bound for symbol, bound in exported.range_constraints.items()}
+        ranges: dict[str, tuple[int, int | None]] = {dim: (size, size) for dim, size in sizes.items()}
+        placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
+        for node, dims in zip(placeholders[-len(self.dims) :], self.dims, strict=True):
+            for size, dim in zip(node.meta["val"].shape, dims, strict=True):
+                if dim in free and str(size) in bounds:
+                    bound = bounds[str(size)]
+                    ranges[dim] = (max(_MIN, int(bound.lower)), None if "oo" in str(bound.upper) else int(bound.upper))
+        return Program(_tidied(exported), ranges, list(guards))
+
+    def _within(self, program: Program) -> list[Sizes]:
+        """Returns the sizes at which a program is compared with the module."""
+        smallest = {dim: low for dim, (low, _) in program.sizes.items()}
+        ones = {dim: low for dim, (low, high) in program.sizes.items() if low == high}
+        found = [*self.points, smallest, *({**self.largest, **ones, dim: low} for dim, low in smallest.items())]
+        unique = {tuple(sorted(sizes.items())): sizes for sizes in found if self._takes(program, sizes)}
+        return list(unique.values())
+
+    def _takes(self, program: Program, sizes: Sizes) -> bool:
+        return program.takes(sizes, self._inputs(sizes))
+
+    def _export(self, sizes: Sizes, free: Sequence[str] = ()) -> ExportedProgram:
+        """Returns the program at these sizes, with some dimensions free."""
+        inputs, shapes = self._inputs(sizes), None
+        if free:
+            shapes = {
+                "tensors": tuple({at: Dim.AUTO for at, dim in enumerate(dims) if dim in free} for dims in self.dims)
+            }
+        first: Exception | None = None
+        # Not strictly first, as a build captures.
+        for strict in (False,) if free else (False, True):
+            try:
+                with quiet():
+                    program = torch.export.export(self.flat, inputs, dynamic_shapes=shapes, strict=strict)
+                    return program if free else _tidied(program)
+            except BuildError:
+                raise
+            except Exception as error:
+                first = first or error
+        assert first is not None
+        raise self._failure(first, sizes) from first
+
+    def _inputs(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+        """Returns the example inputs at other sizes."""
+        return tuple(
+            resized(tensor, {axis: sizes[dim] for axis, dim in enumerate(dims) if dim is not None})
+            for tensor, dims in zip(self.call.tensors, self.dims, strict=True)
+        )
+
+    def _agrees(self, program: Program, sizes: Sizes) -> bool:
+        """Returns whether a program and the module give the same answer."""
+        inputs = self._inputs(sizes)
+        held: dict[str, torch.Tensor] = dict(self.net.named_parameters(remove_duplicate=False))
+        held |= {name: tensor.clone() for name, tensor in self.net.named_buffers(remove_duplicate=False)}
+        with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
+            answers = []
+            try:
+                # A module that keeps state in Python gives another answer to the second call.
+                for _ in range(2 if sizes == self.points[0] else 1):
+                    torch.manual_seed(0)
+                    with undisturbed(self.net):
+                        answers.append(self.flat(*(tensor.clone() for tensor in inputs)))
+            except Exception as error:
+                if sizes in self.points:
+                    raise self._failure(error, sizes) from error
+                return False
+            torch.manual_seed(0)
+            try:
+                given = program.run(held.__getitem__, [tensor.clone() for tensor in inputs])
+            except Exception:  # an operator refuses sizes that the capture allows
+                return False
+        return all(len(given) == len(wanted) and all(map(_near, given, wanted)) for wanted in answers)
+
+    def _name(self) -> str:
+        return f"`{type(self.net).__name__}.{self.flat.method}`"
+
+    def _failure(self, error: Exception, sizes: Sizes) -> BuildError:
+        if isinstance(error, BuildError):
+            return error
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        message = f"{self._name()} can't be captured{_at(sizes)}: {': '.join([type(error).__name__, *lines[:1]])}"
+        place = _place(error)
+        by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+        hint = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
+        return BuildError(f"{place}: {message}" if place else message, hint=hint if by_values else "")
+
+
+class _Flat(torch.nn.Module):
+    """Calls a method of a module with tensors in order, and returns the tensors of its result in order."""
+
+    def __init__(self, net: torch.nn.Module, method: str, call: Call) -> None:
+        super().__init__()
+        self.m = net
+        self.method, self.call = method, call
+        self.outputs: Any = None
+
+    def forward(self, *tensors: Any) -> tuple[Any, ...]:
+        args, kwargs = self.call.arguments(tensors)
+        # `forward` is called through `__call__`, so that hooks run.
+        function = self.m if self.method == "forward" else getattr(self.m, self.method)
+        found: list[Any] = []
+        with _written_in_place(self.m):
+            self.outputs = nest(function(*args, **kwargs), found)
+        if not found:
+            raise BuildError("the module returns no tensor")
+        return tuple(found)
+
+
+@contextlib.contextmanager
+def _written_in_place(net: torch.nn.Module) -> Iterator[None]:
+    """Copies a tensor that replaces a buffer meanwhile into the buffer, as a program would write it."""
+    places = _buffers(net)
+    before = [getattr(*place) for place in places]
+    yield
+    for place, buffer in zip(places, before, strict=True):
+        if getattr(*place) is not buffer:
+            buffer.copy_(getattr(*place))
+            setattr(*place, buffer)
+
+
+def _buffers(net: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
+    """Returns the submodule and the name of each buffer."""
+    return [(module, name) for module in net.modules() for name, _ in module.named_buffers(recurse=False)]
+
+
+@contextlib.contextmanager
+def undisturbed(net: torch.nn.Module) -> Iterator[None]:
+    """Puts a module into eval mode, without gradients; restores modes and buffers at the end."""
+    modes = [(module, module.training) for module in net.modules()]
+    places = _buffers(net)
+    buffers = [getattr(*place) for place in places]
+    with torch.no_grad():
+        values = [buffer.clone() for buffer in buffers]
+        for module, _ in modes:
+            module.training = False
+        try:
+            yield
+        finally:
+            for module, mode in modes:
+                module.training = mode
+            for place, buffer, value in zip(places, buffers, values, strict=True):
+                if getattr(*place) is not buffer:
+                    setattr(*place, buffer)
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
+
+
+def device_of(net: torch.nn.Module, call: Call) -> str:
+    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses several devices."""
+    own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
+    found = {tensor.device for _, tensor in own}
+    names = ", ".join(sorted(map(str, found)))
+    if any(device.type == "meta" for device in found):
+        raise BadInput(
+            "the module has tensors without data: they are on the meta device", hint="load its weights first"
+        )
+    if len(found) > 1:
+        raise BadInput(f"the module and its example inputs are on {names}", hint="move them to one device")
+    if names != "cpu" and not names.startswith("cuda"):
+        raise BadInput(f"the module is on {names}", hint="artifacts are for `cpu` and `cuda`")
+    return found.pop().type
+
+
+def resized(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
+    """Returns a tensor with other sizes of some axes: its values repeated, or the first of them."""
+    for axis, size in sizes.items():
+        if tensor.shape[axis] != size:
+            tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
+    return tensor.contiguous()
+
+
+def _distinct(sizes: Sizes) -> Sizes:
+    """Returns sizes near these, a different one for each dimension: code that needs equal sizes shows."""
+    found: Sizes = {}
+    for dim, size in sorted(sizes.items(), key=lambda item: item[1]):
+        near = [size, *(size + step for at in range(1, len(sizes) + 1) for step in (-at, at))]
+        found[dim] = next(one for one in near if one == size < _MIN or (one >= _MIN and one not in found.values()))
+    return {dim: found[dim] for dim in sizes}
+
+
+def _near(given: torch.Tensor, wanted: torch.Tensor) -> bool:
+    if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
+        return False
+    if not given.is_floating_point():
+        return torch.equal(given, wanted)
+    given, wanted = given.double(), wanted.double()
+    largest = wanted.nan_to_num(0, 0, 0).abs().max().item() if wanted.numel() else 0
+    return torch.allclose(given, wanted, rtol=0, atol=_NEAR * largest, equal_nan=True)
+
+
+def _tidied(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program without writes and scopes, as a build captures it, and without lines of source code."""
+
+    def writes(node: torch.fx.Node) -> bool:
+        scopes = ("wrap_with_autocast", "wrap_with_set_grad_enabled")
+        schema = getattr(node.target, "_schema", None)
+        return bool(schema is not None and schema.is_mutable) or str(node.target) in scopes
+
+    bodies = [one for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
+    if any(writes(node) for node in program.graph.nodes):
+        for body in bodies:
+            if body is not program.graph_module:
+                # An interpreter passes on the submodule that an operation is in.
+                body.forward = torch.fx.Interpreter(body).run
+        with quiet():
+            program = program.run_decompositions({})
+    for body in program.graph_module.modules():
+        for node in body.graph.nodes if isinstance(body, torch.fx.GraphModule) else ():
+            # A build hashes the file of the program: a moved line must not change it.
+            for key in ("stack_trace", "from_node"):
+                node.meta.pop(key, None)
+    program.example_inputs = None
+    return program
+
+
+def _place(error: BaseException) -> str | None:
+    """Returns the innermost `file:line` of the module's code in the traceback of an exception or of its causes."""
+    not_it = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "<string")
+    one: BaseException | None = error
+    while one is not None:
+        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if not frame.filename.startswith(not_it)]
+        # The first frame may be the caller of the build.
+        if len(frames) > 0 and frames[-1].name != "<module>":
+            return f"{frames[-1].filename}:{frames[-1].lineno}"
+        one = one.__cause__ or one.__context__
+    return None
+
+
+def _at(sizes: Sizes) -> str:
+    return " at " + " ".join(f"{dim}={size}" for dim, size in sizes.items()) if sizes else ""

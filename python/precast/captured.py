@@ -1,0 +1,111 @@
+"""Writes a captured module as a folder from which a build compiles it: see `precast.replay` for the files."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.export import ExportedProgram
+
+from . import replay
+from .capture import Capture
+from .errors import BuildError
+from .nesting import DTYPES
+from .replay import BUFFERS, CAPTURED, WEIGHTS, quiet
+
+
+def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
+    """Yields name, tensor and kind of parameters and buffers; a tied one under each of its names.
+
+    The kind is `parameter`, `buffer`, or `constant`: a buffer that no state dict has, so that its values are in the
+    programs.
+    """
+    for name, parameter in net.named_parameters(remove_duplicate=False):
+        yield name, parameter, "parameter"
+    saved = net.state_dict(keep_vars=True).keys()
+    for name, buffer in net.named_buffers(remove_duplicate=False):
+        yield name, buffer, "buffer" if name in saved else "constant"
+
+
+def save(capture: Capture, folder: Path, imports: Sequence[str] = ()) -> None:
+    """Captures, and writes the folder. `imports` are modules that register operators."""
+    programs = capture.programs()
+    folder.mkdir(parents=True, exist_ok=True)
+    described: dict[str, dict[str, Any]] = {}
+    own: dict[str, dict[str, torch.Tensor]] = {"parameter": {}, "buffer": {}, "constant": {}}
+    first: dict[int, str] = {}
+    for name, tensor, kind in tensors_of(capture.net):
+        if tensor.dtype not in DTYPES:
+            raise BuildError(f"`{name}` is {tensor.dtype}, which no weight set can hold")
+        described[name] = {"kind": kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
+        if first.setdefault(id(tensor), name) == name:
+            own[kind][name] = tensor
+        else:
+            described[name]["same"] = first[id(tensor)]
+    write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
+    torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
+    rows = []
+    for number, program in enumerate(programs):
+        file = f"program{number}.pt2"
+        with quiet():
+            torch.export.save(_without_weights(program.exported), folder / file)
+        rows.append({"file": file, "sizes": program.sizes, "guards": program.guards})
+    document = {
+        "imports": list(imports),
+        "modules": [name for name, _ in capture.net.named_modules(remove_duplicate=False) if name],
+        "inputs": [
+            {"name": name, "dtype": dtype(tensor), "shape": shape_of(tensor, dims)}
+            for name, tensor, dims in zip(capture.call.names, capture.call.tensors, capture.dims, strict=True)
+        ],
+        "outputs": capture.outputs,
+        "tensors": described,
+        "programs": rows,
+    }
+    (folder / CAPTURED).write_text(json.dumps(document, indent=1), "utf-8")
+    shutil.copyfile(replay.__file__, folder / "replay.py")
+
+
+def dtype(tensor: torch.Tensor) -> str:
+    """Returns the dtype of a tensor as the spec names it."""
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def shape_of(tensor: torch.Tensor, dims: Sequence[str | None]) -> list[int | str]:
+    """Returns the shape of an input as the spec has it: sizes, and names of bucketed dimensions."""
+    return [size if dim is None else dim for size, dim in zip(tensor.shape, dims, strict=True)]
+
+
+def _without_weights(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program whose parameters and buffers have no data."""
+
+    def empty(tensor: Any) -> torch.Tensor:
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        return torch.nn.Parameter(made, requires_grad=False) if isinstance(tensor, torch.nn.Parameter) else made
+
+    buffers = {spec.target for spec in program.graph_signature.input_specs if spec.kind.name == "BUFFER"}
+    program.state_dict.update({name: empty(tensor) for name, tensor in program.state_dict.items()})
+    program.constants.update({name: empty(one) for name, one in program.constants.items() if name in buffers})
+    return program
+
+
+def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Writes tensors as a safetensors file. A tensor on a GPU or with gaps is copied for the time of its write."""
+    header, offset = {}, 0
+    for name, tensor in tensors.items():
+        end = offset + tensor.numel() * tensor.element_size()
+        shape = list(tensor.shape)
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for tensor in tensors.values():
+            plain = tensor.detach().cpu().contiguous()
+            if plain.numel():
+                file.write((ctypes.c_char * (plain.numel() * plain.element_size())).from_address(plain.data_ptr()))

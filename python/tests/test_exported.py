@@ -1,0 +1,357 @@
+"""A module in hand: its capture, the folder for the build, the errors and the digest. Nothing is compiled."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import precast
+import pytest
+import torch
+from precast import captured, exported
+from precast.capture import Capture
+from safetensors.torch import load_file
+from torch import nn
+
+Shapes = dict[str, Any]
+
+
+class Odd(nn.Module):
+    """Tied weights, buffers of both kinds, a tensor as an attribute, autocast, constants, nested results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(50, 8)
+        self.head = nn.Linear(8, 50, bias=False)
+        self.head.weight = self.embedding.weight
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+        self.again = self.layers[0]
+        self.register_buffer("position", torch.randn(1, 32, 8))
+        self.register_buffer("steps", torch.arange(32), persistent=False)
+        self.scale = torch.randn(20)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, ids: Any, past: Any, *more: Any, factor: float, mask: Any = None) -> Any:
+        x = self.embedding(ids) + self.position[:, : ids.shape[1]]
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            for layer in (*self.layers, self.again):
+                x = layer(x)
+        x = self.dropout(x.float()) * factor + past[0]["k"] + more[0]
+        if mask is not None:
+            x = x * mask.unsqueeze(-1)
+        return {"logits": self.head(x), "rest": (x.sum(1), [self.steps[: ids.shape[1]], self.scale + 1])}
+
+
+class Result(NamedTuple):
+    first: torch.Tensor
+    second: torch.Tensor | None
+
+
+@dataclasses.dataclass
+class Output:
+    value: torch.Tensor
+    pair: Result
+
+
+class Model(collections.OrderedDict[str, Any]):
+    """As the outputs of transformers."""
+
+
+class Structured(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return Output(x + 1, Result(x * 2, None)), Model(logits=x - 1)
+
+
+class Branches(nn.Module):
+    """Decides by its sizes: by parity, by size 1 and by a bound."""
+
+    def forward(self, x: Any) -> Any:
+        if x.shape[1] % 2 == 0:
+            x = x * 2
+        if x.shape[0] == 1:
+            x = x - 3
+        return x + 1 if x.shape[1] > 5 else x
+
+
+class Counts(nn.Module):
+    """Writes into a buffer, and replaces another one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+        self.register_buffer("last", torch.zeros(4))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        self.last = x.sum(0)
+        return x + self.calls
+
+
+class Python(nn.Module):
+    """Keeps a number in Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Any) -> Any:
+        self.calls += 1
+        return x + self.calls
+
+
+class Values(nn.Module):
+    def forward(self, x: Any) -> Any:
+        if x.sum() > 0:
+            return x
+        return -x
+
+
+class Cache(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return {"x": x, "cache": object()}
+
+
+def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path) -> Any:
+    """Returns the module that a worker would open."""
+    net, call, dims, points = exported._asked(net, sample, shapes, buckets, "forward")
+    captured.save(Capture(net, "forward", call, dims, points), folder)
+    spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    replay = module.load()
+    weights = load_file(folder / "weights.safetensors")
+    saved = set(replay.state_dict()) - {name for name, _ in exported.parameters(net).items() if name not in weights}
+    assert saved == set(weights)
+    with torch.no_grad():
+        for name, tensor in replay.state_dict(keep_vars=True).items():
+            if name in weights:
+                tensor.copy_(weights[name])
+    return replay
+
+
+def test_an_odd_module_answers_as_before_at_every_size(tmp_path: Path) -> None:
+    net = Odd()
+    net.layers[1].eval()
+    modes = {name: module.training for name, module in net.named_modules()}
+
+    def sample(batch: int, seq: int) -> Any:
+        ids, more = torch.randint(0, 50, (batch, seq)), torch.randn(8)
+        past = ({"k": torch.randn(batch, seq, 8)},)
+        return (ids, past, more), {"factor": 0.5, "mask": torch.ones(batch, seq)}
+
+    shapes = {name: {0: "batch", 1: "seq"} for name in ("ids", "past.0.k", "mask")}
+    replay = capture(net, sample(3, 7), shapes, {"batch": [1, 4], "seq": [8, 16]}, tmp_path)
+    assert {name: module.training for name, module in net.named_modules()} == modes
+    assert all(one.grad is None and one.requires_grad for one in net.parameters())
+    net.eval()
+    for batch, seq in ((1, 1), (1, 8), (2, 1), (3, 5), (4, 16), (9, 32)):
+        args, kwargs = sample(batch, seq)
+        inputs, constants = exported.inputs(net, (args, kwargs))
+        assert list(inputs) == ["ids", "past.0.k", "args.2", "mask"] and constants == {"factor": 0.5}
+        wanted, given = net(*args, **kwargs), replay(*inputs.values())
+        torch.testing.assert_close(given, wanted)
+    assert replay.get_parameter("embedding.weight") is replay.get_parameter("head.weight")
+    assert replay.get_parameter("again.weight") is replay.get_parameter("layers.0.weight")
+    with pytest.raises(ValueError, match="not captured for batch=2 seq=40"):
+        args, kwargs = sample(2, 40)
+        replay(*exported.inputs(net, (args, kwargs))[0].values())
+
+
+def test_results_keep_names_and_fields(tmp_path: Path) -> None:
+    replay = capture(Structured(), torch.randn(2, 3), {}, None, tmp_path)
+    x = torch.randn(2, 3)
+    output, model = replay(x)
+    assert [type(one).__name__ for one in (output, output.pair, model)] == ["Output", "Result", "Model"]
+    assert output.pair.second is None and output.pair._fields == ("first", "second")
+    torch.testing.assert_close([output.value, output.pair.first, model.logits], [x + 1, x * 2, x - 1])
+
+
+def test_a_branch_by_size_is_taken_as_before(tmp_path: Path) -> None:
+    buckets = {"batch": [1, 3], "width": [3, 4, 6, 7, 8]}
+    net = Branches()
+    replay = capture(net, torch.randn(2, 4), {"x": ["batch", "width"]}, buckets, tmp_path)
+    asked = [(batch, width) for batch in buckets["batch"] for width in buckets["width"]] + [(2, 12), (9, 8)]
+    for batch, width in asked:
+        x = torch.randn(batch, width)
+        torch.testing.assert_close(replay(x), net(x))
+
+
+def test_a_size_that_the_code_fixes_has_programs_of_its_own(tmp_path: Path) -> None:
+    net = nn.LSTM(4, 4, batch_first=True)
+    replay = capture(
+        net, torch.randn(2, 3, 4), {"input": ["batch", "seq", 4]}, {"batch": [1, 4], "seq": [3, 5]}, tmp_path
+    )
+    for batch, seq in ((1, 3), (2, 5), (7, 3)):
+        x = torch.randn(batch, seq, 4)
+        torch.testing.assert_close(replay(x), net(x))
+    with pytest.raises(ValueError, match="batch=2 seq=4"):
+        replay(torch.randn(2, 4, 4))
+
+
+def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_path: Path) -> None:
+    net = Counts()
+    calls, last = net.calls, net.last
+    replay = capture(net, torch.randn(2, 4), {"x": ["batch", 4]}, {"batch": [2, 3]}, tmp_path)
+    assert net.calls is calls and net.last is last and calls.item() == 0 and not last.any()
+    x = torch.ones(3, 4)
+    for expected in (2, 3):
+        torch.testing.assert_close(replay(x), torch.full((3, 4), float(expected)))
+    assert replay.calls.item() == 2 and replay.last.tolist() == [3.0] * 4
+
+
+def test_hooks_of_the_module_run(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(4, 4))
+    net[0].register_forward_hook(lambda module, inputs, output: output * 10)
+    x = torch.randn(2, 4)
+    torch.testing.assert_close(capture(net, x, {}, None, tmp_path)(x), net(x))
+
+
+def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    body = """
+        import sys
+        from pathlib import Path
+        import torch
+        from precast import captured, exported
+        from precast.capture import Capture
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.linear = torch.nn.Linear(4, 4)
+            def forward(self, x):
+                with torch.autocast("cpu", dtype=torch.bfloat16):
+                    return self.linear(x)
+
+        torch.manual_seed(0)
+        net = Net()
+        asked = exported._asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
+        captured.save(Capture(asked[0], "forward", *asked[1:]), Path(sys.argv[1]))
+    """
+    for name, comment in (("a", ""), ("b", "# a comment moves every line\n")):
+        script.write_text(comment + textwrap.dedent(body), "utf-8")
+        subprocess.run([sys.executable, script, tmp_path / name], check=True)
+    names = sorted(file.name for file in (tmp_path / "a").iterdir())
+    assert names == ["buffers.pt", "captured.json", "program0.pt2", "program1.pt2", "replay.py", "weights.safetensors"]
+    assert [
+        name for name in names if (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
+    ] == []
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize(
+    ("net", "kind", "words"),
+    [
+        (Values(), precast.BuildError, [f"{__file__}:", "`Values.forward` can't be captured", "torch.where"]),
+        (Cache(), precast.BuildError, ["`cache` of its result is a object", "use_cache"]),
+        (Python(), precast.BuildError, ["`Python.forward` gives other answers", "registered buffer"]),
+        (nn.Linear(4, 4, device="meta"), precast.BadInput, ["meta device", "load its weights"]),
+        (torch.jit.trace(nn.ReLU(), torch.ones(1)), precast.BadInput, ["TorchScript"]),
+        (nn.Linear(5, 4), precast.BuildError, ["`Linear.forward` can't be captured: RuntimeError", "[2, 4] X [5, 4]"]),
+    ],
+)
+def test_a_module_that_can_t_be_captured_says_why(net: nn.Module, kind: type, words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(kind) as raised:
+        exported.build(net, torch.randn(2, 4), name="net", store=tmp_path / "artifacts")
+    for word in words:
+        assert word in str(raised.value)
+    assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"shapes": {"x": ["batch", 4]}}, "`buckets` has no sizes of it"),
+        ({"buckets": {"batch": [1]}}, "no input has this dimension"),
+        ({"shapes": {"y": ["batch", 4]}}, "names `y`, which is no tensor of the example"),
+        ({"shapes": {"x": ["batch"]}}, "has 1 axes of `x`, the example has 2"),
+        ({"shapes": {"x": ["batch", 5]}}, "axis 1 of `x` is 5 in `shapes`, and 4 in the example"),
+        ({"shapes": {"x": {2: "batch"}}}, "names axis 2 of `x`"),
+        ({"shapes": {"x": ["batch", 4]}, "buckets": {"batch": []}}, "has no size"),
+        ({"pad": {"y": 1}}, "`pad` names `y`"),
+        ({"ranges": {"y": (0, 1)}}, "`ranges` names `y`"),
+        ({"example_inputs": (1, 2)}, "too many positional arguments"),
+        ({"example_inputs": (None,)}, "no tensor"),
+        ({"example_inputs": ({"x": object()},)}, "input `x.x` is a object"),
+        ({"example_inputs": torch.zeros(2, dtype=torch.complex64)}, "torch.complex64"),
+    ],
+)
+def test_a_mistake_in_the_request_is_named(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(precast.BadInput) as raised:
+        exported.build(Structured(), **{"example_inputs": torch.randn(2, 4), "name": "net", **asked})
+    assert words in str(raised.value)
+
+
+def test_parameters_share_memory_and_have_every_name() -> None:
+    net = Odd()
+    named = exported.parameters(net)
+    assert named.keys() == net.state_dict().keys()
+    assert all(tensor.data_ptr() == net.state_dict()[name].data_ptr() for name, tensor in named.items())
+    assert named.keys() == exported.parameters(torch.compile(net)).keys()
+
+
+NET = """
+import torch
+import helper
+
+class Net(torch.nn.Module):
+    def __init__(self, width=4, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        self.linear = torch.nn.Linear(4, width)
+        self.register_buffer("table", torch.ones(3), persistent=False)
+        self.kinds = {"a", "b", "c"}
+        self.activation = torch.nn.functional.relu
+    def forward(self, x):
+        return helper.last(self.activation(self.linear(x)))
+"""
+HELPER = "def last(x):\n    return x * 2\n"
+RUN = """
+import sys
+sys.path.insert(0, {folder!r})
+import torch
+from precast import exported
+{define}
+for change, request in {changes!r}:
+    net = Net()
+    exec(change)
+    print(exported.digest(net, torch.ones(2, 4), **request))
+"""
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("", {}),
+    ("net.linear = torch.nn.Linear(4, 5)", {}),
+    ("net.bfloat16()", {}),
+    ("net.table += 1", {}),
+    ("net.kinds.add('d')", {}),
+    ("net.activation = torch.nn.functional.gelu", {}),
+    ("net.register_forward_hook(lambda *given: given[-1] + 1)", {}),
+    ("", {"shapes": {"x": ["batch", 4]}, "buckets": {"batch": [1]}}),
+    ("", {"options": {"freezing": False}}),
+]
+
+
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_digest_covers_code_structure_and_request(tmp_path: Path, inline: bool) -> None:
+    def digests(changes: list[tuple[str, dict[str, Any]]], net: str = NET, helper: str = HELPER) -> list[str]:
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        (folder / "helper.py").write_text(helper, "utf-8")
+        (folder / "net.py").write_text(net, "utf-8")
+        text = RUN.format(folder=str(folder), define=net if inline else "from net import Net", changes=changes)
+        return subprocess.run(
+            [sys.executable, "-c", text], check=True, stdout=subprocess.PIPE, encoding="utf-8"
+        ).stdout.split()
+
+    first, *others = digests(CHANGES)
+    assert len(first) == 32
+    assert digests([CHANGES[0], ("net.linear.weight.data.zero_(); net.train()", {})]) == [first, first]
+    others += digests([CHANGES[0]], net=NET.replace("helper.last(self", "1 + helper.last(self"))
+    others += digests([CHANGES[0]], helper=HELPER.replace("* 2", "* 3"))
+    assert len({first, *others}) == 1 + len(others) == 2 + len(CHANGES)
