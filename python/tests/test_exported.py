@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -243,6 +245,43 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
     assert [
         name for name in names if (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
     ] == []
+
+
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("tests_of_precast::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+"""
+
+
+def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice_operators.py").write_text(OPERATORS, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    twice = importlib.import_module("twice_operators").twice
+
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return twice(x)
+
+    for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
+        asked = exported._asked(Twice(), torch.randn(2), None, None, "forward")
+        folder = tmp_path / f"imports{len(imports)}"
+        captured.save(Capture(asked[0], "forward", *asked[1:]), folder, imports)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        process = subprocess.run(
+            [sys.executable, "-c", "import replay; replay.load()"],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert (process.returncode == 0) == bool(imports) and words in process.stderr
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
