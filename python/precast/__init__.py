@@ -45,10 +45,19 @@ if TYPE_CHECKING:
         verify,
         why,
     )
+    from .config import CompileConfig
+    from .smoke import CompileSmoketest
     from .spec import Spec
+    from .stabilizer import ShapeStabilizer
+    from .wrapper import CompiledModule, maybe_compile
 
 # Names that are imported when they are first used.
 _EXPORTS = {
+    "CompileConfig": "config",
+    "CompileSmoketest": "smoke",
+    "CompiledModule": "wrapper",
+    "ShapeStabilizer": "stabilizer",
+    "maybe_compile": "wrapper",
     "Spec": "spec",
     **dict.fromkeys(("bench", "build", "check", "deps", "diff", "doctor", "du", "export", "gc", "init"), "building"),
     **dict.fromkeys(("inspect", "log", "ls", "plan", "releases", "report", "rollback", "show"), "building"),
@@ -60,6 +69,9 @@ __all__ = [
     "BuildError",
     "Busy",
     "CallFailed",
+    "CompileConfig",
+    "CompileSmoketest",
+    "CompiledModule",
     "Error",
     "Fields",
     "LoadError",
@@ -68,6 +80,7 @@ __all__ = [
     "NoFit",
     "NotFound",
     "Session",
+    "ShapeStabilizer",
     "Spec",
     "Tensor",
     "__version__",
@@ -85,6 +98,7 @@ __all__ = [
     "load",
     "log",
     "ls",
+    "maybe_compile",
     "plan",
     "releases",
     "report",

@@ -1,0 +1,193 @@
+"""The engine of the backend `"precast"`: a release from the store, bound to the module's own tensors."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from . import batches, exported
+from .engine import Refused
+from .errors import BadInput, Busy, Error, LoadError, NoFit, NotFound
+from .guard import constants
+from .loading import load
+from .spec import Compile, Gate
+
+if TYPE_CHECKING:
+    from ._native import Model
+    from .region import Region
+
+_MISSING = object()
+
+
+class ArtifactEngine:
+    """Answers from a release. Without one that has the digest of the module and the settings, it builds one."""
+
+    guarded = True
+
+    def __init__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        config, self._net = region.config, region.module
+        self._names = region.names
+        tensors, others = batches.flat(args, kwargs, self._names)
+        self._defaults = _defaults(self._net)
+        self._others = self._given(others)
+        settings = {
+            "shapes": region.shapes or None,
+            "buckets": region.points or None,
+            "pad": dict(config.pad) if not isinstance(config.pad, bool) else None,
+            "mode": config.mode,
+            "dynamic": config.dynamic,
+            "options": {"freezing": False, **config.options},
+        }
+        if config.rtol is not None or config.atol is not None:
+            settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
+        digest = exported.digest(self._net, (args, kwargs), **settings)
+        name = config.name or type(self._net).__name__
+        name = f"{name}.{region.name}" if region.name else name
+        self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
+        try:
+            self._model = self._loaded(config.store, name, digest, tensors)
+        except Error as error:
+            if not isinstance(error, (NotFound, LoadError)):
+                raise
+            exported.build(
+                self._net,
+                (args, kwargs),
+                name=name,
+                compile=Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1)),
+                store=config.store,
+                release=digest,
+                progress=False,
+                **settings,
+            )
+            self.notes["built"] = True
+            self._model = self._loaded(config.store, name, digest, tensors)
+        self._tied = _tied(self._weights())
+        self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
+        self._pads = bool(config.pad)
+        self._run = self._model["forward"]
+        self._inputs = tuple(self._run.inputs)
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
+        with torch.no_grad():
+            answer = self._net._call_impl(*batches.copied(args), **batches.copied(kwargs))
+        self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer, in the structure of the module's own."""
+        given = self._in_order(args, kwargs)
+        if not self._pads and tuple(tuple(tensor.shape) for tensor in given) not in self._exact:
+            raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
+        try:
+            answer = self._run(*given)
+        except NoFit as error:
+            raise Refused("shape", error.args[0]) from None
+        except Busy as error:
+            raise Refused("busy", error.args[0]) from None
+        except BadInput as error:
+            raise Refused("inputs", error.args[0]) from None
+        return self._nested(answer)
+
+    def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+        """Returns the tensors of a call in the order of the release. Raises `Refused` for other inputs."""
+        values, form = (*args, *kwargs.values()), (len(args), *kwargs)
+        plain = all(type(value) is Tensor for value in values)
+        places = self._places.get(form) if plain else None
+        if places is not None:
+            given = [values[place] for place in places]
+        else:
+            tensors, others = batches.flat(args, kwargs, self._names)
+            if tensors.keys() != set(self._inputs) or self._given(others) != self._others:
+                raise Refused("inputs", self._other_inputs(tensors, others))
+            given = [tensors[name] for name in self._inputs]
+            if plain:
+                names = list(tensors)
+                self._places[form] = [names.index(name) for name in self._inputs]
+            for name, tensor in zip(self._inputs, given, strict=True):
+                if type(tensor) not in (Tensor, nn.Parameter):
+                    raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
+        return [tensor.detach() if tensor.requires_grad else tensor for tensor in given]
+
+    def bind(self) -> None:
+        """Binds the tensors that the module has now."""
+        for name, tensor in constants(self._net):
+            if not torch.equal(tensor, self._fixed.get(name, tensor.new_empty(0))):
+                raise Refused("parameters", f"`{name}` has other values than in the build, and is no parameter")
+        weights = self._weights()
+        now = _tied(weights)
+        for name, first in self._tied.items():
+            if now.get(name) != now.get(first):
+                raise Refused("parameters", f"`{name}` and `{first}` were one tensor in the build, and are two now")
+        try:
+            self._model.swap(weights)
+        except Error as error:
+            raise Refused("parameters", error.args[0]) from None
+
+    def close(self) -> None:
+        """Frees the artifacts after their last call."""
+        self._model.close()
+
+    def _loaded(self, store: str | Path, name: str, release: str, tensors: dict[str, Tensor]) -> Model:
+        device = str(_device(self._net, tensors))
+        return load(store, f"{name}@{release}", device=device, weights=self._weights())
+
+    def _weights(self) -> dict[str, Tensor]:
+        return exported.parameters(self._net)
+
+    def _given(self, others: dict[str, Any]) -> dict[str, tuple[type, Any]]:
+        """Returns the other values of a call, with their types, without those that are the parameter's default."""
+        return {
+            name: (type(value), value)
+            for name, value in others.items()
+            if not (type(self._defaults.get(name, _MISSING)) is type(value) and self._defaults[name] == value)
+        }
+
+    def _nested(self, answer: Any) -> Any:
+        if isinstance(self._template, Tensor) and isinstance(answer, Tensor):
+            return answer
+        found = iter(batches.tensors(answer))
+        return batches.mapped(self._template, lambda *_: next(found))
+
+    def _shapes(self, region: Region, tensors: dict[str, Tensor], point: dict[str, int]) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of the inputs in a bucket."""
+        return tuple(
+            tuple(
+                point.get(dim, size) if isinstance(dim, str) else size
+                for dim, size in zip(region.shapes.get(name, tensor.shape), tensor.shape, strict=True)
+            )
+            for name, tensor in ((name, tensors[name]) for name in self._inputs)
+        )
+
+    def _other_inputs(self, tensors: dict[str, Tensor], others: dict[str, Any]) -> str:
+        if odd := sorted(tensors.keys() ^ set(self._inputs)):
+            return f"input `{odd[0]}` is {'new' if odd[0] in tensors else 'missing'}"
+        given = self._given(others)
+        odd = sorted(key for key in given.keys() | self._others.keys() if given.get(key) != self._others.get(key))
+        was = self._others.get(odd[0], (None, "left out"))[1]
+        return f"`{odd[0]}` is {given.get(odd[0], (None, 'left out'))[1]!r}, and was {was!r} in the sample batch"
+
+
+def _tied(weights: dict[str, Tensor]) -> dict[str, str]:
+    """Returns for each name the first name with the same memory."""
+    first: dict[Any, str] = {}
+    return {
+        name: first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name)
+        for name, tensor in weights.items()
+        if tensor.numel()
+    }
+
+
+def _defaults(net: nn.Module) -> dict[str, Any]:
+    try:
+        parameters = inspect.signature(net.forward).parameters.values()
+    except (TypeError, ValueError):
+        return {}
+    return {each.name: each.default for each in parameters if each.default is not each.empty}
+
+
+def _device(net: nn.Module, tensors: dict[str, Tensor]) -> torch.device:
+    first = next(iter([*net.parameters(), *net.buffers(), *tensors.values()]))
+    return first.device

@@ -1,0 +1,102 @@
+"""Settings of `precast.maybe_compile`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+FAIL_POLICIES = ("fallback_eager", "raise")
+DECLARED = ("enabled", "backend", "mode", "dynamic", "fullgraph", "options", "healthcheck", "smoketest_steps")
+"""The settings that a submodule may declare with `get_torch_compile_config`."""
+
+
+@dataclass(frozen=True)
+class CompileConfig:
+    """How a module is compiled, and what happens when it can't be.
+
+    A wrong value raises `ValueError` here, so that `maybe_compile` has only valid settings.
+    """
+
+    enabled: bool = True
+    """`False`: the module itself answers every call."""
+    backend: str = "precast"
+    """`"precast"`: artifacts from the store. `"eager"`: the module itself. Any other name is one of
+    `torch.compile(backend=…)`, as `"inductor"`."""
+    mode: str = "default"
+    """One of `MODES`. The second and the third run as CUDA graphs on a GPU."""
+    dynamic: bool | Mapping[str, Any] | None = None
+    """`True`, or `{"seq": {"min": 2, "max": 512}}`: one more artifact, for every size. `None` is `False`; a backend of
+    torch then makes a dimension dynamic at its second size."""
+    fullgraph: bool = True
+    """For backends of torch: `True` refuses graph breaks. Artifacts always hold the whole graph of a module."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Inductor's options by their own names."""
+    allowlist: Sequence[str] = ("*",)
+    """Patterns of submodule names, as `"encoder.layer.*"` (`fnmatch`). The module itself has the name `""`."""
+    blocklist: Sequence[str] = ()
+    """Patterns of submodule names that are not compiled; stronger than the allowlist."""
+    healthcheck: bool = True
+    """`False`: no comparison with eager before the first call."""
+    smoketest_steps: int = 3
+    """Calls of the comparison with eager."""
+    fail_policy: str = "fallback_eager"
+    """`"fallback_eager"`: failures are logged, and the module itself answers. `"raise"`: failures are raised."""
+    buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Sizes of each bucketed dimension: `{"batch": [1, 8], "seq": [32, 128]}`. Empty: the sizes of the sample batch."""
+    shapes: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
+    """The dimensions of each bucketed input: `{"input_ids": ["batch", "seq"]}`."""
+    pad: bool | Mapping[str, float] = True
+    """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0."""
+    name: str | None = None
+    """The name of the release. A second process with the same name and the same sources starts without a build."""
+    store: str | Path = "artifacts"
+    """The folder of the store."""
+    rtol: float | None = None
+    """Relative tolerance of the comparison with eager. `None`: by dtype."""
+    atol: float | None = None
+    """Absolute tolerance of the comparison with eager. `None`: by dtype."""
+
+    def __post_init__(self) -> None:
+        _one_of("mode", self.mode, MODES)
+        _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
+        if not isinstance(self.backend, str) or not self.backend:
+            raise ValueError(f"`backend` is {self.backend!r}, not the name of a backend")
+        if not isinstance(self.smoketest_steps, int) or self.smoketest_steps < 0:
+            raise ValueError(f"`smoketest_steps` is {self.smoketest_steps!r}, not a number of calls")
+        for key in ("allowlist", "blocklist"):
+            patterns = getattr(self, key)
+            if isinstance(patterns, str) or not all(isinstance(pattern, str) for pattern in patterns):
+                raise ValueError(f"`{key}` is {patterns!r}, not a list of patterns")
+        for dim, sizes in self.buckets.items():
+            if not sizes or not all(isinstance(size, int) and size > 0 for size in sizes):
+                raise ValueError(f"`buckets` has {sizes!r} for `{dim}`, not a list of sizes")
+        for name, axes in self.shapes.items():
+            if unknown := [axis for axis in axes if isinstance(axis, str) and axis not in self.buckets]:
+                raise ValueError(f"`shapes` names `{unknown[0]}` for `{name}`, which `buckets` has no sizes for")
+        used = {axis for axes in self.shapes.values() for axis in axes}
+        if unused := [dim for dim in self.buckets if dim not in used]:
+            raise ValueError(f"`buckets` has `{unused[0]}`, which `shapes` names for no input")
+
+    def declared(self, settings: Mapping[str, Any]) -> CompileConfig:
+        """Returns these settings, with those that a submodule declares in their place; `options` are merged."""
+        if unknown := [key for key in settings if key not in DECLARED]:
+            known = ", ".join(DECLARED)
+            raise ValueError(f"`get_torch_compile_config` returns `{unknown[0]}`; a submodule may set {known}")
+        changes = dict(settings)
+        if "options" in changes:
+            changes["options"] = {**self.options, **changes["options"]}
+        return replace(self, **changes)
+
+    def points(self) -> list[dict[str, int]]:
+        """Returns the buckets: every combination of the sizes."""
+        sizes = itertools.product(*self.buckets.values())
+        return [dict(zip(self.buckets, each, strict=True)) for each in sizes] if self.buckets else []
+
+
+def _one_of(key: str, value: Any, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"`{key}` is {value!r}; it must be one of {', '.join(map(repr, known))}")

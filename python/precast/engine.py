@@ -1,0 +1,63 @@
+"""Engines: what answers the calls of a region. Each answers by its own compiled code, or raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from .config import CompileConfig
+from .guard import Refusal
+
+
+class Refused(Exception):
+    """An engine has no answer for a call; the module itself answers it."""
+
+    def __init__(self, code: str, detail: str) -> None:
+        super().__init__(detail)
+        self.refusal = Refusal(code, detail)
+
+
+class Engine(Protocol):
+    """The compiled code of a region."""
+
+    guarded: bool
+    """Whether `Guard` and `Tensors` must be checked before each call."""
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer. Raises `Refused` for a call that it has no code for."""
+
+    def bind(self) -> None:
+        """Takes the module's tensors as they are now. Raises `Refused` if they do not fit."""
+
+    def close(self) -> None:
+        """Lets the compiled code go."""
+
+
+class TorchEngine:
+    """`torch.compile` with one of its backends. It guards its calls itself."""
+
+    guarded = False
+
+    def __init__(self, module: nn.Module, config: CompileConfig) -> None:
+        options = dict(config.options) or None
+        self._call: Callable[..., Any] = torch.compile(
+            module._call_impl,
+            backend=config.backend,
+            mode=None if options or config.mode == "default" else config.mode,
+            dynamic=None if config.dynamic is None else bool(config.dynamic),
+            fullgraph=config.fullgraph,
+            options=options,
+        )
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer, and compiles where `torch.compile` does."""
+        return self._call(*args, **kwargs)
+
+    def bind(self) -> None:
+        """Does nothing: the compiled code reads the module's tensors in each call."""
+
+    def close(self) -> None:
+        """Does nothing."""

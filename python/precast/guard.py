@@ -1,0 +1,228 @@
+"""The state of a module that its artifacts were captured with, and a fast check that it is still the same.
+
+An artifact has the module's code, flags and plain attributes inside, and reads its tensors by pointer. So each call
+compares, before an artifact answers it:
+
+- the attributes of all submodules, `training` among them, and the attributes of objects that they hold, as a
+  configuration: by identity, then by `==`
+- the tree of submodules
+- forward hooks, of submodules and global ones
+- modes of torch that change what a module computes: autocast, tracing, function and dispatch modes
+- the tensors: their identity and their addresses
+
+Attributes that the module writes in its own forward are left out. Changes inside an object that an attribute of such
+an object holds, and of global variables, are not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from operator import attrgetter
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.modules.module as global_hooks
+from torch import Tensor, nn
+
+from . import batches
+
+_MISSING = object()
+_GLOBAL_HOOKS = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
+_PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
+_SEPARATE = ("_parameters", "_buffers")
+_address = Tensor.data_ptr
+_values = dict.values
+_version = attrgetter("_version")
+
+
+class Refusal(NamedTuple):
+    """A reason for which the module itself answers a call."""
+
+    code: str
+    """The name of the counter."""
+    detail: str
+    """The reason in words."""
+
+
+_TRAINING = Refusal("training", "the module is in training mode; artifacts answer in eval mode")
+
+
+class _Except:
+    """A dictionary that is compared without some of its keys."""
+
+    __slots__ = ("held", "keys")
+
+    def __init__(self, held: dict[Any, Any], keys: frozenset[Any]) -> None:
+        self.held, self.keys = held, keys
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, dict)
+        mine = {key: value for key, value in self.held.items() if key not in self.keys}
+        return mine == {key: value for key, value in other.items() if key not in self.keys}
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Guard:
+    """A module's state at one moment."""
+
+    def __init__(self, module: nn.Module, ignored: Iterable[tuple[str, str]] = ()) -> None:
+        """Takes the state, with all submodules in eval mode. `ignored`: attributes, as `changes` returns them."""
+        self.ignored = set(ignored)
+        self._module = module
+        self._places: list[str] = []
+        self._live: list[Any] = []
+        self._taken: list[Any] = []
+        modules = dict(module.named_modules())
+        for name, each in modules.items():
+            self._add(name, vars(each), training=True)
+            self._add(name, each._modules)
+        for name, value in _objects(modules):
+            self._add(name, value)
+        self._hooks = [hooks for each in modules.values() for hooks in (each._forward_hooks, each._forward_pre_hooks)]
+        self._hooks += _GLOBAL_HOOKS
+        self._owners = [getattr(each, kind) for each in modules.values() for kind in _SEPARATE]
+        self._device = next((tensor.device.type for tensor in self.tensors()), "cpu")
+
+    def _add(self, name: str, held: Any, training: bool = False) -> None:
+        taken = held.copy()
+        if training:
+            taken["training"] = False
+        keys = frozenset(key for place, key in self.ignored if place == name)
+        if isinstance(held, dict) and keys:
+            held = _Except(held, keys)
+        self._places.append(name)
+        self._live.append(held)
+        self._taken.append(taken)
+
+    def tensors(self) -> list[Tensor]:
+        """Returns the parameters and buffers as they are now."""
+        return [tensor for tensor in chain.from_iterable(map(_values, self._owners)) if tensor is not None]
+
+    def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
+        """Returns the reason for which a call can't be answered by an artifact, if there is one."""
+        if self._module.training:
+            return _TRAINING
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return Refusal("tracing", "a tracer records the call")
+        if (
+            torch._C._len_torch_function_stack()
+            or torch._C._len_torch_dispatch_stack()
+            or torch._C._functorch.peek_interpreter_stack() is not None
+        ):
+            return Refusal("mode", "a function or dispatch mode, or a transform of `torch.func`, is active")
+        if any(self._hooks):
+            return self.hooked()
+        try:
+            same = self._live == self._taken
+        except Exception:  # an `==` of the module's own objects
+            same = False
+        if not same:
+            return self._changed()
+        if torch.is_autocast_enabled(self._device):
+            return Refusal("autocast", f"autocast is on for {self._device}")
+        if torch.is_grad_enabled():
+            if any(tensor.requires_grad for tensor in (*self.tensors(), *batches.tensors((args, kwargs)))):
+                return Refusal(
+                    "gradients",
+                    "gradients are recorded, and artifacts have none: call it under `torch.no_grad()` or "
+                    "`torch.inference_mode()`, or switch gradients off with `requires_grad_(False)`",
+                )
+        return None
+
+    def changes(self) -> Iterator[tuple[str, str]]:
+        """Yields the submodule's name and the attribute of each change."""
+        for name, live, taken in zip(self._places, self._live, self._taken, strict=True):
+            if isinstance(live, _Except):
+                skipped, live = live.keys, live.held
+            else:
+                skipped = frozenset()
+            if not isinstance(live, dict):
+                if not _same(live, taken):
+                    yield name, "content"
+                continue
+            for key in live.keys() | taken.keys():
+                if key not in skipped and not _same(live.get(key, _MISSING), taken.get(key, _MISSING)):
+                    yield name, str(key)
+
+    def _changed(self) -> Refusal:
+        changes = list(self.changes())
+        training = [name for name, key in changes if key == "training"]
+        if training:
+            return Refusal("training", f"{_named(training[0])} is in training mode; artifacts answer in eval mode")
+        if not changes:
+            return Refusal("attributes", "an attribute can't be compared")
+        name, key = changes[0]
+        where = f"{name}.{key}" if name else key
+        return Refusal("attributes", f"`{where}` is not as it was when the module was compiled")
+
+    def hooked(self) -> Refusal | None:
+        """Returns the refusal for forward hooks, if there are any."""
+        for name, each in self._module.named_modules():
+            if each._forward_hooks or each._forward_pre_hooks:
+                return Refusal("hooks", f"{_named(name)} has forward hooks")
+        return Refusal("hooks", "there are global forward hooks") if any(_GLOBAL_HOOKS) else None
+
+
+class Tensors:
+    """The tensors of a module at one moment: by identity and address, constants also by version."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._owners = guard._owners
+        self._constants = [tensor for _, tensor in constants(guard._module) if not tensor.is_inference()]
+        self._versions = list(map(_version, self._constants))
+        self._values = list(chain.from_iterable(map(_values, self._owners)))
+        self._ids = list(map(id, self._values))
+        self._tensors = [tensor for tensor in self._values if tensor is not None]
+        self._addresses = list(map(_address, self._tensors))
+
+    def moved(self) -> bool:
+        """Returns whether a tensor was replaced since, or has another address, or a constant was written."""
+        ids = list(map(id, chain.from_iterable(map(_values, self._owners))))
+        return (
+            ids != self._ids
+            or list(map(_address, self._tensors)) != self._addresses
+            or list(map(_version, self._constants)) != self._versions
+        )
+
+
+def constants(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yields the tensors whose values a program has inside: buffers that are not persistent, and plain attributes."""
+    for name, each in module.named_modules():
+        own = {key: each._buffers.get(key) for key in each._non_persistent_buffers_set}
+        for key, value in {**own, **vars(each)}.items():
+            if isinstance(value, Tensor):
+                yield f"{name}.{key}" if name else key, value
+
+
+def _objects(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Any]]:
+    """Yields each object and container that an attribute of a submodule holds, once."""
+    seen: set[int] = set()
+    for name, module in modules.items():
+        for key, value in vars(module).items():
+            if key.startswith("_") and key in vars(_EMPTY):
+                continue
+            if id(value) in seen or isinstance(value, _PLAIN):
+                continue
+            seen.add(id(value))
+            where = f"{name}.{key}" if name else key
+            if isinstance(value, (dict, list, set)):
+                yield where, value
+            elif isinstance(getattr(value, "__dict__", None), dict):
+                yield where, vars(value)
+
+
+_EMPTY = nn.Module()
+
+
+def _same(here: Any, there: Any) -> bool:
+    try:
+        return here is there or bool(here == there)
+    except Exception:
+        return False
+
+
+def _named(name: str) -> str:
+    return f"submodule `{name}`" if name else "the module"

@@ -1,0 +1,268 @@
+"""A region: a module, the compiled code of it, and the decision which of the two answers a call."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import batches
+from .config import CompileConfig
+from .engine import Engine, Refused, TorchEngine
+from .guard import Guard, Refusal, Tensors
+from .logs import Log
+from .regions import resized
+from .smoke import CompileSmoketest, inference, restored_generators
+
+FAILURES = 3
+"""Calls that fail one after the other, after which the compiled code is no longer asked."""
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Positional and keyword arguments of a call."""
+Opener = Callable[["Region", tuple[Any, ...], dict[str, Any]], Engine]
+"""Returns the engine of a region for the inputs of a sample."""
+
+
+class CompileFailed(RuntimeError):
+    """A region can't be compiled, or its answers differ from eager's."""
+
+
+class Region:
+    """A module that answers by compiled code, or by itself for a named reason."""
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Module,
+        config: CompileConfig,
+        log: Log,
+        *,
+        opener: Opener | None = None,
+    ) -> None:
+        self.name, self.module, self.config, self.log = name, module, config, log
+        self.shapes: dict[str, Any] = dict(config.shapes)
+        self.points: list[dict[str, int]] = config.points()
+        self.names = positional(module)
+        self.engine: Engine | None = None
+        self.attempted: dict[str, Any] | None = None
+        self._opener = opener or opened
+        self._guard: Guard | None = None
+        self._tensors: Tensors | None = None
+        self._refusal: Refusal | None = None if config.enabled else Refusal("disabled", "`enabled` is false")
+        if config.enabled and config.backend == "eager":
+            self._refusal = Refusal("disabled", '`backend` is "eager"')
+        self._unbound: Refusal | None = None
+        self._failures = 0
+        self._opening = threading.Lock()
+        self._counting = threading.Lock()
+        self._answered, self._rebound = 0, 0
+        self._reasons: Counter[str] = Counter()
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
+        """Returns the answer of the compiled code, or of `original`."""
+        error: BaseException | None = None
+        refusal = self._check(args, kwargs)
+        if refusal is None:
+            assert self.engine is not None
+            try:
+                answer = self.engine.answer(args, kwargs)
+            except Refused as refused:
+                refusal = refused.refusal
+            except Exception as failed:
+                if self.config.fail_policy == "raise":
+                    raise
+                error, refusal = failed, Refusal("failed", f"{type(failed).__name__}: {failed}")
+                self._failed(failed)
+            else:
+                with self._counting:
+                    self._answered += 1
+                self._failures = 0
+                return answer
+        self._fall_back(refusal, error)
+        return original(*args, **kwargs)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compiles the region, or finds it compiled, for these inputs, and compares it with eager.
+
+        A module with forward hooks waits for its first call without them. Raises only with `fail_policy = "raise"`.
+        """
+        with self._opening:
+            self._prepare(args, kwargs)
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._refusal is not None or self.engine is not None:
+            return
+        if (hooked := Guard(self.module).hooked()) is not None and self.config.backend == "precast":
+            self.log.fallback(self.name, hooked)
+            return
+        began, error = time.perf_counter(), None
+        notes: dict[str, Any] = {}
+        with restored_generators():
+            try:
+                self.engine, notes = self._opened(args, kwargs)
+            except Exception as failed:
+                error = failed
+        self._attempted(time.perf_counter() - began, error, **notes)
+
+    def refuse(self, error: BaseException) -> None:
+        """Leaves the region to the module itself, after a failure. Raises it with `fail_policy = "raise"`."""
+        self._attempted(0.0, error)
+
+    def _attempted(self, seconds: float, error: BaseException | None, **notes: Any) -> None:
+        if error is not None:
+            self._refusal = Refusal("not compiled", f"{type(error).__name__}: {error}")
+        self.attempted = self.log.attempt(self.name, self.config, seconds, error, **notes)
+        if error is not None and self.config.fail_policy == "raise":
+            raise error
+
+    def report(self) -> dict[str, Any]:
+        """Returns counters, and the values of the attempt to compile."""
+        with self._counting:
+            reasons = dict(self._reasons)
+            return {
+                "answers": "artifact" if self.engine is not None and self._refusal is None else "original",
+                "artifact": self._answered,
+                "original": sum(reasons.values()),
+                "reasons": reasons,
+                "rebinds": self._rebound,
+                "attempt": self.attempted,
+            }
+
+    def close(self) -> None:
+        """Lets the compiled code go; the module itself answers from now on."""
+        with self._opening:
+            self._refusal = Refusal("closed", "it was closed")
+            if self.engine is not None:
+                self.engine.close()
+
+    def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
+        if self._refusal is not None:
+            return self._refusal
+        if self.engine is None:
+            refusal = self._open_at_first_call(args, kwargs)
+            if refusal is not None:
+                return refusal
+        if self._guard is None or self._tensors is None:
+            return None
+        refusal = self._guard.refusal(args, kwargs)
+        if refusal is not None:
+            return refusal
+        if self._tensors.moved():
+            self._rebind()
+        return self._unbound
+
+    def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
+        refusal = Guard(self.module).refusal(args, kwargs) if self.config.backend == "precast" else None
+        if refusal is not None:
+            return refusal
+        if not self._opening.acquire(blocking=False):
+            return Refusal("compiling", "another thread compiles it")
+        try:
+            self._prepare(args, kwargs)
+        finally:
+            self._opening.release()
+        return self._refusal if self.engine is not None or self._refusal is not None else Guard(self.module).hooked()
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
+        """Returns the engine, compared with eager, and values for the log; sets the guard."""
+        guard = Guard(self.module)
+        with torch.inference_mode(False), inference(self.module), _without_autocast():
+            args, kwargs = self._covered(*batches.copied((args, kwargs)))
+            with self._bare():
+                engine = self._opener(self, args, kwargs)
+            notes = dict(getattr(engine, "notes", {}))
+            if self.config.healthcheck and self.config.smoketest_steps:
+                test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
+                answer, eager = (lambda *a, **k: engine.answer(a, k)), self.module._call_impl
+                result = test.compare(answer, eager, self.module, args, kwargs)
+                notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
+                if not result.ok:
+                    engine.close()
+                    raise CompileFailed(f"the smoke test failed: {result.reason}") from result.exception
+            written = set(guard.changes())
+        if engine.guarded:
+            self._guard = Guard(self.module, written) if written else guard
+            self._tensors = Tensors(self._guard)
+        return engine, notes
+
+    def _covered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Returns the arguments, at the sizes of the last bucket if none covers them."""
+        if not self.points:
+            return args, kwargs
+        named = {**dict(zip(self.names, args, strict=False)), **kwargs}
+        own = batches.sizes(named, {name: axes for name, axes in self.shapes.items() if name in named})
+        for point in self.points:
+            if point == own or (self.config.pad and all(own[dim] <= size for dim, size in point.items() if dim in own)):
+                return args, kwargs
+        return resized((args, kwargs), self.shapes, self.names, self.points[-1])
+
+    @contextmanager
+    def _bare(self) -> Iterator[None]:
+        """Runs a block in which a call of the module does not come back to this region."""
+        entry = vars(self.module).pop("_compiled_call_impl", None)
+        try:
+            yield
+        finally:
+            if entry is not None:
+                self.module._compiled_call_impl = entry
+
+    def _rebind(self) -> None:
+        with self._opening:
+            assert self.engine is not None and self._guard is not None and self._tensors is not None
+            if not self._tensors.moved():
+                return
+            tensors = Tensors(self._guard)
+            try:
+                self.engine.bind()
+                self._unbound = None
+                self._rebound += 1
+            except Refused as refused:
+                self._unbound = refused.refusal
+            except Exception as failed:
+                self._unbound = Refusal("parameters", f"{type(failed).__name__}: {failed}")
+            self._tensors = tensors
+
+    def _failed(self, error: BaseException) -> None:
+        self._failures += 1
+        if self._failures >= FAILURES:
+            detail = f"{FAILURES} calls failed, the last with {type(error).__name__}: {error}"
+            self._refusal = Refusal("failed", detail)
+
+    def _fall_back(self, refusal: Refusal, error: BaseException | None) -> None:
+        with self._counting:
+            self._reasons[refusal.code] += 1
+            first = self._reasons[refusal.code] == 1
+        if first or error is not None:
+            self.log.fallback(self.name, refusal, error)
+
+
+def opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+    """Returns the engine of a region's backend."""
+    if region.config.backend != "precast":
+        return TorchEngine(region.module, region.config)
+    from .artifacts import ArtifactEngine
+
+    return ArtifactEngine(region, args, kwargs)
+
+
+@contextmanager
+def _without_autocast() -> Iterator[None]:
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
+def positional(module: nn.Module) -> tuple[str, ...]:
+    """Returns the names of the parameters of a module's `forward` that may be given by position."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return tuple(each.name for each in parameters if each.kind in by_position)

@@ -1,0 +1,175 @@
+"""The comparison of a compiled module with the module itself."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import batches
+
+
+@dataclass(frozen=True)
+class SmokeResult:
+    """The result of a comparison."""
+
+    ok: bool
+    """Whether every step agreed within the tolerance."""
+    steps: int
+    """Steps that agreed."""
+    max_error: float
+    """The largest error of an element, relative to the largest value of its output."""
+    seconds: float
+    """The time of all calls."""
+    reason: str | None = None
+    """The first difference, or the failure."""
+    exception: BaseException | None = None
+    """The exception of a call that failed."""
+
+
+class CompileSmoketest:
+    """Calls a compiled module and the module itself on the same batch, and compares the answers.
+
+    Both get copies of the batch and the same states of the random generators. Generators, training flags and buffers
+    are afterwards as they were.
+    """
+
+    def __init__(self, steps: int = 3, *, rtol: float | None = None, atol: float | None = None) -> None:
+        self.steps, self.rtol, self.atol = steps, rtol, atol
+
+    def run(
+        self,
+        model: Callable[..., Any],
+        batch: Any,
+        eager: nn.Module | None = None,
+        *,
+        optimizer: Any = None,
+        loss_fn: Any = None,
+    ) -> SmokeResult:
+        """Compares `model` with `eager`; without it, with the module that `model` wraps.
+
+        Both run in eval mode and without gradients. Raises `NotImplementedError` for an optimizer or a loss, and
+        `ValueError` if there is no module to compare with; failures of a call are in the result.
+        """
+        if optimizer is not None or loss_fn is not None:
+            given = "optimizer" if optimizer is not None else "loss_fn"
+            raise NotImplementedError(f"`{given}`: only inference is compared; training steps are not supported yet")
+        original = eager if eager is not None else getattr(model, "_orig_mod", None)
+        if not isinstance(original, nn.Module):
+            raise ValueError("no module to compare with: pass `eager`")
+        return self.compare(model, original, original, *batches.arguments(batch))
+
+    def compare(
+        self,
+        compiled: Callable[..., Any],
+        eager: Callable[..., Any],
+        module: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> SmokeResult:
+        """Compares the answers of two functions of one module to the same arguments."""
+        began, steps, worst = time.perf_counter(), 0, 0.0
+
+        def result(reason: str | None = None, exception: BaseException | None = None) -> SmokeResult:
+            return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+
+        with restored_generators(), inference(module):
+            for _ in range(self.steps):
+                state = generators()
+                try:
+                    with unchanged_buffers(module) as changed:
+                        expected, kept = _call(eager, args, kwargs)
+                except Exception as error:
+                    return result(f"eager fails: {type(error).__name__}: {error}", error)
+                if changed:
+                    return result(f"the module changes its buffer `{changed[0]}` in a call")
+                restore_generators(state)
+                try:
+                    got, mine = _call(compiled, args, kwargs)
+                except Exception as error:
+                    return result(f"{type(error).__name__}: {error}", error)
+                problem, error_ = batches.difference(got, expected, self.rtol, self.atol)
+                worst = max(worst, error_)
+                if problem is None:
+                    problem, _ = batches.difference(mine, kept, self.rtol, self.atol, "input, after the call,")
+                if problem is not None:
+                    return result(problem)
+                steps += 1
+        return result()
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Returns the answer to copies of the arguments, and these copies as the call left them."""
+    args, kwargs = batches.copied(args), batches.copied(kwargs)
+    return function(*args, **kwargs), [*args, *kwargs.values()]
+
+
+@contextmanager
+def unchanged_buffers(module: nn.Module) -> Iterator[list[str]]:
+    """Runs a block and puts the buffers of a module back; yields a list that gets the names of those that changed."""
+    before = [(name, buffer, _version(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()]
+    changed: list[str] = []
+    try:
+        yield changed
+    finally:
+        now = dict(module.named_buffers())
+        for name, buffer, version, copy in before:
+            if now.get(name) is not buffer or _version(buffer) != version:
+                changed.append(name)
+                owner, _, key = name.rpartition(".")
+                module.get_submodule(owner)._buffers[key] = buffer
+                with torch.no_grad():
+                    buffer.copy_(copy)
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version
+
+
+@contextmanager
+def inference(module: nn.Module) -> Iterator[None]:
+    """Runs a block without gradients and with all submodules in eval mode; their flags are put back."""
+    flags = [(each, each.training) for each in module.modules()]
+    try:
+        for each, _ in flags:
+            each.training = False
+        with torch.no_grad():
+            yield
+    finally:
+        for each, training in flags:
+            each.training = training
+
+
+def generators() -> tuple[Any, ...]:
+    """Returns the states of the random generators of torch, Python and NumPy."""
+    numpy = sys.modules.get("numpy")
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy is not None else None
+
+
+def restore_generators(state: tuple[Any, ...]) -> None:
+    """Puts the states of the random generators back."""
+    cpu, cuda, python, numpy = state
+    torch.set_rng_state(cpu)
+    if cuda is not None:
+        torch.cuda.set_rng_state_all(cuda)
+    random.setstate(python)
+    if numpy is not None:
+        sys.modules["numpy"].random.set_state(numpy)
+
+
+@contextmanager
+def restored_generators() -> Iterator[None]:
+    """Runs a block and puts the random generators back to their states before it."""
+    state = generators()
+    try:
+        yield
+    finally:
+        restore_generators(state)

@@ -1,0 +1,315 @@
+"""`maybe_compile`: a module that answers from compiled artifacts, and from the original module in every other case.
+
+The wrapper has the original's attributes, parameters and `state_dict` keys, without a prefix. Each call is answered by
+an artifact if all of this holds, and else by the original, with a counter and a reason in the log:
+
+| counter | the original answers because |
+|---|---|
+| `disabled` | `enabled` is false, or `backend` is `"eager"` |
+| `not compiled` | capture, build, load or the smoke test failed |
+| `compiling` | another thread compiles |
+| `training` | a submodule is in training mode |
+| `gradients` | gradients are recorded, and an input or a parameter requires them |
+| `hooks` | a submodule has forward hooks, or there are global ones |
+| `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
+| `parameters` | a parameter has another dtype, shape or device |
+| `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
+| `shape` | no bucket covers the sizes |
+| `autocast`, `mode`, `tracing` | a mode of torch changes what the module computes, or records it |
+| `failed` | the artifact failed |
+| `closed` | `close` was called |
+
+Parameters and buffers stay the module's own: artifacts read them by pointer, so that changes in place, as by
+`load_state_dict`, an optimizer or a merge, are seen. A tensor at another address is bound again at the next call.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import batches, regions
+from .config import CompileConfig
+from .logs import Log
+from .region import Arguments, Opener, Region, positional
+from .smoke import inference, restored_generators
+
+_OWN = ("_precast", "_orig_mod", "forward")
+_DELEGATED = (
+    *("train", "eval", "apply", "to", "to_empty", "cpu", "cuda", "xpu", "half", "float", "double", "bfloat16", "type"),
+    *("requires_grad_", "zero_grad", "share_memory", "_apply"),
+    *("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"),
+    *("get_extra_state", "set_extra_state"),
+    *("parameters", "named_parameters", "buffers", "named_buffers", "_named_members"),
+    *("modules", "named_modules", "children", "named_children"),
+    *("get_submodule", "set_submodule", "get_parameter", "get_buffer"),
+    *("register_parameter", "register_buffer", "register_module", "add_module"),
+    *("register_state_dict_post_hook", "register_state_dict_pre_hook", "_register_state_dict_hook"),
+    *("register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"),
+)
+_OF_THE_ORIGINAL = (
+    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
+    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
+)
+
+
+def maybe_compile(
+    model: nn.Module,
+    config: CompileConfig | None = None,
+    logger: Any = None,
+    sample_batch: Any = None,
+) -> CompiledModule:
+    """Returns a module that answers from artifacts, or from `model` for what they can't answer.
+
+    `sample_batch` has the inputs of one call: a mapping of names, a tuple of positions, or a single tensor. Without it
+    the first call compiles, as with `torch.compile`. With `config.name` a second process finds the release of the
+    first by the digest of its sources, settings and shapes, and captures nothing.
+
+    Failures are logged to `logger`, and never raised unless `config.fail_policy` is `"raise"`. Errors of the original
+    itself are raised as ever.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"`model` is {type(model).__name__}, not a `torch.nn.Module`")
+    if isinstance(model, CompiledModule):
+        model = model._orig_mod
+    sample = None if sample_batch is None else batches.arguments(sample_batch)
+    return CompiledModule(model, Compilation(model, config or CompileConfig(), Log(logger), sample))
+
+
+class Compilation:
+    """The regions of a module, and the call that goes through them."""
+
+    def __init__(
+        self,
+        module: nn.Module,
+        config: CompileConfig,
+        log: Log,
+        sample: Arguments | None = None,
+        *,
+        opener: Opener | None = None,
+        now: bool = True,
+    ) -> None:
+        self.module, self.config, self.log, self.opener = module, config, log, opener
+        self.sample = sample
+        self._inside = threading.local()
+        self.regions: dict[str, Region] = {}
+        if not config.enabled or config.backend == "eager":
+            chosen = {"": config}
+            log.attempt("", config, 0.0, None)
+        else:
+            try:
+                chosen = regions.chosen(module, config)
+            except Exception as error:
+                chosen = {"": config}
+                self.regions = {"": Region("", module, config, log, opener=opener)}
+                self.regions[""].refuse(error)
+                self._later = None
+                return
+            if not chosen:
+                log.note("no submodule is compiled: the allowlist names none, or all are left out")
+        for name, settings in chosen.items():
+            each = module.get_submodule(name)
+            self.regions[name] = Region(name, each, settings, log, opener=opener)
+            if name:
+                each._compiled_call_impl = self._entry(self.regions[name])
+        self._later = None if now else sample
+        if sample is not None and now:
+            self._open(sample)
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer to one call."""
+        if torch.compiler.is_compiling():
+            return self.module(*args, **kwargs)
+        if self._later is not None and not self.module.training:
+            sample, self._later = self._later, None
+            self._open(sample)
+        whole = self.regions.get("")
+        if whole is not None:
+            return whole.call(args, kwargs, self.module)
+        outer = getattr(self._inside, "active", False)
+        self._inside.active = True
+        try:
+            return self.module(*args, **kwargs)
+        finally:
+            self._inside.active = outer
+
+    def close(self) -> None:
+        """Lets all compiled code go."""
+        for name, region in self.regions.items():
+            region.close()
+            if name:
+                region.module._compiled_call_impl = None
+
+    def copied(self, module: nn.Module) -> Compilation:
+        """Returns the same for a copy of the module; it finds its release at its first call."""
+        return Compilation(module, self.config, self.log, self.sample, opener=self.opener, now=False)
+
+    def report(self) -> dict[str, Any]:
+        """Returns the counters of all regions, and of each."""
+        each = {name: region.report() for name, region in self.regions.items()}
+        reasons: Counter[str] = Counter()
+        for counts in each.values():
+            reasons.update(counts["reasons"])
+        return {
+            "name": self.config.name,
+            "backend": self.config.backend,
+            "artifact": sum(counts["artifact"] for counts in each.values()),
+            "original": sum(counts["original"] for counts in each.values()),
+            "reasons": dict(reasons),
+            "regions": each,
+        }
+
+    def _entry(self, region: Region) -> Callable[..., Any]:
+        """Returns the call of a submodule: compiled inside a call of the wrapper, else the submodule's own."""
+        module, inside = region.module, self._inside
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if not getattr(inside, "active", False) or torch.compiler.is_compiling():
+                return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            return region.call(args, kwargs, module._call_impl)
+
+        return call
+
+    def _open(self, sample: Arguments) -> None:
+        """Compiles the regions; those of submodules for the inputs that they get in calls of the whole module."""
+        if list(self.regions) == [""]:
+            self.regions[""].prepare(*sample)
+            return
+        try:
+            observed = self._observed(sample)
+        except Exception as error:
+            for region in self.regions.values():
+                region.refuse(error)
+            return
+        for name, calls in observed.items():
+            region = self.regions[name]
+            region.shapes, region.points = regions.dimensions(calls, region.names)
+            region.prepare(*calls[0])
+
+    def _observed(self, sample: Arguments) -> dict[str, list[Arguments]]:
+        """Returns the inputs of each region in calls of the module: with the sample, and for each bucket."""
+        seen: dict[str, list[Arguments]] = {}
+        handles = []
+        for name, region in self.regions.items():
+
+            def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
+                seen.setdefault(name, []).append((batches.copied(args), batches.copied(kwargs)))
+
+            handles.append(region.module.register_forward_pre_hook(note, with_kwargs=True))
+        try:
+            with inference(self.module), restored_generators():
+                for batch in [sample, *self._at_buckets(sample)]:
+                    args, kwargs = batches.copied(batch)
+                    self.module(*args, **kwargs)
+        finally:
+            for handle in handles:
+                handle.remove()
+        return seen
+
+    def _at_buckets(self, sample: Arguments) -> Iterator[Arguments]:
+        names = positional(self.module)
+        for point in self.config.points():
+            yield regions.resized(sample, self.config.shapes, names, point)
+
+
+class CompiledModule(nn.Module):
+    """A module that answers from artifacts; all else is the original's: parameters, `state_dict`, attributes."""
+
+    _precast: Compilation
+    _orig_mod: nn.Module
+
+    def __init__(self, module: nn.Module, compilation: Compilation) -> None:
+        super().__init__()
+        for name in _OF_THE_ORIGINAL:
+            self.__dict__.pop(name, None)
+        self.__dict__["_orig_mod"] = module
+        self.__dict__["_precast"] = compilation
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the answer of the artifacts, or of the original."""
+        return self._precast.call(args, kwargs)
+
+    def precast_report(self) -> dict[str, Any]:
+        """Returns how many calls artifacts and the original answered, and the reasons, in all and for each region."""
+        return self._precast.report()
+
+    def precast_close(self) -> None:
+        """Lets the artifacts go; the original answers from now on."""
+        self._precast.close()
+
+    @property
+    def training(self) -> bool:
+        """Whether the original is in training mode."""
+        return self._orig_mod.training
+
+    @training.setter
+    def training(self, value: bool) -> None:
+        if "_orig_mod" in self.__dict__:
+            self._orig_mod.training = value
+
+    def __getattr__(self, name: str) -> Any:
+        if "_orig_mod" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.__dict__["_orig_mod"], name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self.__dict__ or name in _OWN or "_orig_mod" not in self.__dict__ or hasattr(type(self), name):
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._orig_mod, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self.__dict__:
+            object.__delattr__(self, name)
+        else:
+            delattr(self._orig_mod, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __len__(self) -> int:
+        return len(self._orig_mod)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._orig_mod)  # type: ignore[call-overload,no-any-return]
+
+    def __getitem__(self, at: Any) -> Any:
+        return self._orig_mod[at]  # type: ignore[index]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._orig_mod!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        module = copy.deepcopy(self._orig_mod, memo)
+        return CompiledModule(module, self._precast.copied(module))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._precast.log.note("pickled as the original module: a wrapper holds loaded code")
+        return _itself, (self._orig_mod,)
+
+
+def _itself(module: nn.Module) -> nn.Module:
+    return module
+
+
+def _delegated(name: str) -> Callable[..., Any]:
+    def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
+        answer = getattr(self._orig_mod, name)(*args, **kwargs)
+        return self if answer is self._orig_mod else answer
+
+    method.__name__ = name
+    method.__doc__ = f"Calls `{name}` of the original."
+    return method
+
+
+for _name in _DELEGATED:
+    setattr(CompiledModule, _name, _delegated(_name))

@@ -1,0 +1,364 @@
+"""`maybe_compile` with real artifacts: answers, bound parameters, other processes."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import wrapped_encoder
+from precast import CompileConfig, CompiledModule, CompileSmoketest, exported, maybe_compile
+from precast.batches import difference
+from torch import Tensor, nn
+from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the encoder, compiled for one bucket."""
+    store = tmp_path_factory.mktemp("store")
+    module = wrapped(store)
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert attempt["success"] and attempt["built"], attempt["stack"]
+    return store
+
+
+@pytest.fixture(autouse=True)
+def _no_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets only tests with the fixture `builds` build."""
+    if "store" in request.fixturenames:
+        request.getfixturevalue("store")
+    if "builds" not in request.fixturenames:
+        monkeypatch.setattr(exported, "build", refused)
+
+
+@pytest.fixture
+def builds() -> None:
+    """Lets a test build."""
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this test builds nothing")
+
+
+def wrapped(store: Path, net: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
+    settings = {"name": "encoder", "buckets": BUCKETS, "shapes": SHAPES, **settings}
+    return maybe_compile(net or encoder(), CompileConfig(store=store, **settings), None, sample or batch(2, 8))
+
+
+def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
+    report = module.precast_report()
+    return report["artifact"], report["reasons"]
+
+
+def agrees(module: CompiledModule, *sizes: int, **more: Any) -> None:
+    given = batch(*(sizes or (2, 8)))
+    with torch.no_grad():
+        problem, _ = difference(module(**given, **more), copy.deepcopy(module._orig_mod)(**given, **more))
+    assert problem is None, problem
+
+
+def test_every_size_is_answered_as_eager_does(store: Path) -> None:
+    module = wrapped(store)
+    for rows in (1, 2, 3):
+        for tokens in (1, 2, 5, 7, 8, 9, 20):
+            agrees(module, rows, tokens)
+    assert counts(module) == (10, {"shape": 11})
+    answer = module(**batch(1, 5))
+    assert type(answer) is wrapped_encoder.Output and answer.extra is None and answer.pooled["pair"][1] == "text"
+
+
+def test_any_sample_and_any_mode_will_do_at_the_start(store: Path) -> None:
+    for sizes in [(1, 1), (2, 5), (3, 20)]:
+        for pad in (True, False):
+            module = wrapped(store, None, batch(*sizes), pad=pad)
+            agrees(module, 2, 8)
+            assert counts(module) == (1, {})
+    with torch.autocast("cpu", torch.bfloat16):
+        module = wrapped(store)
+    agrees(module, 2, 8)
+    with torch.inference_mode():
+        later = maybe_compile(encoder(), module._precast.config)
+        for each in (wrapped(store), later):
+            agrees(each, 2, 8)
+            assert counts(each) == (1, {})
+    assert counts(module) == (1, {})
+
+
+def test_without_padding_only_buckets_are_answered(store: Path) -> None:
+    module = wrapped(store, pad=False)
+    agrees(module, 2, 8)
+    agrees(module, 1, 8)
+    assert counts(module) == (1, {"shape": 1})
+
+
+def test_changes_in_place_are_seen(store: Path) -> None:
+    module = wrapped(store)
+    net = module._orig_mod
+    with torch.no_grad():
+        before = module(**batch(2, 8)).tokens
+        net.first.weight.add_(torch.randn(16, 2) @ torch.randn(2, 16))
+        assert not torch.allclose(before, module(**batch(2, 8)).tokens)
+    agrees(module)
+    module.load_state_dict({name: torch.randn_like(value) for name, value in module.state_dict().items()})
+    agrees(module)
+    with torch.no_grad():
+        net.offset.mul_(2)
+    agrees(module)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+    module.train()
+    for _ in range(3):
+        optimizer.zero_grad()
+        module(**batch(2, 8)).tokens.square().mean().backward()
+        optimizer.step()
+    module.eval()
+    agrees(module)
+    answered, reasons = counts(module)
+    assert answered == 6 and reasons == {"training": 3}
+    assert module.precast_report()["regions"][""]["rebinds"] == 0
+
+
+def test_tensors_that_moved_are_bound_again(store: Path) -> None:
+    module = wrapped(store)
+    module.load_state_dict({name: torch.randn_like(value) for name, value in module.state_dict().items()}, assign=True)
+    module.head.weight = module.embedding.weight
+    agrees(module)
+    module.first.weight = nn.Parameter(torch.randn(16, 16))
+    agrees(module)
+    module.second.weight.data = torch.randn(16, 16)
+    agrees(module)
+    module.to(torch.float64)
+    agrees(module)
+    module.to(torch.float32)
+    agrees(module)
+    module.second.weight.data = torch.randn(16, 16).t()
+    agrees(module)
+    assert counts(module) == (4, {"parameters": 2})
+
+
+def test_a_constant_of_the_artifact_that_changes_is_seen(store: Path) -> None:
+    module = wrapped(store)
+    with torch.no_grad():
+        module.fixed.add_(1.0)
+    agrees(module)
+    with torch.no_grad():
+        module.fixed.sub_(1.0)
+    agrees(module)
+    assert counts(module) == (1, {"parameters": 1})
+
+
+def test_an_untied_weight_is_seen(store: Path) -> None:
+    module = wrapped(store)
+    module.head.weight = nn.Parameter(module.embedding.weight.clone())
+    agrees(module)
+    module.head.weight.data.mul_(2)
+    agrees(module)
+    module.embedding.weight = module.head.weight
+    agrees(module)
+    assert counts(module) == (1, {"parameters": 2})
+
+
+def test_other_inputs_are_the_originals(store: Path) -> None:
+    module = wrapped(store)
+    agrees(module, scale=1.0, flag=None)
+    agrees(module, scale=2.0)
+    agrees(module, flag=False)
+    given = batch(2, 8)
+    with torch.no_grad():
+        ids, mask = given["ids"], given["mask"]
+        module(ids.int(), mask)
+        module(ids, mask)
+        module(ids, mask=mask)
+        module(mask=mask, ids=ids)
+        wide = torch.stack([ids, ids], 2)[..., 0]
+        assert not wide.is_contiguous()
+        assert torch.equal(module(wide, mask).tokens, module(ids, mask).tokens)
+        with pytest.raises(TypeError):
+            module(ids)
+        with pytest.raises(IndexError):
+            module(ids + 100, mask)
+    assert counts(module)[0] == 6 and counts(module)[1] == {"inputs": 5}
+
+
+def test_gradients_and_inference_mode(store: Path) -> None:
+    module = wrapped(store)
+    module(**batch(2, 8)).tokens.sum().backward()
+    assert module.first.weight.grad is not None
+    with torch.inference_mode():
+        module(**batch(2, 8))
+    module.requires_grad_(False)
+    module(**batch(2, 8))
+    assert counts(module) == (2, {"gradients": 1})
+
+
+def test_a_deep_copy_has_its_own_parameters(store: Path) -> None:
+    module = wrapped(store)
+    twin = copy.deepcopy(module)
+    with torch.no_grad():
+        twin.first.weight.mul_(3.0)
+    agrees(twin)
+    agrees(module)
+    with torch.no_grad():
+        assert not torch.allclose(twin(**batch(2, 8)).tokens, module(**batch(2, 8)).tokens)
+    assert counts(twin) == (2, {}) and counts(module) == (2, {})
+
+
+def test_threads_share_it(store: Path) -> None:
+    module = wrapped(store)
+    expected = {(rows, tokens): module._orig_mod(**batch(rows, tokens)) for rows in (1, 2) for tokens in (1, 4, 8)}
+    wrong: list[Any] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            for _ in range(20):
+                for sizes, answer in expected.items():
+                    problem, _ = difference(module(**batch(*sizes)), answer)
+                    if problem is not None:
+                        wrong.append((sizes, problem))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong and counts(module) == (480, {})
+
+
+SECOND = """
+import json, sys
+import torch
+import precast.exported
+from precast.config import CompileConfig
+from precast.wrapper import maybe_compile
+
+def refused(*_, **__):
+    raise RuntimeError("captured")
+
+torch.export.export = torch.export.save = precast.exported.build = refused
+from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
+
+reports = []
+for change in json.loads(sys.argv[2]):
+    net, buckets = encoder(), dict(BUCKETS)
+    exec(change)
+    config = CompileConfig(name="encoder", store=sys.argv[1], buckets=buckets, shapes=SHAPES)
+    module = maybe_compile(net, config, None, batch(2, 8))
+    with torch.no_grad():
+        assert torch.allclose(module(**batch(2, 5)).tokens, net(**batch(2, 5)).tokens, atol=1e-4), change
+    reports.append(module.precast_report())
+print(json.dumps(reports))
+"""
+
+
+def second(store: Path, changes: list[str], *folders: Path) -> list[dict[str, Any]]:
+    """Runs the encoder in another process, changed in each of these ways; returns the reports."""
+    path = os.pathsep.join([*map(str, folders), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", SECOND, str(store), json.dumps(changes)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_a_second_process_starts_without_a_capture(store: Path) -> None:
+    found = second(store, ["", "for each in net.parameters(): torch.nn.init.normal_(each)"])
+    for report in found:
+        attempt = report["regions"][""]["attempt"]
+        assert report["artifact"] == 1 and attempt["built"] is False and attempt["smoketest_steps"] == 3
+
+
+def test_a_changed_module_is_another_release(store: Path, tmp_path: Path) -> None:
+    changes = [
+        "net.eps = 0.5",
+        "net.first = torch.nn.Linear(16, 16, bias=False)",
+        "net.fixed.zero_()",
+        "net.head.weight = torch.nn.Parameter(torch.ones(50, 16))",
+        "net.double()",
+        "buckets['seq'] = [8, 16]",
+    ]
+    for change, report in zip(changes, second(store, changes), strict=True):
+        assert report["reasons"] == {"not compiled": 1}, change
+        assert "captured" in report["regions"][""]["attempt"]["exception"], change
+    source = Path(wrapped_encoder.__file__).read_text()
+    (tmp_path / "wrapped_encoder.py").write_text(source.replace("torch.relu", "torch.tanh"))
+    (report,) = second(store, [""], tmp_path)
+    assert report["reasons"] == {"not compiled": 1}
+
+
+def test_the_smoke_test_finds_other_answers(store: Path) -> None:
+    module = wrapped(store)
+    assert CompileSmoketest(2).run(module, batch(2, 8)).ok
+    other = copy.deepcopy(module._orig_mod)
+    other.first.weight.data.add_(0.1)
+    result = CompileSmoketest(2).run(module, batch(2, 8), other)
+    assert not result.ok and "output `tokens` differs" in str(result.reason)
+
+
+class Branches(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+def test_what_cannot_be_captured_is_the_originals(builds: None, tmp_path: Path) -> None:
+    net = Branches().eval()
+    module = maybe_compile(net, CompileConfig(store=tmp_path), None, torch.ones(2, 4))
+    with torch.no_grad():
+        for x in (torch.ones(2, 4), -torch.ones(2, 4)):
+            assert torch.equal(module(x), net(x))
+    assert counts(module) == (0, {"not compiled": 2})
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert not attempt["success"] and "test_wrapper.py" in attempt["exception"] and "Traceback" in attempt["stack"]
+    with pytest.raises(Exception, match="can't be captured"):
+        maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, torch.ones(2, 4))
+
+
+def test_a_store_that_cannot_be_written_is_no_exception(builds: None, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    net = nn.Sequential(nn.Linear(4, 4)).eval()
+    module = maybe_compile(net, CompileConfig(store=tmp_path / "file" / "store"), None, torch.ones(2, 4))
+    with torch.no_grad():
+        assert torch.equal(module(torch.ones(2, 4)), net(torch.ones(2, 4)))
+    assert counts(module) == (0, {"not compiled": 1})
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)])
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x[:, -1])
+
+
+def test_submodules_are_compiled_by_themselves(builds: None, store: Path) -> None:
+    torch.manual_seed(0)
+    net = Blocks().eval()
+    config = CompileConfig(
+        name="blocks",
+        store=store,
+        allowlist=["blocks.*"],
+        buckets={"batch": [2], "seq": [4]},
+        shapes={"x": ["batch", "seq", 8]},
+    )
+    module = maybe_compile(net, config, None, torch.ones(2, 4, 8))
+    report = module.precast_report()["regions"]
+    assert {name: each["answers"] for name, each in report.items()} == {"blocks.0": "artifact", "blocks.1": "artifact"}
+    with torch.no_grad():
+        x = torch.randn(2, 4, 8)
+        assert torch.allclose(module(x), net(x), atol=1e-5)
+        net.blocks[1][0].weight.mul_(2)
+        assert torch.allclose(module(x), copy.deepcopy(net)(x), atol=1e-5)
+    assert counts(module) == (4, {})

@@ -1,0 +1,25 @@
+"""`maybe_compile` on five architectures of transformers; `benches/architectures.py` has twenty, and more libraries."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit", "resnet"])
+def test_an_architecture_answers_as_eager_at_every_size(
+    name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    from benches.architectures import sweep
+
+    store = tmp_path_factory.getbasetemp() / "architectures"
+    result = sweep(name, store, quick=True)
+    assert result["compiled"], result
+    assert not result["wrong"], result["wrong"]
+    assert result["artifact"] > 0 and set(result["reasons"]) <= {"shape"}, result
