@@ -148,7 +148,7 @@ class Capture:
         inputs = self._inputs(sizes)
         held: dict[str, torch.Tensor] = dict(self.net.named_parameters(remove_duplicate=False))
         held |= {name: tensor.clone() for name, tensor in self.net.named_buffers(remove_duplicate=False)}
-        with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             answers = []
             try:
                 # A module that keeps state in Python gives another answer to the second call.
@@ -221,11 +221,11 @@ def _buffers(net: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
 
 @contextlib.contextmanager
 def undisturbed(net: torch.nn.Module) -> Iterator[None]:
-    """Puts a module into eval mode, without gradients; restores modes and buffers at the end."""
+    """Puts a module into eval mode, without gradients and inference mode; restores modes and buffers at the end."""
     modes = [(module, module.training) for module in net.modules()]
     places = _buffers(net)
     buffers = [getattr(*place) for place in places]
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         values = [buffer.clone() for buffer in buffers]
         for module, _ in modes:
             module.training = False
@@ -242,7 +242,7 @@ def undisturbed(net: torch.nn.Module) -> Iterator[None]:
 
 
 def device_of(net: torch.nn.Module, call: Call) -> str:
-    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses several devices."""
+    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several."""
     own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
     found = {tensor.device for _, tensor in own}
     names = ", ".join(sorted(map(str, found)))
@@ -252,8 +252,11 @@ def device_of(net: torch.nn.Module, call: Call) -> str:
         )
     if len(found) > 1:
         raise BadInput(f"the module and its example inputs are on {names}", hint="move them to one device")
-    if names != "cpu" and not names.startswith("cuda"):
-        raise BadInput(f"the module is on {names}", hint="artifacts are for `cpu` and `cuda`")
+    if names not in ("cpu", "cuda:0"):
+        hint = (
+            "a build is for `cpu` or for the first GPU that its processes see: `cuda:0`, or set `CUDA_VISIBLE_DEVICES`"
+        )
+        raise BadInput(f"the module is on {names}", hint=hint)
     return found.pop().type
 
 
@@ -262,7 +265,7 @@ def resized(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     for axis, size in sizes.items():
         if tensor.shape[axis] != size:
             tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
-    return tensor.contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _distinct(sizes: Sizes) -> Sizes:

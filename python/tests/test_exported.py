@@ -215,6 +215,15 @@ def test_hooks_of_the_module_run(tmp_path: Path) -> None:
     torch.testing.assert_close(capture(net, x, {}, None, tmp_path)(x), net(x))
 
 
+def test_a_capture_in_inference_mode_is_the_same(tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    with torch.inference_mode():
+        replay = capture(net, torch.randn(2, 4), {"input": ["batch", 4]}, {"batch": [1, 2]}, tmp_path)
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(replay(x), net(x))
+    net(torch.randn(2, 4)).sum().backward()
+
+
 def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     body = """
@@ -284,7 +293,6 @@ def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, mo
         assert (process.returncode == 0) == bool(imports) and words in process.stderr
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 @pytest.mark.parametrize(
     ("net", "kind", "words"),
     [
@@ -292,7 +300,6 @@ def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, mo
         (Cache(), precast.BuildError, ["`cache` of its result is a object", "use_cache"]),
         (Python(), precast.BuildError, ["`Python.forward` gives other answers", "registered buffer"]),
         (nn.Linear(4, 4, device="meta"), precast.BadInput, ["meta device", "load its weights"]),
-        (torch.jit.trace(nn.ReLU(), torch.ones(1)), precast.BadInput, ["TorchScript"]),
         (nn.Linear(5, 4), precast.BuildError, ["`Linear.forward` can't be captured: RuntimeError", "[2, 4] X [5, 4]"]),
     ],
 )
@@ -302,6 +309,12 @@ def test_a_module_that_can_t_be_captured_says_why(net: nn.Module, kind: type, wo
     for word in words:
         assert word in str(raised.value)
     assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(precast.BadInput, match="TorchScript"):
+        exported.build(torch.jit.trace(nn.ReLU(), torch.ones(1)), torch.ones(1), name="net")
 
 
 @pytest.mark.parametrize(
@@ -370,6 +383,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("net.table += 1", {}),
     ("net.kinds.add('d')", {}),
     ("net.activation = torch.nn.functional.gelu", {}),
+    ("import functools; net.activation = functools.partial(torch.nn.functional.gelu, approximate='tanh')", {}),
     ("net.register_forward_hook(lambda *given: given[-1] + 1)", {}),
     ("", {"shapes": {"x": ["batch", 4]}, "buckets": {"batch": [1]}}),
     ("", {"options": {"freezing": False}}),

@@ -200,6 +200,22 @@ def test_dynamic_sizes_and_states_are_built_as_from_a_spec(artifacts: Path) -> N
             assert session.run("forward", torch.ones(3)).tolist() == [expected] * 3
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_module_on_a_gpu(artifacts: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).cuda().eval()
+    request: dict[str, Any] = {"shapes": {"input": ["batch", 8]}, "buckets": {"batch": [4]}}
+    x = torch.randn(2, 8, device="cuda")
+    built = precast.build(net, x, name="gpu", store=artifacts, progress=False, options={"freezing": False}, **request)
+    assert not built.failed
+    with precast.load(artifacts, "gpu", device="cuda", weights=exported.parameters(net)) as model:
+        for batch in (4, 3, 9):
+            x = torch.randn(batch, 8, device="cuda")
+            with torch.no_grad():
+                near(model.forward(x), net(x))
+    with pytest.raises(precast.BadInput, match="one device"):
+        precast.build(net, x.cpu(), name="gpu", store=artifacts, **request)
+
+
 def test_a_kept_folder_is_a_project(artifacts: Path, tmp_path: Path) -> None:
     net = nn.Linear(4, 4)
     request = {"name": "dynamic", "store": artifacts, "progress": False, "compile": {"mode": "unknown"}}
