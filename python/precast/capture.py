@@ -67,8 +67,11 @@ class Capture:
 
     def _dynamic(self) -> Iterator[Program]:
         """Yields programs for ranges of sizes: for any, and for each set of dimensions at size 1."""
-        whole = self._any_size(_distinct(self.largest), {})
-        if whole is None:
+        for base in (_distinct(self.largest), self.largest):
+            whole = self._any_size(base, {})
+            if whole is not None:
+                break
+        else:
             return
         stuck = [dim for dim, (low, high) in whole.sizes.items() if low == high]
         free = [dim for dim in self.largest if dim not in stuck]
@@ -77,7 +80,7 @@ class Capture:
             for count in range(len(free) + 1):
                 for ones in itertools.combinations(free, count):
                     at = {**fixed, **dict.fromkeys(ones, 1)}
-                    one = self._any_size({**_distinct(self.largest), **at}, at) if at else whole
+                    one = self._any_size({**base, **at}, at) if at else whole
                     if one is not None:
                         yield one
 
@@ -95,13 +98,15 @@ class Capture:
         if guards is None:
             return None
         bounds = {str(symbol): bound for symbol, bound in exported.range_constraints.items()}
-        ranges: dict[str, tuple[int, int | None]] = {dim: (size, size) for dim, size in sizes.items()}
+        ends: dict[str, list[tuple[int, int | None]]] = {dim: [(_MIN, None)] for dim in free}
         placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
         for node, dims in zip(placeholders[-len(self.dims) :], self.dims, strict=True):
             for size, dim in zip(node.meta["val"].shape, dims, strict=True):
-                if dim in free and str(size) in bounds:
-                    bound = bounds[str(size)]
-                    ranges[dim] = (max(_MIN, int(bound.lower)), None if "oo" in str(bound.upper) else int(bound.upper))
+                if dim in free:
+                    bound = bounds.get(str(size))
+                    # A number, or a multiple of another size, is fixed.
+                    ends[dim].append((sizes[dim], sizes[dim]) if bound is None else _ends(bound))
+        ranges = {dim: _narrowest(ends.get(dim, [(size, size)])) for dim, size in sizes.items()}
         return Program(_tidied(exported), ranges, list(guards))
 
     def _within(self, program: Program) -> list[Sizes]:
@@ -277,6 +282,16 @@ def _distinct(sizes: Sizes) -> Sizes:
     return {dim: found[dim] for dim in sizes}
 
 
+def _ends(bound: Any) -> tuple[int, int | None]:
+    """Returns the smallest and the largest size of a range of torch.export, None for no largest one."""
+    return int(bound.lower), None if "oo" in str(bound.upper) else int(bound.upper)
+
+
+def _narrowest(ends: list[tuple[int, int | None]]) -> tuple[int, int | None]:
+    """Returns the sizes that are in all of these ranges."""
+    return max(low for low, _ in ends), min((high for _, high in ends if high is not None), default=None)
+
+
 def _near(given: torch.Tensor, wanted: torch.Tensor) -> bool:
     if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
         return False
@@ -318,8 +333,7 @@ def _place(error: BaseException) -> str | None:
     one: BaseException | None = error
     while one is not None:
         frames = [frame for frame in traceback.extract_tb(one.__traceback__) if not frame.filename.startswith(not_it)]
-        # The first frame may be the caller of the build.
-        if len(frames) > 0 and frames[-1].name != "<module>":
+        if frames:
             return f"{frames[-1].filename}:{frames[-1].lineno}"
         one = one.__cause__ or one.__context__
     return None

@@ -81,6 +81,13 @@ class Branches(nn.Module):
         return x + 1 if x.shape[1] > 5 else x
 
 
+class Halves(nn.Module):
+    """Fixes a size of one of its inputs, and needs even sizes of the other."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + torch.arange(4), torch.stack(y.chunk(2, dim=1)).sum(0) * y.shape[1]
+
+
 class Counts(nn.Module):
     """Writes into a buffer, and replaces another one."""
 
@@ -195,6 +202,16 @@ def test_a_size_that_the_code_fixes_has_programs_of_its_own(tmp_path: Path) -> N
         torch.testing.assert_close(replay(x), net(x))
     with pytest.raises(ValueError, match="batch=2 seq=4"):
         replay(torch.randn(2, 4, 4))
+
+
+def test_sizes_that_the_code_fixes_or_needs_even_leave_the_others_free(tmp_path: Path) -> None:
+    net = Halves()
+    shapes = {"x": ["batch", "fixed"], "y": ["batch", "even"]}
+    buckets = {"batch": [1, 4], "fixed": [4], "even": [6, 8]}
+    replay = capture(net, (torch.randn(2, 4), torch.randn(2, 6)), shapes, buckets, tmp_path)
+    for batch, even in ((1, 6), (3, 8), (9, 6)):
+        x, y = torch.randn(batch, 4), torch.randn(batch, even)
+        torch.testing.assert_close(replay(x, y), net(x, y))
 
 
 def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_path: Path) -> None:
