@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -77,6 +79,13 @@ class Branches(nn.Module):
         if x.shape[0] == 1:
             x = x - 3
         return x + 1 if x.shape[1] > 5 else x
+
+
+class Halves(nn.Module):
+    """Fixes a size of one of its inputs, and needs even sizes of the other."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + torch.arange(4), torch.stack(y.chunk(2, dim=1)).sum(0) * y.shape[1]
 
 
 class Counts(nn.Module):
@@ -195,6 +204,16 @@ def test_a_size_that_the_code_fixes_has_programs_of_its_own(tmp_path: Path) -> N
         replay(torch.randn(2, 4, 4))
 
 
+def test_sizes_that_the_code_fixes_or_needs_even_leave_the_others_free(tmp_path: Path) -> None:
+    net = Halves()
+    shapes = {"x": ["batch", "fixed"], "y": ["batch", "even"]}
+    buckets = {"batch": [1, 4], "fixed": [4], "even": [6, 8]}
+    replay = capture(net, (torch.randn(2, 4), torch.randn(2, 6)), shapes, buckets, tmp_path)
+    for batch, even in ((1, 6), (3, 8), (9, 6)):
+        x, y = torch.randn(batch, 4), torch.randn(batch, even)
+        torch.testing.assert_close(replay(x, y), net(x, y))
+
+
 def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_path: Path) -> None:
     net = Counts()
     calls, last = net.calls, net.last
@@ -211,6 +230,15 @@ def test_hooks_of_the_module_run(tmp_path: Path) -> None:
     net[0].register_forward_hook(lambda module, inputs, output: output * 10)
     x = torch.randn(2, 4)
     torch.testing.assert_close(capture(net, x, {}, None, tmp_path)(x), net(x))
+
+
+def test_a_capture_in_inference_mode_is_the_same(tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    with torch.inference_mode():
+        replay = capture(net, torch.randn(2, 4), {"input": ["batch", 4]}, {"batch": [1, 2]}, tmp_path)
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(replay(x), net(x))
+    net(torch.randn(2, 4)).sum().backward()
 
 
 def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
@@ -245,7 +273,43 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
     ] == []
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("tests_of_precast::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+"""
+
+
+def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice_operators.py").write_text(OPERATORS, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    twice = importlib.import_module("twice_operators").twice
+
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return twice(x)
+
+    for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
+        asked = exported._asked(Twice(), torch.randn(2), None, None, "forward")
+        folder = tmp_path / f"imports{len(imports)}"
+        captured.save(Capture(asked[0], "forward", *asked[1:]), folder, imports)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        process = subprocess.run(
+            [sys.executable, "-c", "import replay; replay.load()"],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert (process.returncode == 0) == bool(imports) and words in process.stderr
+
+
 @pytest.mark.parametrize(
     ("net", "kind", "words"),
     [
@@ -253,7 +317,6 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         (Cache(), precast.BuildError, ["`cache` of its result is a object", "use_cache"]),
         (Python(), precast.BuildError, ["`Python.forward` gives other answers", "registered buffer"]),
         (nn.Linear(4, 4, device="meta"), precast.BadInput, ["meta device", "load its weights"]),
-        (torch.jit.trace(nn.ReLU(), torch.ones(1)), precast.BadInput, ["TorchScript"]),
         (nn.Linear(5, 4), precast.BuildError, ["`Linear.forward` can't be captured: RuntimeError", "[2, 4] X [5, 4]"]),
     ],
 )
@@ -263,6 +326,12 @@ def test_a_module_that_can_t_be_captured_says_why(net: nn.Module, kind: type, wo
     for word in words:
         assert word in str(raised.value)
     assert not (tmp_path / "artifacts").exists()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(precast.BadInput, match="TorchScript"):
+        exported.build(torch.jit.trace(nn.ReLU(), torch.ones(1)), torch.ones(1), name="net")
 
 
 @pytest.mark.parametrize(
@@ -331,6 +400,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("net.table += 1", {}),
     ("net.kinds.add('d')", {}),
     ("net.activation = torch.nn.functional.gelu", {}),
+    ("import functools; net.activation = functools.partial(torch.nn.functional.gelu, approximate='tanh')", {}),
     ("net.register_forward_hook(lambda *given: given[-1] + 1)", {}),
     ("", {"shapes": {"x": ["batch", 4]}, "buckets": {"batch": [1]}}),
     ("", {"options": {"freezing": False}}),
