@@ -72,9 +72,7 @@ class ArtifactEngine:
         self._inputs = tuple(self._run.inputs)
         self._places: dict[tuple[Any, ...], list[int]] = {}
         self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
-        with torch.no_grad():
-            answer = self._net._call_impl(*batches.copied(args), **batches.copied(kwargs))
-        self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
+        self._template: Any = _MISSING
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
@@ -90,6 +88,11 @@ class ArtifactEngine:
         except BadInput as error:
             raise Refused("inputs", error.args[0]) from None
         return self._nested(answer)
+
+    def learn(self, answer: Any) -> None:
+        """Takes an answer of the module; all answers have its structure."""
+        if self._template is _MISSING:
+            self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Returns the tensors of a call in the order of the release. Raises `Refused` for other inputs."""

@@ -26,6 +26,9 @@ class Engine(Protocol):
     guarded: bool
     """Whether `Guard` and `Tensors` must be checked before each call."""
 
+    def learn(self, answer: Any) -> None:
+        """Takes an answer of the module, before the first call."""
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer. Raises `Refused` for a call that it has no code for."""
 
@@ -51,6 +54,9 @@ class TorchEngine:
             fullgraph=config.fullgraph,
             options=options,
         )
+
+    def learn(self, answer: Any) -> None:
+        """Does nothing: the compiled code returns the module's own structure."""
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, and compiles where `torch.compile` does."""

@@ -178,14 +178,21 @@ class Region:
             with self._bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
+
+            def eager(*args: Any, **kwargs: Any) -> Any:
+                answer = self.module._call_impl(*args, **kwargs)
+                engine.learn(answer)
+                return answer
+
             if self.config.healthcheck and self.config.smoketest_steps:
                 test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
-                answer, eager = (lambda *a, **k: engine.answer(a, k)), self.module._call_impl
-                result = test.compare(answer, eager, self.module, args, kwargs)
+                result = test.compare(lambda *a, **k: engine.answer(a, k), eager, self.module, args, kwargs)
                 notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
                 if not result.ok:
                     engine.close()
                     raise CompileFailed(f"the smoke test failed: {result.reason}") from result.exception
+            elif engine.guarded:
+                eager(*args, **kwargs)
             written = set(guard.changes())
         if engine.guarded:
             self._guard = Guard(self.module, written) if written else guard

@@ -44,6 +44,9 @@ class Seeded:
     def __init__(self, region: Region, seeds: dict[str, Any]) -> None:
         self.module, self.seeds, self.bound = region.module, seeds, 0
 
+    def learn(self, answer: Any) -> None:
+        self.seeds["learned"] = answer
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (failure := self.seeds.get("answer")) is not None:
             raise failure
