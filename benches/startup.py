@@ -1,4 +1,4 @@
-"""The start and the overhead of `maybe_compile` beside what people use today: MiniLM from Python.
+"""The start and the overhead of `maybe_compile` beside other ways to run MiniLM from Python.
 
     .venv-python/bin/python -m benches.startup | python -m benches.results python-cpu.json startup
 
@@ -8,7 +8,7 @@ whole process is beside it. `precast` is a second process: its release is in the
 and it compares the artifact with eager first (`precast, no smoke test`: without). `compile, warm` has the caches of a
 process before, `compile, cold` has none. A ratio is taken in each round, and its median and range are kept.
 
-The overhead is what a call costs beside the work of the model: a model of many small submodules, on one thread.
+The overhead is the time of a call of many small layers, on one thread.
 """
 
 from __future__ import annotations

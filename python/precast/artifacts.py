@@ -24,7 +24,7 @@ _MISSING = object()
 
 
 class ArtifactEngine:
-    """Answers from a release. Without one that has the digest of the module and the settings, it builds one."""
+    """Answers from the release with the digest of the module and the settings; builds it if the store lacks it."""
 
     guarded = True
 
@@ -34,7 +34,7 @@ class ArtifactEngine:
         tensors, others = batches.flat(args, kwargs, self._names)
         self._defaults = _defaults(self._net)
         self._others = self._given(others)
-        settings = {
+        settings: dict[str, Any] = {
             "shapes": region.shapes or None,
             "buckets": region.points or None,
             "pad": dict(config.pad) if not isinstance(config.pad, bool) else None,
@@ -141,7 +141,7 @@ class ArtifactEngine:
         return exported.parameters(self._net)
 
     def _given(self, others: dict[str, Any]) -> dict[str, tuple[type, Any]]:
-        """Returns the other values of a call, with their types, without those that are the parameter's default."""
+        """Returns the other values of a call, with their types. Values equal to a parameter's default are left out."""
         return {
             name: (type(value), value)
             for name, value in others.items()

@@ -1,4 +1,4 @@
-"""Engines: what answers the calls of a region. Each answers by its own compiled code, or raises."""
+"""Engines: the compiled code of regions. Each returns an answer, or raises."""
 
 from __future__ import annotations
 

@@ -180,7 +180,7 @@ class Region:
             notes = dict(getattr(engine, "notes", {}))
 
             def eager(*args: Any, **kwargs: Any) -> Any:
-                answer = self.module._call_impl(*args, **kwargs)
+                answer = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
                 engine.learn(answer)
                 return answer
 

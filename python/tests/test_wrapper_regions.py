@@ -129,6 +129,14 @@ def test_a_wrong_declaration_is_named(settings: Any, message: str) -> None:
         wrapped(with_layer(Declares(), settings).eval(), fail_policy="raise")
 
 
+def test_a_module_that_is_left_out_as_a_whole_is_the_original() -> None:
+    for net, settings in [(Disabled().eval(), {}), (Layer().eval(), {"allowlist": ["other"]})]:
+        module, seeds, _ = wrapped(net, sample=((torch.ones(2, 4),), {}), **settings)
+        with torch.no_grad():
+            assert torch.equal(module(torch.ones(2, 4)), net(torch.ones(2, 4)))
+        assert counts(module) == (0, {"disabled": 1}) and "opened" not in seeds
+
+
 def test_regions_answer_inside_the_wrapper_alone() -> None:
     net = Model().eval()
     plain = copy.deepcopy(net)
