@@ -10,14 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from . import batches, exported
-from .engine import Refused
-from .errors import BadInput, Busy, Error, LoadError, NoFit, NotFound
+from .engine import CompileFailed, Refused
+from .errors import BadInput, BuildError, Busy, Error, LoadError, NoFit, NotFound
 from .guard import constants
 from .loading import load
 from .spec import Compile, Gate
 
 if TYPE_CHECKING:
     from ._native import Model
+    from .config import CompileConfig
     from .region import Region
 
 _MISSING = object()
@@ -48,23 +49,12 @@ class ArtifactEngine:
         name = config.name or type(self._net).__name__
         name = f"{name}.{region.name}" if region.name else name
         self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
-        try:
-            self._model = self._loaded(config.store, name, digest, tensors)
-        except Error as error:
-            if not isinstance(error, (NotFound, LoadError)):
-                raise
-            exported.build(
-                self._net,
-                (args, kwargs),
-                name=name,
-                compile=Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1)),
-                store=config.store,
-                release=digest,
-                progress=False,
-                **settings,
-            )
+        model = self._found(config.store, f"{name}@{digest}", tensors)
+        if model is None:
+            self._build(args, kwargs, config, name=name, release=digest, **settings)
             self.notes["built"] = True
-            self._model = self._loaded(config.store, name, digest, tensors)
+            model = self._loaded(config.store, f"{name}@{digest}", tensors)
+        self._model = model
         self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._pads = bool(config.pad)
@@ -133,9 +123,26 @@ class ArtifactEngine:
         """Frees the artifacts after their last call."""
         self._model.close()
 
-    def _loaded(self, store: str | Path, name: str, release: str, tensors: dict[str, Tensor]) -> Model:
-        device = str(_device(self._net, tensors))
-        return load(store, f"{name}@{release}", device=device, weights=self._weights())
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, **settings: Any) -> None:
+        """Builds the release. Its programs are all there, or `CompileFailed` names the causes."""
+        compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
+        try:
+            exported.build(self._net, (args, kwargs), compile=compile_, store=config.store, progress=False, **settings)
+        except BuildError as error:
+            failed = getattr(getattr(error, "result", None), "failed", [])
+            if not failed:
+                raise
+            raise CompileFailed("; ".join(f"{row.program}: {row.message}" for row in failed[:3])) from error
+
+    def _found(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model | None:
+        """Returns the release, or `None` if the store lacks it, or has none for this host."""
+        try:
+            return self._loaded(store, release, tensors)
+        except (NotFound, LoadError):
+            return None
+
+    def _loaded(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model:
+        return load(store, release, device=str(_device(self._net, tensors)), weights=self._weights())
 
     def _weights(self) -> dict[str, Tensor]:
         return exported.parameters(self._net)

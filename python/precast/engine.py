@@ -12,6 +12,10 @@ from .config import CompileConfig
 from .guard import Refusal
 
 
+class CompileFailed(RuntimeError):
+    """A region can't be compiled, or its answers differ from eager's."""
+
+
 class Refused(Exception):
     """An engine has no answer for a call; the module itself answers it."""
 

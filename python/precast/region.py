@@ -15,7 +15,7 @@ from torch import nn
 
 from . import batches
 from .config import CompileConfig
-from .engine import Engine, Refused, TorchEngine
+from .engine import CompileFailed, Engine, Refused, TorchEngine
 from .guard import Guard, Refusal, Tensors
 from .logs import Log
 from .regions import resized
@@ -28,10 +28,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 Opener = Callable[["Region", tuple[Any, ...], dict[str, Any]], Engine]
 """Returns the engine of a region for the inputs of a sample."""
-
-
-class CompileFailed(RuntimeError):
-    """A region can't be compiled, or its answers differ from eager's."""
 
 
 class Region:
@@ -68,7 +64,12 @@ class Region:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
         """Returns the answer of the compiled code, or of `original`."""
         error: BaseException | None = None
-        refusal = self._check(args, kwargs)
+        try:
+            refusal = self._check(args, kwargs)
+        except Exception as failed:
+            if self.config.fail_policy == "raise":
+                raise
+            error, refusal = failed, Refusal("failed", f"the check failed: {type(failed).__name__}: {failed}")
         if refusal is None:
             assert self.engine is not None
             try:
@@ -225,15 +226,17 @@ class Region:
             assert self.engine is not None and self._guard is not None and self._tensors is not None
             if not self._tensors.moved():
                 return
-            tensors = Tensors(self._guard)
             try:
+                tensors = Tensors(self._guard)
                 self.engine.bind()
-                self._unbound = None
-                self._rebound += 1
             except Refused as refused:
                 self._unbound = refused.refusal
             except Exception as failed:
                 self._unbound = Refusal("parameters", f"{type(failed).__name__}: {failed}")
+                return
+            else:
+                self._unbound = None
+                self._rebound += 1
             self._tensors = tensors
 
     def _failed(self, error: BaseException) -> None:
