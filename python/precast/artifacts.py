@@ -35,10 +35,11 @@ class ArtifactEngine:
         tensors, others = batches.flat(args, kwargs, self._names)
         self._defaults = _defaults(self._net)
         self._others = self._given(others)
+        fills = config.pad if not isinstance(config.pad, bool) else {}
         settings: dict[str, Any] = {
             "shapes": region.shapes or None,
             "buckets": region.points or None,
-            "pad": dict(config.pad) if not isinstance(config.pad, bool) else None,
+            "pad": {name: value for name, value in fills.items() if name in tensors} or None,
             "mode": config.mode,
             "dynamic": config.dynamic,
             "options": {"freezing": False, **config.options},

@@ -77,6 +77,10 @@ class CompileConfig:
         for name, axes in self.shapes.items():
             if unknown := [axis for axis in axes if isinstance(axis, str) and axis not in self.buckets]:
                 raise ValueError(f"`shapes` names `{unknown[0]}` for `{name}`, which `buckets` has no sizes for")
+        if not isinstance(self.pad, bool):
+            for name in self.pad:
+                if name not in self.shapes:
+                    raise ValueError(f"`pad` has a value for `{name}`, which `shapes` has not")
         used = {axis for axes in self.shapes.values() for axis in axes}
         if unused := [dim for dim in self.buckets if dim not in used]:
             raise ValueError(f"`buckets` has `{unused[0]}`, which `shapes` names for no input")

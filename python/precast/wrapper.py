@@ -100,18 +100,15 @@ class Compilation:
         self.sample = sample
         self._inside = threading.local()
         self.regions: dict[str, Region] = {}
+        failure: Exception | None = None
+        chosen = {"": config}
         if not config.enabled or config.backend == "eager":
-            chosen = {"": config}
             log.attempt("", config, 0.0, None)
         else:
             try:
                 chosen = regions.chosen(module, config)
             except Exception as error:
-                chosen = {"": config}
-                self.regions = {"": Region("", module, config, log, opener=opener)}
-                self.regions[""].refuse(error)
-                self._later = None
-                return
+                failure = error
             if not chosen:
                 chosen = {"": replace(config, enabled=False)}
                 log.note("no submodule is compiled: the allowlist names none, or all are left out")
@@ -120,8 +117,11 @@ class Compilation:
             self.regions[name] = Region(name, each, settings, log, opener=opener)
             if name:
                 each._compiled_call_impl = self._entry(self.regions[name])
-        self._later = None if now else sample
-        if sample is not None and now:
+        # The sample of a copy, until its first call.
+        self._later = None if now or failure is not None else sample
+        if failure is not None:
+            self.regions[""].refuse(failure)
+        elif sample is not None and now:
             self._open(sample)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

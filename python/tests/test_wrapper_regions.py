@@ -232,6 +232,7 @@ def test_axes_that_move_together_are_one_dimension() -> None:
         ({"allowlist": "layers.*"}, "`allowlist` is 'layers"),
         ({"buckets": {"batch": [0]}, "shapes": {"x": ["batch"]}}, "`buckets` has \\[0\\] for `batch`"),
         ({"buckets": {"batch": [1]}}, "`buckets` has `batch`, which `shapes` names for no input"),
+        ({"pad": {"x": 1}}, "`pad` has a value for `x`"),
         ({"shapes": {"x": ["batch"]}}, "`shapes` names `batch` for `x`"),
     ],
 )
