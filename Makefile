@@ -17,10 +17,37 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build venv torch test-torch test-newest test-newest-all torches demo chat test test-build test-compiler test-worker test-long test-short test-cli test-doc sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
+
+# The C library for packagers, in $(LIB): a tree of include and lib that can be copied to any prefix.
+LIB         ?= target/c
+LIB_PROFILE ?= release
+LIB_BUILT    = target/$(if $(filter dev,$(LIB_PROFILE)),debug,$(LIB_PROFILE))
+VERSION     := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
+
+lib: ## the C library with its header and pkg-config file, in target/c (LIB=/usr/local: there)
+	$(CARGO) build --profile $(LIB_PROFILE) -p precast-c
+	install -d $(LIB)/include $(LIB)/lib/pkgconfig
+	install -m 644 crates/precast-c/include/precast.h $(LIB)/include
+	install -m 644 $(LIB_BUILT)/libprecast.a $(LIB)/lib
+	install -m 755 $(LIB_BUILT)/libprecast.so $(LIB)/lib/libprecast.so.$(VERSION)
+	soname=$$(readelf -d $(LIB_BUILT)/libprecast.so | sed -n 's/.*soname: \[\(.*\)\]/\1/p') && \
+		ln -sfn libprecast.so.$(VERSION) $(LIB)/lib/$$soname && ln -sfn $$soname $(LIB)/lib/libprecast.so
+	sed 's/@VERSION@/$(VERSION)/' crates/precast-c/precast.pc.in > $(LIB)/lib/pkgconfig/precast.pc
+
+examples: example-c ## the examples on real artifacts
+
+example-c: build lib venv # the programs in C and Go
+	target/release/precast build -f examples/double/precast.toml --store $(STORE)
+	export PKG_CONFIG_PATH=$(CURDIR)/$(LIB)/lib/pkgconfig LD_LIBRARY_PATH=$(CURDIR)/$(LIB)/lib && \
+		cc -std=c99 -o target/double-c examples/c/double.c $$(pkg-config --cflags --libs precast) && \
+		target/double-c $(VENV)/libtorch $(STORE) && \
+		if command -v go > /dev/null; then \
+			(cd examples/go && go build -o ../../target/double-go) && target/double-go $(VENV)/libtorch $(STORE); \
+		else echo 'skipped: no `go`'; fi
 
 venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
@@ -90,6 +117,25 @@ chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its 
 	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
 	@echo 'now ask it: LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive'
 
+# A Python of their own, which sees .venv's packages and python/.
+EXAMPLES := .venv-examples/bin
+
+$(EXAMPLES)/python: examples/python/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-examples
+	@{ $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; echo $(CURDIR)/python; } \
+		> "$$($(EXAMPLES)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(EXAMPLES)/python -m pip install --no-deps --disable-pip-version-check -q -r examples/python/requirements.txt
+	@touch $@
+
+examples-python: export PRECAST_COMMAND = $(CURDIR)/target/release/precast
+examples-python: build $(EXAMPLES)/python ## run the Python examples: a notebook, FastAPI, Ray Serve, transformers (ONLY="sentence pipeline")
+	$(CARGO) build --release -p precast-python
+	cp target/release/lib_native.so python/precast/_native.abi3.so
+	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
+	for name in $(or $(ONLY),sentence fastapi_encoder pipeline ray_serve); do \
+		echo "$$name.py" && $(EXAMPLES)/python examples/python/$$name.py --store $(STORE) || exit 1; done
+	$(EXAMPLES)/jupyter-execute --timeout=600 examples/python/quickstart.ipynb
+
 # The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch
 
@@ -104,7 +150,7 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-doc test-compiler test-worker book test-newest
+	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-python test-doc test-compiler test-worker book test-newest
 
 test-build: lint
 	$(CARGO) test --no-run $(FEATURES)
@@ -121,7 +167,8 @@ test-worker: venv
 
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
 LONG_TESTS := numerics runtime_torture
-RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
+	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c
 
 test-long: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))
@@ -139,6 +186,37 @@ sweep: ## `init`, `build` and `run` of all architectures that .venv has the pack
 # Without make's own flags, which rustdoc would warn about.
 test-doc: test-build
 	env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
+
+# The Python package. Its tools and tests have a Python of their own, which sees .venv's packages.
+PACKAGE := .venv-python/bin/python
+
+$(PACKAGE): python/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-python
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(PACKAGE) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(PACKAGE) -m pip install --no-deps --disable-pip-version-check -q -r python/requirements.txt
+	@touch $@
+
+# The command travels in the wheel as a script. `dev` compiles in a fifth of the time, and its calls are slow.
+WHEEL_PROFILE ?= release
+WHEELS        := target/wheels/$(WHEEL_PROFILE)
+PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
+
+wheel: $(PACKAGE) ## the Python package as one wheel, target/wheels/release, with the command and the worker in it
+	$(CARGO) build --profile $(WHEEL_PROFILE) --bin precast
+	@rm -rf $(WHEELS) python/precast.data && mkdir -p python/precast.data/scripts
+	@cp target/$(PROFILE_DIR)/precast python/precast.data/scripts/ && strip python/precast.data/scripts/precast
+	@cp LICENSE-APACHE LICENSE-MIT python/
+	cd python && ../$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out ../$(WHEELS)
+	@rm -rf python/precast.data python/LICENSE-*
+	@ls -l $(WHEELS)
+
+# The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
+test-python: export WHEEL_PROFILE = dev
+test-python: $(PACKAGE) ## the tests of the Python package, with the wheel installed
+	@$(MAKE) --no-print-directory wheel
+	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
+	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
+	$(PACKAGE) -m pytest -q -p no:cacheprovider --timeout 300 python/tests
 
 BOOK := .venv-docs/bin
 

@@ -224,7 +224,7 @@ def doctor(
     untried_libtorch: bool = False,
     shared: bool = False,
 ) -> objects.Diagnosis:
-    """Returns what this machine lacks to build and to run, with hints."""
+    """Returns the checks of this machine: whether it can build and run, with hints for missing parts."""
     options = _options(
         store=store,
         python=python,
@@ -344,7 +344,7 @@ def report(
     store: PathLike | None = None,
     shared: bool = False,
 ) -> objects.Report:
-    """Returns what is in a store, what it cost and what it is worth; writes the page too if `output` names a file."""
+    """Returns the content, the costs and the use of a store. With `output`, writes a page with them to that file."""
     options = _options(model=model, release=release, counts=counts, check=check, store=store, shared=shared)
     if output is not None:
         command.write("report", *options, *_options(output=output))
@@ -386,7 +386,7 @@ def bench(
     store: PathLike | None = None,
     libtorch: PathLike | None = None,
 ) -> Document:
-    """Returns what a call of each bucket takes, without Python."""
+    """Returns the time of a call of each bucket, without Python."""
     options = _options(
         model=model,
         against=against,
@@ -402,7 +402,7 @@ def bench(
 
 
 def stats(*files: PathLike, top: int | None = None) -> Document:
-    """Returns what production asked for and what answered, from files of counts."""
+    """Returns a summary of counted requests and of the programs that answered them."""
     return Document(command.run("stats", *_options(top=top), *_after(*(os.fspath(file) for file in files))))
 
 
@@ -412,7 +412,7 @@ def releases(*, store: PathLike | None = None, shared: bool = False) -> Document
 
 
 def rollback(model: str, *, to: int | None = None, store: PathLike | None = None, shared: bool = False) -> Document:
-    """Makes an earlier release of a model the newest: number `to`, else the last one that has other content."""
+    """Makes an earlier release of a model the newest: number `to`, else the last one with other content."""
     options = _options(to=to, store=store, shared=shared)
     return Document(command.run("release", "rollback", *options, *_after(model)))
 
@@ -461,7 +461,7 @@ def _settings(settings: Mapping[str, Any] | None) -> list[str]:
 
 
 def _after(*names: str | None) -> list[str]:
-    """Returns arguments that are no options, whatever they begin with."""
+    """Returns arguments that are not read as options, even with a `-` at the beginning."""
     return ["--", *(name for name in names if name is not None)]
 
 

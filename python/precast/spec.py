@@ -9,8 +9,8 @@ spec = Spec(
             "encode",
             regions=["bert.encoder.layer.*"],
             inputs={
-                "input_ids": Input("int64", ["batch", "seq"], pad=0, range=(0, 30522)),
-                "attention_mask": Input("int64", ["batch", "seq"], pad=0, range=(0, 2)),
+                "input_ids": Input("int64", ["batch", "seq"], pad=0, range=[0, 30522]),
+                "attention_mask": Input("int64", ["batch", "seq"], pad=0, range=[0, 2]),
             },
             buckets=Buckets(batch=[1, 8], seq=[32, 128]),
         )
@@ -263,7 +263,7 @@ def literal(value: Any) -> str:
         case int() | float():
             return repr(value)
         case str():
-            # JSON's escapes are TOML's, but for DEL, which JSON leaves as it is.
+            # JSON and TOML have the same escapes. TOML requires one for DEL, and JSON does not.
             return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
         case os.PathLike():
             return literal(os.fspath(value))

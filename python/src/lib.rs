@@ -10,6 +10,8 @@
 //! **Threads.** A call holds the GIL only while it converts tensors. Every object can be used from any thread; a
 //! session by one at a time.
 //!
+//! **End.** The interpreter does not go while a thread is inside.
+//!
 //! **Fork.** A model of the parent can't be called in a child: threads and CUDA do not survive a fork.
 //!
 //! ## Layers
@@ -17,8 +19,8 @@
 //! A module uses those of earlier lines only.
 //!
 //! ```text
-//! errors, log
-//! fork, tensors
+//! ending, errors
+//! fork, log, tensors
 //! inputs, nesting
 //! model
 //! session
@@ -29,6 +31,7 @@
 
 use pyo3::prelude::*;
 
+mod ending;
 mod errors;
 mod fork;
 mod inputs;
@@ -43,9 +46,10 @@ mod tensors;
 mod _native {
     #[pymodule_export]
     use crate::{
+        ending::shut_down,
         fork::forked,
         log::set_level,
-        model::{Call, Model, Module, load, shut_down},
+        model::{Call, Model, Module, load},
         session::Session,
         tensors::Tensor,
     };

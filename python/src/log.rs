@@ -23,6 +23,8 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use crate::ending;
+
 /// Python's number of TRACE, which `logging` has no name for.
 const TRACE: u8 = 5;
 const OFF: u8 = 255;
@@ -133,6 +135,9 @@ impl Visit for Fields {
 
 /// Logs a record. A process that is ending logs nothing.
 fn record(level: u8, text: &str) {
+    if ending::is_ending() {
+        return;
+    }
     let _ = Python::try_attach(|py| -> PyResult<()> {
         let logger = py
             .import("logging")?

@@ -8,7 +8,8 @@ use std::{
 };
 
 use precast_runtime::{
-    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, WeightSet, cuda::Stream,
+    Inputs as Copies, Loading, Model as Inner, Outputs, Runtime, RuntimeError, WeightSet,
+    cuda::Stream,
 };
 use precast_store::{Device, Digest, Store};
 use pyo3::{
@@ -19,6 +20,7 @@ use pyo3::{
 };
 
 use crate::{
+    ending::Inside,
     errors,
     fork::Process,
     inputs::{self, Inputs, Variant},
@@ -50,6 +52,7 @@ pub fn load(
         .iter()
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
+    let inside = Inside::enter(py);
     let first = devices.first().copied().unwrap_or(Device::Cpu);
     let loading = match loading {
         "before" => Loading::Before,
@@ -71,7 +74,7 @@ pub fn load(
         let runtime = Runtime::new(&store, devices).map_err(|error| errors::runtime(&error))?;
         Ok((runtime, store))
     };
-    let (runtime, store) = py.detach(open)?;
+    let (runtime, store) = inside.detach(py, open)?;
     let mut runtime = runtime
         .instances(instances)
         .sessions(sessions)
@@ -85,10 +88,10 @@ pub fn load(
         runtime = runtime.wait_limit(wait);
     }
     let loaded = match weights {
-        None => py.detach(|| runtime.load(&model)),
+        None => inside.detach(py, || runtime.load(&model)),
         Some(weights) => {
             let weights = own_weights(weights, first)?;
-            py.detach(|| runtime.load_on(&model, &weights))
+            inside.detach(py, || runtime.load_on(&model, &weights))
         }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
@@ -121,12 +124,6 @@ fn device(name: &str) -> PyResult<Device> {
             "a device is cpu, cuda, or cuda:1",
         )
     })
-}
-
-/// Prevents new calls and waits for running ones. Python calls it at its exit.
-#[pyfunction]
-pub fn shut_down(py: Python<'_>) -> bool {
-    py.detach(precast_runtime::shut_down)
 }
 
 /// A model of one release, ready on one or more devices. `precast.load` returns it.
@@ -323,7 +320,8 @@ impl Model {
     /// Counters by module and bucket, and the requests.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let loaded = self.loaded()?;
-        let stats = py.detach(|| {
+        let inside = Inside::enter(py);
+        let stats = inside.detach(py, || {
             serde_json::json!({
                 "modules": loaded.model.stats(),
                 "devices": loaded.model.devices(),
@@ -338,7 +336,8 @@ impl Model {
     /// Loads every program, and runs each once on padding.
     fn warm_up(&self, py: Python<'_>) -> PyResult<()> {
         let loaded = self.loaded()?;
-        let done = py.detach(|| loaded.model.warm_up());
+        let inside = Inside::enter(py);
+        let done = inside.detach(py, || loaded.model.warm_up());
         done.map_err(|error| errors::runtime(&error))
     }
 
@@ -369,15 +368,16 @@ impl Model {
     /// Makes every later call use other weights: those of a release, as `"minilm@7"`, or the caller's own tensors by
     /// name, as `load` takes them.
     fn swap(&self, py: Python<'_>, weights: &Bound<'_, PyAny>) -> PyResult<()> {
+        let inside = Inside::enter(py);
         let loaded = self.loaded()?;
         let swapped = match weights.cast::<PyDict>() {
             Ok(own) => {
                 let own = own_weights(own, loaded.device()?)?;
-                py.detach(|| loaded.model.swap(&own))
+                inside.detach(py, || loaded.model.swap(&own))
             }
             Err(_) => {
                 let release: String = weights.extract()?;
-                py.detach(|| {
+                inside.detach(py, || {
                     let weights = loaded.runtime.weights_of(&release)?;
                     loaded.model.swap(&weights)
                 })
@@ -394,7 +394,7 @@ impl Model {
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        py.detach(|| drop(inner));
+        Inside::enter(py).detach(py, || drop(inner));
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -538,6 +538,7 @@ impl Module {
             let module = py.import("precast.aio")?;
             Ok::<_, PyErr>(module.getattr("submit")?.unbind())
         })?;
+        let _inside = Inside::enter(py);
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::of(args, kwargs, loaded.variants(&self.name)?)?;
         let call = Call {
@@ -610,8 +611,9 @@ fn call(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Py<PyAny>> {
+    let inside = Inside::enter(py);
     let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
-    let outputs = py.detach(|| loaded.run(module, &inputs));
+    let outputs = inside.detach(py, || loaded.run(module, &inputs));
     // Freed with the GIL: their memory is Python's.
     drop(inputs);
     let outputs = outputs.map_err(|error| errors::runtime(&error))?;
@@ -643,6 +645,7 @@ pub struct Call {
 impl Call {
     /// Runs it once, on the streams that were current where it was made.
     fn run(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        let inside = Inside::enter(py);
         let held = self
             .held
             .lock()
@@ -653,7 +656,7 @@ impl Call {
         };
         let entered: Result<Vec<_>, _> = self.streams.iter().map(Stream::enter).collect();
         let _entered = entered.map_err(|reason| errors::torch(&reason))?;
-        let outputs = py.detach(|| loaded.run(&self.module, &inputs));
+        let outputs = inside.detach(py, || loaded.run(&self.module, &inputs));
         drop(inputs);
         let outputs = outputs.map_err(|error| errors::runtime(&error))?;
         loaded.answer(py, outputs, self.library)

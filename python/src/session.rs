@@ -13,6 +13,7 @@ use pyo3::{
 use self_cell::self_cell;
 
 use crate::{
+    ending::Inside,
     errors,
     fork::Process,
     inputs::{self, Inputs},
@@ -41,7 +42,9 @@ pub struct Session {
 
 impl Session {
     pub fn open(py: Python<'_>, loaded: Arc<Loaded>, process: Process) -> PyResult<Self> {
-        let opened = py.detach(|| Owned::try_new(loaded, |loaded| loaded.model.session()));
+        let opened = Inside::enter(py).detach(py, || {
+            Owned::try_new(loaded, |loaded| loaded.model.session())
+        });
         let opened = opened.map_err(|error| errors::runtime(&error))?;
         Ok(Self::of(opened, process))
     }
@@ -78,11 +81,14 @@ impl Session {
                 "open another with `model.session()`",
             ));
         };
-        let done = py.detach(|| owned.with_dependent_mut(|loaded, session| work(loaded, session)));
+        let done = Inside::enter(py).detach(py, || {
+            owned.with_dependent_mut(|loaded, session| work(loaded, session))
+        });
         done.map_err(|error| errors::runtime(&error))
     }
 
     fn answer(&self, py: Python<'_>, outputs: Outputs, library: Library) -> PyResult<Py<PyAny>> {
+        let _inside = Inside::enter(py);
         let loaded = self.loaded()?;
         loaded.answer(py, outputs, library)
     }
@@ -117,6 +123,7 @@ impl Session {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
+        let _inside = Inside::enter(py);
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
         let outputs = self.with(py, |_, session| {
@@ -178,7 +185,7 @@ impl Session {
                 "open another with `model.session()`",
             ));
         };
-        let forked = py.detach(|| {
+        let forked = Inside::enter(py).detach(py, || {
             owned.with_dependent_mut(|loaded, session| {
                 Owned::try_new(loaded.clone(), |loaded| session.fork_on(&loaded.model))
             })
@@ -212,7 +219,7 @@ impl Session {
     /// Frees the session's place for another.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let held = self.lock()?.take();
-        py.detach(|| drop(held));
+        Inside::enter(py).detach(py, || drop(held));
         Ok(())
     }
 

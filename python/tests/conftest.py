@@ -8,9 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import pytest
-
 import precast
+import pytest
 
 HERE = Path(__file__).parent
 

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -278,6 +279,30 @@ def test_progress_on_a_terminal_is_one_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(map(len, lines)) < 100
 
 
+def test_progress_in_a_notebook_is_one_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown_texts: list[str] = []
+
+    class ZMQInteractiveShell:
+        """The shell of a kernel."""
+
+    class Handle:
+        def update(self, shown: object) -> None:
+            shown_texts.append(repr(shown))
+
+    ipython, display = types.ModuleType("IPython"), types.ModuleType("IPython.display")
+    monkeypatch.setattr(ipython, "get_ipython", ZMQInteractiveShell, raising=False)
+    monkeypatch.setattr(display, "display", lambda shown, display_id: Handle(), raising=False)
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    shown = progress.progress()
+    for event in EVENTS:
+        shown.event(event)
+    assert shown_texts[1] == "Building [                    ] 0/2 programs · compile encode batch=8"
+    assert shown_texts[-1].startswith("failed: encode eager: no\nBuilding [====================] 2/2 programs")
+    shown.close()
+    assert shown_texts[-1] == "failed: encode eager: no\n"
+
+
 def test_progress_elsewhere_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     shown = progress.progress()
     for event in EVENTS:
@@ -341,7 +366,7 @@ def test_the_fields_of_a_class_are_those_of_its_schema(name: str) -> None:
     assert set(DOCUMENTS[name].__annotations__) == set(schema["properties"]) - {"schema", "event"}
 
 
-# Options that a function has under another name, and those that it lacks: `dry-run` of `build` is `plan`.
+# Options with another name as a parameter, and options without a parameter: `dry-run` of `build` is `plan`.
 OTHER_NAMES = {"set": "settings", "file": "spec"}
 LACKING = {"build": {"dry-run"}, "ls": {"ids"}}
 OF_ALL = {"format", "color", "quiet", "verbose", "help", "version"}

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import precast
 import pytest
 import torch
 from model.model import load as eager
-
-import precast
 
 IDS = torch.arange(12).view(3, 4)
 MASK = torch.ones(3, 4, dtype=torch.int64)

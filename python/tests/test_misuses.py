@@ -8,10 +8,9 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import precast
 import pytest
 import torch
-
-import precast
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 

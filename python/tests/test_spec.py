@@ -12,7 +12,7 @@ from precast.spec import Allow, Buckets, Compile, Gate, Input, Module, Spec, Sta
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
-# Every key of the spec, but for those that exclude each other.
+# Every key of the spec. Keys that exclude each other are in two modules.
 EVERY_KEY = Spec(
     name="every",
     entry="model:load",

@@ -93,11 +93,23 @@ pub(super) fn in_use() -> PathBuf {
     named.map_or_else(|| python_of(&[Path::new("")]), PathBuf::from)
 }
 
-/// Returns the interpreter of the first of these folders that has a safe `.venv`, else the one on the path.
+/// Returns the interpreter of the environment that this program was installed into by `pip`, else of the first of these
+/// folders that has a safe `.venv`, else the one on the path.
 fn python_of(folders: &[&Path]) -> PathBuf {
+    let own = std::env::current_exe().ok();
+    let own = own.as_deref().and_then(environment_of);
     let beside = folders.iter().map(|folder| folder.join(".venv"));
-    let found = beside.into_iter().find_map(|folder| python_in(&folder));
+    let found = own.into_iter().chain(beside);
+    let found = found.into_iter().find_map(|folder| python_in(&folder));
     found.unwrap_or_else(|| PathBuf::from("python3"))
+}
+
+/// Returns the environment of a program that is a script of the wheel: the package `precast` is in it.
+fn environment_of(program: &Path) -> Option<PathBuf> {
+    let environment = program.parent()?.parent()?;
+    let versions = entries(&environment.join("lib"));
+    let has_package = |version: PathBuf| version.join("site-packages/precast/py.typed").exists();
+    (versions.into_iter().any(has_package)).then(|| environment.to_owned())
 }
 
 /// Returns the interpreter of an environment, if it is safe. Warns once for each unsafe one.
@@ -179,6 +191,18 @@ mod tests {
     use std::os::unix::fs::PermissionsExt;
 
     use super::*;
+
+    #[test]
+    fn the_environment_of_a_wheel_is_that_of_its_package() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("bin/precast");
+        assert_eq!(environment_of(&program), None);
+        let package = folder.path().join("lib/python3.12/site-packages/precast");
+        std::fs::create_dir_all(&package).unwrap();
+        assert_eq!(environment_of(&program), None);
+        std::fs::write(package.join("py.typed"), "").unwrap();
+        assert_eq!(environment_of(&program).as_deref(), Some(folder.path()));
+    }
 
     #[test]
     fn the_torch_of_an_environment_is_found_without_its_python() {

@@ -1,10 +1,16 @@
 //! Sessions over fake artifacts: states, refusals, and calls that fail.
 
-use std::{sync::Arc, thread};
+use std::{sync::Arc, thread, time::Duration};
 
-use precast::runtime::{RuntimeError, Tensor};
+use precast::{
+    record::{Dtype, First, State},
+    runtime::{Loading, RuntimeError, Tensor},
+};
 
-use crate::{fake::Fake, flat, ok, tensor, x};
+use crate::{
+    fake::{self, Fake, Memory},
+    flat, ok, tensor, x,
+};
 
 fn totals() -> Fake {
     Fake::sized(1, 2).constants(0).stateful()
@@ -122,4 +128,92 @@ fn callers_in_many_sessions_at_once_see_their_own_totals() {
             });
         }
     });
+}
+
+/// The sizes and the states of a program. An axis of a state is a dimension of the sizes, or has 3 elements.
+type Stateful<'a> = (&'a [(&'a str, i64)], States<'a>);
+type States<'a> = &'a [(&'a str, &'a [&'a str])];
+
+fn stateful(programs: &[Stateful<'_>]) -> Memory {
+    let mut memory = Memory::default();
+    for (salt, (sizes, states)) in programs.iter().enumerate() {
+        let mut program = memory.add("f", &totals().salted(salt as u32));
+        let sizes = sizes.iter().map(|&(dim, size)| (dim.to_owned(), size));
+        program.sizes = sizes.collect();
+        let state = |&(name, axes): &(&str, &[&str])| {
+            let size = |dim: &&str| program.sizes.get(*dim).copied().unwrap_or(3);
+            let shape: Vec<i64> = axes.iter().map(size).collect();
+            let dims = axes.iter().map(|dim| (*dim).to_owned());
+            State {
+                name: name.to_owned(),
+                layout: fake::layout(Dtype::Float32, &shape),
+                dims: dims
+                    .map(|dim| program.sizes.contains_key(&dim).then_some(dim))
+                    .collect(),
+                first: First::Zeros,
+            }
+        };
+        program.states = states.iter().map(state).collect();
+        memory.programs.insert(program.id, program);
+    }
+    memory
+}
+
+#[test]
+fn a_limit_in_bytes_counts_the_tensors_of_every_bucket_of_a_session() {
+    let most = |programs: &[Stateful<'_>]| {
+        let runtime = stateful(programs).runtime().loading(Loading::OnDemand);
+        match runtime.session_limit(0).load("fake") {
+            Err(RuntimeError::SessionLimit { bytes, .. }) => bytes,
+            other => panic!("{:?}", other.err()),
+        }
+    };
+    let cache: States<'_> = &[("k", &["heads", "context"])];
+    let (small, large): (Stateful<'_>, Stateful<'_>) =
+        ((&[("context", 16)], cache), (&[("context", 64)], cache));
+    assert_eq!(most(&[small]), 3 * 16 * 4);
+    // Programs of one bucket share it, and a session that grows keeps the smaller one.
+    assert_eq!(most(&[small, small]), 3 * 16 * 4);
+    assert_eq!(most(&[small, large]), 3 * (16 + 64) * 4);
+    // A state of one size is in each bucket.
+    let both: States<'_> = &[("k", &["heads", "context"]), ("count", &["heads"])];
+    let (small, large) = (
+        (&[("context", 16)][..], both),
+        (&[("context", 64)][..], both),
+    );
+    assert_eq!(most(&[small, large]), 3 * (16 + 64) * 4 + 2 * 3 * 4);
+    // Modules with sizes of their own: a session can be at each of them and at both.
+    let rows: States<'_> = &[("r", &["batch"])];
+    let (small, one): (Stateful<'_>, Stateful<'_>) =
+        ((&[("context", 16)], cache), (&[("batch", 2)], rows));
+    assert_eq!(most(&[small, one]), 3 * (3 * 16 * 4 + 2 * 4));
+}
+
+#[test]
+fn a_limit_in_bytes_bounds_the_open_sessions() {
+    let load = |limit: u64| {
+        let runtime = Memory::with(&[totals()]).runtime();
+        let runtime = runtime.sessions(3).wait_limit(Duration::ZERO);
+        runtime.session_limit(limit).load("fake")
+    };
+    // A session takes 8 bytes.
+    for (limit, open) in [(8, 1), (23, 2), (24, 3), (u64::MAX, 3)] {
+        let model = load(limit).unwrap();
+        let sessions: Vec<_> = (0..open).map(|_| model.session().unwrap()).collect();
+        let error = model.session().err().unwrap();
+        let RuntimeError::SessionsBusy { sessions: most, .. } = error else {
+            panic!("{error}");
+        };
+        assert_eq!(most, open);
+        drop(sessions);
+        model.session().unwrap();
+    }
+    let error = load(7).err().unwrap().to_string();
+    let expected = "a session of model `fake` takes up to 8 bytes, and all sessions may take 7";
+    assert_eq!(error, expected);
+    // A model without states needs none.
+    let plain = Memory::with(&[Fake::sized(1, 2)])
+        .runtime()
+        .session_limit(0);
+    plain.load("fake").unwrap().session().unwrap();
 }

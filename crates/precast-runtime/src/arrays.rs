@@ -71,6 +71,18 @@ impl Value {
     }
 }
 
+/// Copies a tensor, from any device.
+impl TryFrom<&Tensor> for Value {
+    type Error = RuntimeError;
+
+    fn try_from(tensor: &Tensor) -> Result<Self, RuntimeError> {
+        let host = tensor.to_device(Device::Cpu);
+        host.and_then(|host| host.contiguous())
+            .map(Self)
+            .map_err(refused)
+    }
+}
+
 /// An output of a call: plain memory with a shape, the last axis moving fastest.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Array<T> {
@@ -292,6 +304,14 @@ mod tests {
         round([i8::MIN, -1, 0, 1, 2, i8::MAX]);
         round([0u8, 1, 2, 127, 128, 255]);
         round([true, false, true, true, false, false]);
+    }
+
+    #[test]
+    fn a_value_of_a_tensor_has_memory_of_its_own() {
+        let mut table = Tensor::from_slice(&[1i32, 2, 3, 4], &[2, 2]).unwrap();
+        let value = Value::try_from(&table.transpose(0, 1).unwrap()).unwrap();
+        table.zero().unwrap();
+        assert_eq!(Array::<i32>::of(&value.0).unwrap().data(), [1, 3, 2, 4]);
     }
 
     #[test]

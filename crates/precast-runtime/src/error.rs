@@ -394,6 +394,18 @@ pub enum RuntimeError {
         /// Sessions that can be open at once on the device.
         sessions: usize,
     },
+    /// The states of one session take more bytes than those of all sessions may.
+    #[error(
+        "a session of model `{model}` takes up to {bytes} bytes, and all sessions may take {limit}"
+    )]
+    SessionLimit {
+        /// Name of the model.
+        model: String,
+        /// The maximum bytes of a session, with every bucket that it can grow into.
+        bytes: u64,
+        /// The limit of the runtime.
+        limit: u64,
+    },
     /// An earlier call of the session failed while it ran: its states may be half written.
     #[error("the session is unusable, because a call in it failed: {cause}")]
     SessionFailed {

@@ -72,6 +72,10 @@
 // Unit tests share the fakes of tests/, which name the crate.
 #[cfg(test)]
 extern crate self as precast_runtime;
+#[cfg(test)]
+#[path = "../../../tests/fake/records.rs"]
+#[allow(dead_code)]
+mod fake;
 
 mod arrays;
 mod background;

@@ -25,6 +25,7 @@ use super::{
     program::Program,
     replica::Replica,
     source::Source,
+    states::most_bytes,
     trial::{Trial, Trials},
     variant::Variant,
     weights::{WeightSet, Weights},
@@ -60,6 +61,7 @@ pub struct Runtime {
     hosts: Vec<Target>,
     instances: usize,
     sessions: usize,
+    session_limit: Option<u64>,
     inputs: Inputs,
     wait: Option<Duration>,
     /// The trials of first loads, for each device; empty without trials.
@@ -129,6 +131,7 @@ impl Runtime {
             hosts,
             instances: 4,
             sessions: 16,
+            session_limit: None,
             inputs: Inputs::default(),
             wait: None,
             trials: Vec::new(),
@@ -153,6 +156,15 @@ impl Runtime {
     /// [`Model::session_bytes`]. The default is 16.
     pub fn sessions(mut self, sessions: usize) -> Self {
         self.sessions = sessions.max(1);
+        self
+    }
+
+    /// Limits the states of all open sessions of a model on one device to so many bytes. The number of sessions is then
+    /// the lower one of [`Self::sessions`] and of those that fit. A session counts with the tensors of every bucket that
+    /// it can grow into, because smaller ones are kept. A load fails with [`RuntimeError::SessionLimit`] if not even one
+    /// session fits. There is no limit by default.
+    pub fn session_limit(mut self, bytes: u64) -> Self {
+        self.session_limit = Some(bytes);
         self
     }
 
@@ -346,6 +358,7 @@ impl Runtime {
         weights: &WeightSet,
         aliases: &Arc<BTreeMap<String, String>>,
     ) -> Result<Model, RuntimeError> {
+        let sessions = self.sessions_of(model, programs)?;
         let _work = self.work()?;
         let mut replicas = Vec::with_capacity(self.devices.len());
         for (i, (&device, host)) in self.devices.iter().zip(hosts).enumerate() {
@@ -375,7 +388,7 @@ impl Runtime {
                 .into_iter()
                 .map(|(name, programs)| Ok((name, Variant::group(programs, &loader)?)));
             let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
-            let replica = Replica::new(device, modules, loader, self.sessions);
+            let replica = Replica::new(device, modules, loader, sessions);
             self.load_before(&replica)?;
             replicas.push(replica);
         }
@@ -392,6 +405,25 @@ impl Runtime {
         } else {
             model
         })
+    }
+
+    /// Returns the maximum number of open sessions of a model on one device.
+    fn sessions_of(
+        &self,
+        model: &str,
+        programs: &[Arc<record::Program>],
+    ) -> Result<usize, RuntimeError> {
+        let (Some(limit), bytes @ 1..) = (self.session_limit, most_bytes(programs)) else {
+            return Ok(self.sessions);
+        };
+        match usize::try_from(limit / bytes).unwrap_or(usize::MAX) {
+            0 => Err(RuntimeError::SessionLimit {
+                model: model.to_owned(),
+                bytes,
+                limit,
+            }),
+            fitting => Ok(self.sessions.min(fitting)),
+        }
     }
 
     /// Loads the programs that must be there before the model is handed out.

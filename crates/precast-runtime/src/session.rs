@@ -386,3 +386,6 @@ fn file(path: &Path, error: impl std::error::Error) -> RuntimeError {
         problem: error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,7 +10,10 @@
 //! When a call needs a larger one, every tensor is copied into its tensor there, once. Levels are kept: the next
 //! session of the model reuses them, and only writes first values.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use precast_store::{
     Device, Digest,
@@ -20,6 +23,7 @@ use precast_store::{
 use super::{
     RuntimeError, Tensor, TorchError,
     ffi::{Handle, Handles, RawStream, Weight, cuda},
+    layout::bytes_of,
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
     slot::Slot,
@@ -216,6 +220,11 @@ impl States {
         cuda()?.wait(now, last, ordinal)
     }
 
+    #[cfg(test)]
+    pub fn levels(&self) -> usize {
+        self.levels.len()
+    }
+
     fn level(&self) -> Option<&Level> {
         self.levels.get(self.at?)
     }
@@ -241,10 +250,7 @@ impl States {
             module: program.module.as_str().into(),
             message,
         };
-        let dims = program.states.iter().flat_map(|state| &state.dims);
-        let wanted = dims.filter_map(|dim| program.sizes.get_key_value(dim.as_ref()?));
-        let wanted: Sizes = wanted.map(|(dim, size)| (dim.clone(), *size)).collect();
-        let at = self.at_sizes(wanted).map_err(refused)?;
+        let at = self.at_sizes(sizes_of(program)).map_err(refused)?;
         let (weights, loader) = (&self.weights, &self.loader);
         let level = &mut self.levels[at];
         let mut handles = Handles::new();
@@ -283,7 +289,8 @@ impl States {
         let mut sizes = now.clone();
         let more = wanted.keys().all(|dim| !now.contains_key(dim));
         sizes.extend(wanted);
-        if more {
+        let known = self.levels.iter().any(|level| level.sizes == sizes);
+        if more && !known {
             // No tensor has these dimensions yet.
             self.levels[from].sizes = sizes;
             return Ok(from);
@@ -344,11 +351,7 @@ impl StateTensor {
         loader: &Loader,
     ) -> Result<Self, TorchError> {
         let layout = &state.layout;
-        let size = |(&own, dim): (&i64, &Option<String>)| {
-            let sized = dim.as_ref().and_then(|dim| sizes.get(dim));
-            sized.copied().unwrap_or(own)
-        };
-        let shape: Vec<i64> = layout.shape.iter().zip(&state.dims).map(size).collect();
+        let shape = shape_at(state, sizes);
         let first = match &state.first {
             First::Zeros => None,
             First::Tensor(name) => {
@@ -372,6 +375,51 @@ impl StateTensor {
             Some(first) => self.tensor.copy_from(first.handle()),
         }
     }
+}
+
+/// Returns the sizes of the bucketed dimensions of a program's states.
+fn sizes_of(program: &Program) -> Sizes {
+    let dims = program.states.iter().flat_map(|state| &state.dims);
+    let sizes = dims.filter_map(|dim| program.sizes.get_key_value(dim.as_ref()?));
+    sizes.map(|(dim, size)| (dim.clone(), *size)).collect()
+}
+
+/// Returns the shape of a state at the sizes of a level.
+fn shape_at(state: &State, sizes: &Sizes) -> Vec<i64> {
+    let axes = state.layout.shape.iter().zip(&state.dims);
+    let size = |(&own, dim): (&i64, &Option<String>)| {
+        let sized = dim.as_ref().and_then(|dim| sizes.get(dim));
+        sized.copied().unwrap_or(own)
+    };
+    axes.map(size).collect()
+}
+
+/// Returns the maximum bytes of one session's tensors: those of every level that a session of these programs can reach,
+/// because levels are kept.
+pub(super) fn most_bytes(programs: &[Arc<Program>]) -> u64 {
+    let with_states = || programs.iter().filter(|program| !program.states.is_empty());
+    let wanted: BTreeSet<Sizes> = with_states().map(|program| sizes_of(program)).collect();
+    let mut levels = wanted.clone();
+    let mut new: Vec<Sizes> = wanted.iter().cloned().collect();
+    while let Some(level) = new.pop() {
+        for sizes in &wanted {
+            let mut next = level.clone();
+            next.extend(sizes.clone());
+            if levels.insert(next.clone()) {
+                new.push(next);
+            }
+        }
+    }
+    let level_bytes = |sizes: &Sizes| -> u64 {
+        let mut largest: BTreeMap<&str, u64> = BTreeMap::new();
+        for state in with_states().flat_map(|program| &program.states) {
+            let bytes = bytes_of(&shape_at(state, sizes), state.layout.dtype) as u64;
+            let known = largest.entry(&state.name).or_default();
+            *known = bytes.max(*known);
+        }
+        largest.into_values().fold(0, u64::saturating_add)
+    };
+    levels.iter().map(level_bytes).fold(0, u64::saturating_add)
 }
 
 /// Returns the strides of a dense tensor, the last axis moving fastest.

@@ -151,6 +151,7 @@ impl RuntimeError {
             Self::Busy { .. } => BUSY,
             Self::NeedsSession { .. } => NEEDS_SESSION,
             Self::SessionsBusy { .. } => SESSIONS_BUSY,
+            Self::SessionLimit { .. } => SESSION_LIMIT,
             Self::SessionFailed { .. } => SESSION_FAILED,
             Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
             Self::NoModule { module, known, .. } => return of_module(module, known),
@@ -205,8 +206,8 @@ const NO_THREADS: &str = "raise the number of threads (`ulimit -u`, or `pids.max
 const BUSY: &str = "try again later, wait longer, or load the model with more `Runtime::instances`";
 const NEEDS_SESSION: &str =
     "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states";
-const SESSIONS_BUSY: &str =
-    "drop a session, wait longer, or load the model with more `Runtime::sessions`";
+const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with more `Runtime::sessions` and a higher `session_limit`";
+const SESSION_LIMIT: &str = "raise `Runtime::session_limit`, or build the model with fewer or smaller buckets of its states";
 const SESSION_FAILED: &str =
     "`Session::reset` starts it anew; a session that was saved can be loaded";
 const REFUSED: &str = "libtorch refused it: there may be too little memory";

@@ -220,6 +220,11 @@ impl<M: Managed> Capsule<M> {
         Self(raw)
     }
 
+    /// Returns the structure, which lives as long as the capsule.
+    pub fn as_ptr(&self) -> NonNull<M> {
+        self.0
+    }
+
     /// Gives it away. The owner of the pointer calls the deleter once.
     pub fn into_raw(self) -> NonNull<M> {
         std::mem::ManuallyDrop::new(self).0
@@ -253,7 +258,7 @@ impl<M: Managed> Capsule<M> {
                 device_id,
             },
             ndim,
-            dtype: type_of(dtype),
+            dtype: dtype.into(),
             shape: shape.as_mut_ptr(),
             strides: strides.as_mut_ptr(),
             byte_offset: 0,
@@ -443,11 +448,13 @@ const TYPES: [(Dtype, u8, u8); 10] = [
     (Dtype::Bool, 6, 8),
 ];
 
-fn type_of(dtype: Dtype) -> DLDataType {
-    let found = TYPES.iter().find(|(own, ..)| *own == dtype);
-    let (code, bits) = found.map_or((1, 8), |&(_, code, bits)| (code, bits));
-    let lanes = 1;
-    DLDataType { code, bits, lanes }
+impl From<Dtype> for DLDataType {
+    fn from(dtype: Dtype) -> Self {
+        let found = TYPES.iter().find(|(own, ..)| *own == dtype);
+        let (code, bits) = found.map_or((1, 8), |&(_, code, bits)| (code, bits));
+        let lanes = 1;
+        Self { code, bits, lanes }
+    }
 }
 
 fn dtype_of(found: DLDataType) -> Option<Dtype> {

@@ -3,12 +3,12 @@
 use precast_store::record::Dtype;
 
 use super::*;
-use crate::{loaded::Loaded, loader::Held, source::Source};
-use fake::{Fake, Memory};
-
-#[path = "../../../../tests/fake/records.rs"]
-#[allow(dead_code)]
-mod fake;
+use crate::{
+    fake::{self, Fake, Memory},
+    loaded::Loaded,
+    loader::Held,
+    source::Source,
+};
 
 /// Returns a program that computes `((x * 2 + 1) * 10 + 5) * 2 + 1`, a source that has it, and a second weight set with
 /// which it computes `((x * 3 + 1) * 10 + 5) * 3 + 1`.

@@ -155,6 +155,11 @@ pub(super) fn runtime_errors() -> Vec<Error> {
         E::NeedsSession {
             module: module.clone(),
         },
+        E::SessionLimit {
+            model: "decoder".into(),
+            bytes: 10240,
+            limit: 4096,
+        },
         E::SessionsBusy {
             model: "chat".into(),
             sessions: 16,

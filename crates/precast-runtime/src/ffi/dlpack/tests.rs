@@ -34,7 +34,7 @@ impl Producer {
                 device_id: 0,
             },
             ndim: shape.len() as i32,
-            dtype: type_of(Dtype::Int32),
+            dtype: Dtype::Int32.into(),
             shape: shape.as_mut_ptr(),
             strides: ptr::null_mut(),
             byte_offset: 0,

@@ -1,0 +1,220 @@
+//! Sessions: states that are kept from call to call, for one caller.
+#![allow(
+    unsafe_code,
+    reason = "functions with C names, memory of the caller, and a session that lives with its model"
+)]
+
+use std::{
+    ffi::c_char,
+    mem::MaybeUninit,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use precast_runtime::{Model as Loaded, Session as Open, Value, dlpack::DLTensor};
+
+use crate::{
+    error::{Error, Failure, guarded, made, quiet},
+    memory::{array, object, text},
+    model::Model,
+    outputs::Outputs,
+    tensors,
+};
+
+/// The states of a model for one caller.
+pub struct Session {
+    // Dropped before the model that it borrows.
+    open: Mutex<Open<'static>>,
+    model: Arc<Loaded>,
+}
+
+// The header lets any thread use and free the objects.
+const _: () = {
+    const fn moves<T: Send>() {}
+    const fn is_shared<T: Send + Sync>() {}
+    moves::<Open<'static>>();
+    moves::<precast_runtime::Outputs>();
+    is_shared::<Loaded>();
+    is_shared::<precast_runtime::Runtime>();
+    is_shared::<precast_runtime::Tensor>();
+};
+
+impl Session {
+    fn open(model: &Arc<Loaded>) -> Result<Self, Failure> {
+        // SAFETY: the model is in the memory of an `Arc`, which does not move. `Session` has one, and drops it after
+        // the session. No other part of this crate hands the session out.
+        let lasting: &'static Loaded = unsafe { &*Arc::as_ptr(model) };
+        Ok(Self {
+            open: Mutex::new(lasting.session()?),
+            model: model.clone(),
+        })
+    }
+
+    /// Returns the session, after the calls of other threads in it.
+    fn lock(&self) -> MutexGuard<'_, Open<'static>> {
+        // After a panic the runtime itself knows whether the states can be used.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Opens a session, whose states have their first values.
+///
+/// A model has a limit of open sessions: see the field sessions of precast_options. A session belongs to one caller;
+/// calls of several threads in one session run one after the other.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_open(
+    model: *const Model,
+    out: Option<&mut MaybeUninit<Option<Box<Session>>>>,
+) -> Option<Box<Error>> {
+    made(out, || {
+        // SAFETY: an object of the caller.
+        Session::open(&unsafe { object("model", model) }?.model)
+    })
+}
+
+/// Runs a module on the states of a session, as precast_model_run does.
+///
+/// A call that is refused does not change the states. After a call that failed while it ran, every later call fails
+/// until precast_session_reset.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_run(
+    session: *mut Session,
+    module: *const c_char,
+    inputs: *const *const DLTensor,
+    names: *const *const c_char,
+    count: usize,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
+) -> Option<Box<Error>> {
+    made(out, || {
+        // SAFETY: an object, a text and tensors of the caller, which live until the function returns.
+        let (session, module, inputs) = unsafe {
+            let session = object("session", session)?;
+            let module = text("module", module)?;
+            (session, module, tensors::inputs(inputs, names, count)?)
+        };
+        let mut session = session.lock();
+        let outputs = match inputs.names {
+            None => session.run(module, &inputs.tensors)?,
+            Some(names) => {
+                let named: Vec<_> = names.into_iter().zip(&inputs.tensors).collect();
+                session.run_named(module, &named)?
+            }
+        };
+        Outputs::of(outputs)
+    })
+}
+
+/// Runs the module `prefill` on the tokens of a prompt, and returns the outputs for the last tokens.
+///
+/// The tokens go through the buckets that they fill, the largest first, and the remaining ones through the module
+/// `decode` one by one. `more` are the other inputs of both modules, in their order; they are copied. Positions are
+/// counted.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_prefill(
+    session: *mut Session,
+    tokens: *const i64,
+    token_count: usize,
+    more: *const *const DLTensor,
+    more_count: usize,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
+) -> Option<Box<Error>> {
+    made(out, || {
+        // SAFETY: an object, tokens and tensors of the caller, which live until the function returns.
+        let (session, tokens, more) = unsafe {
+            let session = object("session", session)?;
+            let tokens = array("tokens", tokens, token_count)?;
+            (session, tokens, values(more, more_count)?)
+        };
+        Outputs::of(session.lock().prefill(tokens, &more)?)
+    })
+}
+
+/// Runs the module `decode` on the next token, as precast_session_prefill does.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_decode(
+    session: *mut Session,
+    token: i64,
+    more: *const *const DLTensor,
+    more_count: usize,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
+) -> Option<Box<Error>> {
+    made(out, || {
+        // SAFETY: an object and tensors of the caller, which live until the function returns.
+        let (session, more) = unsafe { (object("session", session)?, values(more, more_count)?) };
+        Outputs::of(session.lock().decode(token, &more)?)
+    })
+}
+
+/// Copies tensors of the caller.
+///
+/// # Safety
+/// `more` is null or has `count` pointers, each null or to a tensor, whose memory is not written or freed meanwhile.
+unsafe fn values(more: *const *const DLTensor, count: usize) -> Result<Vec<Value>, Failure> {
+    // SAFETY: as this function requires.
+    let inputs = unsafe { tensors::inputs(more, std::ptr::null(), count) }?;
+    let values = inputs.tensors.iter().map(Value::try_from);
+    Ok(values.collect::<Result<_, _>>()?)
+}
+
+/// Returns the number of tokens that precast_session_prefill and precast_session_decode gave the session; 0 for NULL.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn precast_session_position(session: *const Session) -> usize {
+    quiet(0, || {
+        // SAFETY: an object of the caller.
+        let session = unsafe { object("session", session) };
+        session.map_or(0, |session| session.lock().position())
+    })
+}
+
+/// Returns to an earlier position: the tokens after it are dropped.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_seek(
+    session: *mut Session,
+    position: usize,
+) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object of the caller.
+        let session = unsafe { object("session", session) }?;
+        Ok(session.lock().seek(position)?)
+    })
+}
+
+/// Gives every state its first value again, also after a call that failed.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_reset(session: *mut Session) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object of the caller.
+        unsafe { object("session", session) }?.lock().reset();
+        Ok(())
+    })
+}
+
+/// Opens another session with copies of the states, as for several answers to one prompt.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_fork(
+    session: *mut Session,
+    out: Option<&mut MaybeUninit<Option<Box<Session>>>>,
+) -> Option<Box<Error>> {
+    made(out, || {
+        // SAFETY: an object of the caller.
+        let session = unsafe { object("session", session) }?;
+        // It borrows the same model, which the fork keeps too.
+        let fork = session.lock().fork()?;
+        Ok(Session {
+            open: Mutex::new(fork),
+            model: session.model.clone(),
+        })
+    })
+}
+
+/// Frees a session. NULL is ignored.
+#[unsafe(no_mangle)]
+pub extern "C" fn precast_session_free(session: Option<Box<Session>>) {
+    quiet((), || drop(session));
+}

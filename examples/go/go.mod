@@ -1,0 +1,3 @@
+module precast.example/double
+
+go 1.19

@@ -1,0 +1,91 @@
+//! The end of the process: no thread may be inside the extension when the interpreter goes.
+//!
+//! Until Python 3.13 the interpreter ends a daemon thread with `pthread_exit` when the thread wants the GIL back. That
+//! unwinds the thread's stack, and a stack with frames of Rust aborts the process. So [`shut_down`], which Python calls
+//! at its exit, waits until no thread is inside; a thread that comes later, or comes back too late, sleeps for ever, as
+//! Python 3.14 lets it do.
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+    },
+    thread::{self, ThreadId},
+    time::{Duration, Instant},
+};
+
+use pyo3::prelude::*;
+
+/// Threads inside the extension.
+static INSIDE: AtomicUsize = AtomicUsize::new(0);
+/// The thread that ends the process, once it does.
+static ENDING: OnceLock<ThreadId> = OnceLock::new();
+/// Whether the interpreter may be gone.
+static ENDED: AtomicBool = AtomicBool::new(false);
+/// Maximum time to wait for the threads inside, after the runtime has waited for its calls.
+const LONGEST: Duration = Duration::from_secs(5);
+
+/// A thread inside the extension, until it is dropped.
+pub struct Inside(());
+
+impl Inside {
+    /// Enters. While the process ends, only the thread that ends it does.
+    pub fn enter(py: Python<'_>) -> Self {
+        // Either this sees the end, or the end sees this: both are sequentially consistent.
+        INSIDE.fetch_add(1, SeqCst);
+        let inside = Self(());
+        if is_ending() && ENDING.get() != Some(&thread::current().id()) {
+            drop(inside);
+            py.detach(|| -> () { sleep() });
+            unreachable!("the thread sleeps");
+        }
+        inside
+    }
+
+    /// Does `work` without the GIL.
+    pub fn detach<R, F>(&self, py: Python<'_>, work: F) -> R
+    where
+        F: FnOnce() -> R + Send,
+        R: Send,
+    {
+        py.detach(|| {
+            let done = work();
+            if ENDED.load(SeqCst) {
+                sleep();
+            }
+            done
+        })
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        INSIDE.fetch_sub(1, SeqCst);
+    }
+}
+
+pub fn is_ending() -> bool {
+    ENDING.get().is_some()
+}
+
+/// Prevents new calls and waits for running ones. Python calls it at its exit. Returns whether all of them ended.
+#[pyfunction]
+pub fn shut_down(py: Python<'_>) -> bool {
+    let _ = ENDING.set(thread::current().id());
+    let ended = py.detach(|| {
+        let calls = precast_runtime::shut_down();
+        let begun = Instant::now();
+        while INSIDE.load(SeqCst) > 0 && begun.elapsed() < LONGEST {
+            thread::sleep(Duration::from_micros(200));
+        }
+        calls && INSIDE.load(SeqCst) == 0
+    });
+    ENDED.store(true, SeqCst);
+    ended
+}
+
+fn sleep() -> ! {
+    loop {
+        thread::park();
+    }
+}
