@@ -4,6 +4,7 @@
     benches/gpu.sh OUT                    a GPU machine's, from the files of benches/pack.sh
     python -m benches draw FILE           pictures and a page's table from that file
     make bench-build                      the cost of builds: warm.py, regions.py and cold_build.py
+    python -m benches.architectures       `maybe_compile` over twenty architectures; also benches.startup
     make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
 
 A **case** (`cases.py`) is a model with a `precast.toml`: everything else (inputs, sizes, entry) is read from that file,

@@ -1,4 +1,4 @@
-"""The start and the overhead of `maybe_compile` beside what people use today: MiniLM from Python.
+"""The start and the overhead of `maybe_compile` beside other ways to run MiniLM from Python.
 
     .venv-python/bin/python -m benches.startup | python -m benches.results python-cpu.json startup
 
@@ -6,9 +6,10 @@ Each way is prepared once, and then started in fresh processes, in turns, round 
 makes the model, and then answers one batch. The time from the model to the first answer is the start; the time of the
 whole process is beside it. `precast` is a second process: its release is in the store, it captures and builds nothing,
 and it compares the artifact with eager first (`precast, no smoke test`: without). `compile, warm` has the caches of a
-process before, `compile, cold` has none. A ratio is taken in each round, and its median and range are kept.
+process before. `compile, cold` has none, and is started once. A ratio is taken in each round, and its median and range
+are kept.
 
-The overhead is what a call costs beside the work of the model: a model of many small submodules, on one thread.
+The overhead is the time of a call of many small layers, on one thread.
 """
 
 from __future__ import annotations
@@ -157,11 +158,14 @@ def run(arguments: list[str], folder: Path, caches: Path) -> dict[str, Any]:
 
 def measure(rounds: int, folder: Path) -> dict[str, Any]:
     """Returns the starts of all ways."""
+    fresh = not any(folder.iterdir())
     seen: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
     warm = folder / "warm"
     first: dict[str, float] = {}
     for at in range(rounds + 1):
         for way in WAYS:
+            if way == "compile, cold" and at != 1:
+                continue
             cold = folder / "cold"
             shutil.rmtree(cold, ignore_errors=True)
             found = run(["--child", way], folder, cold if way == "compile, cold" else warm)
@@ -172,10 +176,10 @@ def measure(rounds: int, folder: Path) -> dict[str, Any]:
                 seen[way].append(found)
     table = {}
     for way, found in seen.items():
-        row: dict[str, Any] = {"first_process_start": first[way]}
+        row: dict[str, Any] = {"first_process_start": first[way]} if fresh and way in first else {}
         for part in ("start", "process"):
             values = [each[part] for each in found]
-            beside = [each[part] / mine[part] for each, mine in zip(found, seen["precast"], strict=True)]
+            beside = [each[part] / mine[part] for each, mine in zip(found, seen["precast"], strict=False)]
             row[part] = {
                 "seconds": round(statistics.median(values), 3),
                 "times_precast": round(statistics.median(beside), 2),
@@ -191,7 +195,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--child", help=argparse.SUPPRESS)
     parser.add_argument("--overhead", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help="an earlier run's folder, whose files are used again")
     args = parser.parse_args()
     if args.child:
         print(json.dumps(child(args.child, args.folder)))
@@ -204,7 +208,7 @@ def main() -> None:
     from .machine import describe
 
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
+        folder = args.folder or Path(temporary)
         document = {
             "schema": 1,
             "command": "python -m benches.startup",

@@ -10,21 +10,22 @@ import torch
 from torch import Tensor, nn
 
 from . import batches, exported
-from .engine import Refused
-from .errors import BadInput, Busy, Error, LoadError, NoFit, NotFound
+from .engine import CompileFailed, Refused
+from .errors import BadInput, BuildError, Busy, Error, LoadError, NoFit, NotFound
 from .guard import constants
 from .loading import load
 from .spec import Compile, Gate
 
 if TYPE_CHECKING:
     from ._native import Model
+    from .config import CompileConfig
     from .region import Region
 
 _MISSING = object()
 
 
 class ArtifactEngine:
-    """Answers from a release. Without one that has the digest of the module and the settings, it builds one."""
+    """Answers from the release with the digest of the module and the settings; builds it if the store lacks it."""
 
     guarded = True
 
@@ -34,10 +35,11 @@ class ArtifactEngine:
         tensors, others = batches.flat(args, kwargs, self._names)
         self._defaults = _defaults(self._net)
         self._others = self._given(others)
-        settings = {
+        fills = config.pad if not isinstance(config.pad, bool) else {}
+        settings: dict[str, Any] = {
             "shapes": region.shapes or None,
             "buckets": region.points or None,
-            "pad": dict(config.pad) if not isinstance(config.pad, bool) else None,
+            "pad": {name: value for name, value in fills.items() if name in tensors} or None,
             "mode": config.mode,
             "dynamic": config.dynamic,
             "options": {"freezing": False, **config.options},
@@ -48,23 +50,12 @@ class ArtifactEngine:
         name = config.name or type(self._net).__name__
         name = f"{name}.{region.name}" if region.name else name
         self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
-        try:
-            self._model = self._loaded(config.store, name, digest, tensors)
-        except Error as error:
-            if not isinstance(error, (NotFound, LoadError)):
-                raise
-            exported.build(
-                self._net,
-                (args, kwargs),
-                name=name,
-                compile=Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1)),
-                store=config.store,
-                release=digest,
-                progress=False,
-                **settings,
-            )
+        model = self._found(config.store, f"{name}@{digest}", tensors)
+        if model is None:
+            self._build(args, kwargs, config, name=name, release=digest, **settings)
             self.notes["built"] = True
-            self._model = self._loaded(config.store, name, digest, tensors)
+            model = self._loaded(config.store, f"{name}@{digest}", tensors)
+        self._model = model
         self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._pads = bool(config.pad)
@@ -72,9 +63,7 @@ class ArtifactEngine:
         self._inputs = tuple(self._run.inputs)
         self._places: dict[tuple[Any, ...], list[int]] = {}
         self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
-        with torch.no_grad():
-            answer = self._net._call_impl(*batches.copied(args), **batches.copied(kwargs))
-        self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
+        self._template: Any = _MISSING
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
@@ -90,6 +79,11 @@ class ArtifactEngine:
         except BadInput as error:
             raise Refused("inputs", error.args[0]) from None
         return self._nested(answer)
+
+    def learn(self, answer: Any) -> None:
+        """Takes an answer of the module; all answers have its structure."""
+        if self._template is _MISSING:
+            self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
         """Returns the tensors of a call in the order of the release. Raises `Refused` for other inputs."""
@@ -130,15 +124,32 @@ class ArtifactEngine:
         """Frees the artifacts after their last call."""
         self._model.close()
 
-    def _loaded(self, store: str | Path, name: str, release: str, tensors: dict[str, Tensor]) -> Model:
-        device = str(_device(self._net, tensors))
-        return load(store, f"{name}@{release}", device=device, weights=self._weights())
+    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, **settings: Any) -> None:
+        """Builds the release. Its programs are all there, or `CompileFailed` names the causes."""
+        compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
+        try:
+            exported.build(self._net, (args, kwargs), compile=compile_, store=config.store, progress=False, **settings)
+        except BuildError as error:
+            failed = getattr(getattr(error, "result", None), "failed", [])
+            if not failed:
+                raise
+            raise CompileFailed("; ".join(f"{row.program}: {row.message}" for row in failed[:3])) from error
+
+    def _found(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model | None:
+        """Returns the release, or `None` if the store lacks it, or has none for this host."""
+        try:
+            return self._loaded(store, release, tensors)
+        except (NotFound, LoadError):
+            return None
+
+    def _loaded(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model:
+        return load(store, release, device=str(_device(self._net, tensors)), weights=self._weights())
 
     def _weights(self) -> dict[str, Tensor]:
         return exported.parameters(self._net)
 
     def _given(self, others: dict[str, Any]) -> dict[str, tuple[type, Any]]:
-        """Returns the other values of a call, with their types, without those that are the parameter's default."""
+        """Returns the other values of a call, with their types. Values equal to a parameter's default are left out."""
         return {
             name: (type(value), value)
             for name, value in others.items()

@@ -16,7 +16,7 @@ DECLARED = ("enabled", "backend", "mode", "dynamic", "fullgraph", "options", "he
 
 @dataclass(frozen=True)
 class CompileConfig:
-    """How a module is compiled, and what happens when it can't be.
+    """The settings of a module's compilation, and the policy for failures.
 
     A wrong value raises `ValueError` here, so that `maybe_compile` has only valid settings.
     """
@@ -77,12 +77,16 @@ class CompileConfig:
         for name, axes in self.shapes.items():
             if unknown := [axis for axis in axes if isinstance(axis, str) and axis not in self.buckets]:
                 raise ValueError(f"`shapes` names `{unknown[0]}` for `{name}`, which `buckets` has no sizes for")
+        if not isinstance(self.pad, bool):
+            for name in self.pad:
+                if name not in self.shapes:
+                    raise ValueError(f"`pad` has a value for `{name}`, which `shapes` has not")
         used = {axis for axes in self.shapes.values() for axis in axes}
         if unused := [dim for dim in self.buckets if dim not in used]:
             raise ValueError(f"`buckets` has `{unused[0]}`, which `shapes` names for no input")
 
     def declared(self, settings: Mapping[str, Any]) -> CompileConfig:
-        """Returns these settings, with those that a submodule declares in their place; `options` are merged."""
+        """Returns these settings with the declarations of a submodule in their place; `options` are merged."""
         if unknown := [key for key in settings if key not in DECLARED]:
             known = ", ".join(DECLARED)
             raise ValueError(f"`get_torch_compile_config` returns `{unknown[0]}`; a submodule may set {known}")

@@ -1,4 +1,4 @@
-"""Engines: what answers the calls of a region. Each answers by its own compiled code, or raises."""
+"""Engines: the compiled code of regions. Each returns an answer, or raises."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ from torch import nn
 
 from .config import CompileConfig
 from .guard import Refusal
+
+
+class CompileFailed(RuntimeError):
+    """A region can't be compiled, or its answers differ from eager's."""
 
 
 class Refused(Exception):
@@ -25,6 +29,9 @@ class Engine(Protocol):
 
     guarded: bool
     """Whether `Guard` and `Tensors` must be checked before each call."""
+
+    def learn(self, answer: Any) -> None:
+        """Takes an answer of the module, before the first call."""
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer. Raises `Refused` for a call that it has no code for."""
@@ -51,6 +58,9 @@ class TorchEngine:
             fullgraph=config.fullgraph,
             options=options,
         )
+
+    def learn(self, answer: Any) -> None:
+        """Does nothing: the compiled code returns the module's own structure."""
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, and compiles where `torch.compile` does."""

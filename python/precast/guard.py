@@ -7,7 +7,7 @@ compares, before an artifact answers it:
   configuration: by identity, then by `==`
 - the tree of submodules
 - forward hooks, of submodules and global ones
-- modes of torch that change what a module computes: autocast, tracing, function and dispatch modes
+- modes of torch that change a computation: autocast, tracing, function and dispatch modes
 - the tensors: their identity and their addresses
 
 Attributes that the module writes in its own forward are left out. Changes inside an object that an attribute of such

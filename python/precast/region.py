@@ -15,7 +15,7 @@ from torch import nn
 
 from . import batches
 from .config import CompileConfig
-from .engine import Engine, Refused, TorchEngine
+from .engine import CompileFailed, Engine, Refused, TorchEngine
 from .guard import Guard, Refusal, Tensors
 from .logs import Log
 from .regions import resized
@@ -28,10 +28,6 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
 Opener = Callable[["Region", tuple[Any, ...], dict[str, Any]], Engine]
 """Returns the engine of a region for the inputs of a sample."""
-
-
-class CompileFailed(RuntimeError):
-    """A region can't be compiled, or its answers differ from eager's."""
 
 
 class Region:
@@ -68,7 +64,12 @@ class Region:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
         """Returns the answer of the compiled code, or of `original`."""
         error: BaseException | None = None
-        refusal = self._check(args, kwargs)
+        try:
+            refusal = self._check(args, kwargs)
+        except Exception as failed:
+            if self.config.fail_policy == "raise":
+                raise
+            error, refusal = failed, Refusal("failed", f"the check failed: {type(failed).__name__}: {failed}")
         if refusal is None:
             assert self.engine is not None
             try:
@@ -178,14 +179,21 @@ class Region:
             with self._bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
+
+            def eager(*args: Any, **kwargs: Any) -> Any:
+                answer = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+                engine.learn(answer)
+                return answer
+
             if self.config.healthcheck and self.config.smoketest_steps:
                 test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
-                answer, eager = (lambda *a, **k: engine.answer(a, k)), self.module._call_impl
-                result = test.compare(answer, eager, self.module, args, kwargs)
+                result = test.compare(lambda *a, **k: engine.answer(a, k), eager, self.module, args, kwargs)
                 notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
                 if not result.ok:
                     engine.close()
                     raise CompileFailed(f"the smoke test failed: {result.reason}") from result.exception
+            elif engine.guarded:
+                eager(*args, **kwargs)
             written = set(guard.changes())
         if engine.guarded:
             self._guard = Guard(self.module, written) if written else guard
@@ -218,15 +226,17 @@ class Region:
             assert self.engine is not None and self._guard is not None and self._tensors is not None
             if not self._tensors.moved():
                 return
-            tensors = Tensors(self._guard)
             try:
+                tensors = Tensors(self._guard)
                 self.engine.bind()
-                self._unbound = None
-                self._rebound += 1
             except Refused as refused:
                 self._unbound = refused.refusal
             except Exception as failed:
                 self._unbound = Refusal("parameters", f"{type(failed).__name__}: {failed}")
+                return
+            else:
+                self._unbound = None
+                self._rebound += 1
             self._tensors = tensors
 
     def _failed(self, error: BaseException) -> None:

@@ -113,7 +113,7 @@ def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 
 @contextmanager
 def unchanged_buffers(module: nn.Module) -> Iterator[list[str]]:
-    """Runs a block and puts the buffers of a module back; yields a list that gets the names of those that changed."""
+    """Runs a block and puts the buffers of a module back. The list that it yields gets the names of changed buffers."""
     before = [(name, buffer, _version(buffer), buffer.detach().clone()) for name, buffer in module.named_buffers()]
     changed: list[str] = []
     try:

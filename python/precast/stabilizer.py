@@ -38,7 +38,8 @@ class Stabilized:
         """Returns an answer without the rows of the padding.
 
         `outputs` has the dimensions of each output, by path, as `{"last_hidden_state": ["batch", "seq", None]}`, or
-        those of all. Without it, those of the stabilizer. Raises `ValueError` if a padded answer has none.
+        one list for all outputs. Its default is `outputs` of the stabilizer. Raises `ValueError` for a padded answer
+        without dimensions.
         """
         axes = outputs if outputs is not None else self.outputs
         if not self.padded:
@@ -65,7 +66,7 @@ class ShapeStabilizer:
     """Pads batches to buckets, marks dynamic dimensions, and counts the shapes that it has seen.
 
     - `buckets`: sizes of each bucketed dimension, `{"batch": [1, 8], "seq": [32, 128]}`
-    - `shapes`: dimensions of each input, `{"input_ids": ["batch", "seq"]}`; an input without an entry is left as it is
+    - `shapes`: dimensions of each input, `{"input_ids": ["batch", "seq"]}`; an input without an entry is not padded
     - `pad`: the padding value of each input; 0 without one
     - `outputs`: dimensions of the outputs, for `Stabilized.crop`
     - `dynamic`: dimensions that `torch.compile` shall see as dynamic, `["seq"]` or `{"seq": (2, 512)}`; such a
@@ -118,7 +119,7 @@ class ShapeStabilizer:
         return found
 
     def stabilize(self, batch: Any) -> Stabilized:
-        """Returns the batch at the sizes of its bucket; a batch that no bucket covers stays as it is.
+        """Returns the batch at the sizes of its bucket. A batch beyond all buckets is returned unchanged.
 
         Raises `ValueError` if an input has another rank than in `shapes`, or two inputs disagree on a size.
         """

@@ -5,7 +5,7 @@ an artifact if all of this holds, and else by the original, with a counter and a
 
 | counter | the original answers because |
 |---|---|
-| `disabled` | `enabled` is false, or `backend` is `"eager"` |
+| `disabled` | `enabled` is false, `backend` is `"eager"`, or the lists leave all submodules out |
 | `not compiled` | capture, build, load or the smoke test failed |
 | `compiling` | another thread compiles |
 | `training` | a submodule is in training mode |
@@ -15,7 +15,7 @@ an artifact if all of this holds, and else by the original, with a counter and a
 | `parameters` | a parameter has another dtype, shape or device |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
 | `shape` | no bucket covers the sizes |
-| `autocast`, `mode`, `tracing` | a mode of torch changes what the module computes, or records it |
+| `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
 | `failed` | the artifact failed |
 | `closed` | `close` was called |
 
@@ -29,6 +29,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ def maybe_compile(
     logger: Any = None,
     sample_batch: Any = None,
 ) -> CompiledModule:
-    """Returns a module that answers from artifacts, or from `model` for what they can't answer.
+    """Returns a module that answers from artifacts, and from `model` in every other case.
 
     `sample_batch` has the inputs of one call: a mapping of names, a tuple of positions, or a single tensor. Without it
     the first call compiles, as with `torch.compile`. With `config.name` a second process finds the release of the
@@ -99,27 +100,28 @@ class Compilation:
         self.sample = sample
         self._inside = threading.local()
         self.regions: dict[str, Region] = {}
+        failure: Exception | None = None
+        chosen = {"": config}
         if not config.enabled or config.backend == "eager":
-            chosen = {"": config}
             log.attempt("", config, 0.0, None)
         else:
             try:
                 chosen = regions.chosen(module, config)
             except Exception as error:
-                chosen = {"": config}
-                self.regions = {"": Region("", module, config, log, opener=opener)}
-                self.regions[""].refuse(error)
-                self._later = None
-                return
+                failure = error
             if not chosen:
+                chosen = {"": replace(config, enabled=False)}
                 log.note("no submodule is compiled: the allowlist names none, or all are left out")
         for name, settings in chosen.items():
             each = module.get_submodule(name)
             self.regions[name] = Region(name, each, settings, log, opener=opener)
             if name:
                 each._compiled_call_impl = self._entry(self.regions[name])
-        self._later = None if now else sample
-        if sample is not None and now:
+        # The sample of a copy, until its first call.
+        self._later = None if now or failure is not None else sample
+        if failure is not None:
+            self.regions[""].refuse(failure)
+        elif sample is not None and now:
             self._open(sample)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

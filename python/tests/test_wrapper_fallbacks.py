@@ -44,6 +44,9 @@ class Seeded:
     def __init__(self, region: Region, seeds: dict[str, Any]) -> None:
         self.module, self.seeds, self.bound = region.module, seeds, 0
 
+    def learn(self, answer: Any) -> None:
+        self.seeds["learned"] = answer
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (failure := self.seeds.get("answer")) is not None:
             raise failure
@@ -282,6 +285,31 @@ def test_tensors_are_bound_again_where_they_moved() -> None:
         module(x)
     assert counts(module) == (5, {"parameters": 2})
     assert module.precast_report()["regions"][""]["rebinds"] == 4
+
+
+def test_a_parameter_without_an_address_is_no_exception() -> None:
+    module, _, _ = wrapped(nn.Sequential(nn.Linear(4, 4, bias=False)).eval())
+    module[0].weight = nn.Parameter(torch.ones(4, 4).to_sparse(), requires_grad=False)
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match="data pointer"):
+            module[0].weight.data_ptr()
+        for _ in range(2):
+            assert torch.equal(module(torch.ones(2, 4)), torch.full((2, 4), 4.0))
+        module[0].weight = nn.Parameter(torch.ones(4, 4))
+        module(torch.ones(2, 4))
+    assert counts(module) == (1, {"parameters": 2})
+
+
+def test_a_check_that_fails_is_no_exception(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, _, _ = wrapped()
+
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("seeded")
+
+    monkeypatch.setattr(module._precast.regions[""]._guard, "refusal", broken)
+    x = torch.ones(2, 4)
+    assert torch.equal(module(x), module._orig_mod(x))
+    assert counts(module) == (0, {"failed": 1})
 
 
 def test_a_failure_of_the_engine_is_the_originals_answer() -> None:

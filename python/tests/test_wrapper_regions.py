@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from precast import exported
 from precast.config import CompileConfig
 from precast.regions import chosen, dimensions, resized
 from precast.smoke import CompileSmoketest
@@ -129,6 +131,14 @@ def test_a_wrong_declaration_is_named(settings: Any, message: str) -> None:
         wrapped(with_layer(Declares(), settings).eval(), fail_policy="raise")
 
 
+def test_a_module_that_is_left_out_as_a_whole_is_the_original() -> None:
+    for net, settings in [(Disabled().eval(), {}), (Layer().eval(), {"allowlist": ["other"]})]:
+        module, seeds, _ = wrapped(net, sample=((torch.ones(2, 4),), {}), **settings)
+        with torch.no_grad():
+            assert torch.equal(module(torch.ones(2, 4)), net(torch.ones(2, 4)))
+        assert counts(module) == (0, {"disabled": 1}) and "opened" not in seeds
+
+
 def test_regions_answer_inside_the_wrapper_alone() -> None:
     net = Model().eval()
     plain = copy.deepcopy(net)
@@ -222,9 +232,36 @@ def test_axes_that_move_together_are_one_dimension() -> None:
         ({"allowlist": "layers.*"}, "`allowlist` is 'layers"),
         ({"buckets": {"batch": [0]}, "shapes": {"x": ["batch"]}}, "`buckets` has \\[0\\] for `batch`"),
         ({"buckets": {"batch": [1]}}, "`buckets` has `batch`, which `shapes` names for no input"),
+        ({"pad": {"x": 1}}, "`pad` has a value for `x`"),
         ({"shapes": {"x": ["batch"]}}, "`shapes` names `batch` for `x`"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         CompileConfig(**settings)
+
+
+def test_the_code_of_the_guide_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(50, 4)
+
+        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+            return self.embedding(input_ids) * attention_mask[..., None]
+
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no build")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(exported, "build", refused)
+    page = Path(__file__).resolve().parents[2] / "docs" / "src" / "guide" / "maybe-compile.md"
+    first, second = [block.partition("```")[0] for block in page.read_text().split("```python\n")[1:]]
+    net, ids, mask = Encoder().eval(), torch.randint(0, 50, (3, 20)), torch.ones(3, 20, dtype=torch.int64)
+    names: dict[str, Any] = {"net": net, "ids": ids, "mask": mask, "torch": torch, "logger": None}
+    exec(first, names)
+    assert torch.equal(names["answer"], net(ids, mask))
+    assert "no build" in names["wrapped"].precast_report()["regions"][""]["attempt"]["exception"]
+    names |= {"compiled": lambda ids, mask: net(ids, mask), "batch": (ids, mask)}
+    exec(second, names)
+    assert torch.equal(names["answer"], net(ids, mask)) and names["result"].ok
