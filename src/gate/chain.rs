@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use precast_builder::gate::{ChainProgram, ChainRequest, Verdict};
 use precast_runtime::{
-    Model, Outputs, Runtime, RuntimeError, Tensor, Trial, Value, command::trial_memory,
+    Model, Outputs, Runtime, RuntimeError, Session, Tensor, Trial, Value, command::trial_memory,
 };
 use precast_store::{
     Device, Digest,
@@ -69,33 +69,25 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
         .map(|one| (one.program.id, one))
         .collect();
     let (mut own, mut other) = (compiled.session()?, eager.session()?);
+    let call = |session: &mut Session<'_>, next: Option<i64>| match next {
+        None => session.prefill(&inputs.prompt, &inputs.prefill),
+        Some(token) => session.decode(token, &inputs.decode),
+    };
     let mut next = None;
     for made in 0..=inputs.tokens {
-        let (place, expected, got) = match next {
-            None => {
-                let expected = match other.prefill(&inputs.prompt, &inputs.prefill) {
-                    Err(error) if is_of_inputs(&error) => return Ok(Ok(None)),
-                    expected => expected?,
-                };
-                (
-                    "`prefill`".to_owned(),
-                    expected,
-                    own.prefill(&inputs.prompt, &inputs.prefill),
-                )
-            }
-            Some(token) => {
-                let expected = match other.decode(token, &inputs.decode) {
-                    Err(error) if made == 1 && is_of_inputs(&error) => return Ok(Ok(None)),
-                    expected => expected?,
-                };
-                let place = format!("`decode`, token {made} of a session");
-                (place, expected, own.decode(token, &inputs.decode))
-            }
+        let expected = match call(&mut other, next) {
+            Err(error) if is_of_inputs(&error) => return Ok(Ok(None)),
+            expected => expected?,
         };
+        let got = call(&mut own, next);
         let compared = got
             .map_err(|error| error.to_string())
             .and_then(|got| differences(&got, &expected, &known));
         if let Err(why) = compared {
+            let place = match next {
+                None => "`prefill`".to_owned(),
+                Some(_) => format!("`decode`, token {made} of a session"),
+            };
             return Ok(Err(format!("{place}: {why}")));
         }
         let Some(token) = choice(&expected)? else {
