@@ -18,6 +18,7 @@ import pytest
 import torch
 from precast import captured, exported
 from precast.capture import Capture
+from precast.nesting import call_of
 from safetensors.torch import load_file
 from torch import nn
 
@@ -126,10 +127,10 @@ class Cache(nn.Module):
         return {"x": x, "cache": object()}
 
 
-def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path) -> Any:
+def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path, method: str = "forward") -> Any:
     """Returns the module that a worker would open."""
-    net, call, dims, points = exported._asked(net, sample, shapes, buckets, "forward")
-    captured.save(Capture(net, "forward", call, dims, points), folder)
+    net, call, dims, points = exported._asked(net, sample, shapes, buckets, method)
+    captured.save(Capture(net, method, call, dims, points), folder)
     spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -162,15 +163,14 @@ def test_an_odd_module_answers_as_before_at_every_size(tmp_path: Path) -> None:
     net.eval()
     for batch, seq in ((1, 1), (1, 8), (2, 1), (3, 5), (4, 16), (9, 32)):
         args, kwargs = sample(batch, seq)
-        inputs, constants = exported.inputs(net, (args, kwargs))
-        assert list(inputs) == ["ids", "past.0.k", "args.2", "mask"] and constants == {"factor": 0.5}
-        wanted, given = net(*args, **kwargs), replay(*inputs.values())
+        call = call_of(net.forward, (args, kwargs))
+        assert call.names == ["ids", "past.0.k", "args.2", "mask"]
+        wanted, given = net(*args, **kwargs), replay(*call.tensors)
         torch.testing.assert_close(given, wanted)
     assert replay.get_parameter("embedding.weight") is replay.get_parameter("head.weight")
     assert replay.get_parameter("again.weight") is replay.get_parameter("layers.0.weight")
     with pytest.raises(ValueError, match="not captured for batch=2 seq=40"):
-        args, kwargs = sample(2, 40)
-        replay(*exported.inputs(net, (args, kwargs))[0].values())
+        replay(*call_of(net.forward, sample(2, 40)).tensors)
 
 
 def test_results_keep_names_and_fields(tmp_path: Path) -> None:
@@ -223,6 +223,17 @@ def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_p
     for expected in (2, 3):
         torch.testing.assert_close(replay(x), torch.full((3, 4), float(expected)))
     assert replay.calls.item() == 2 and replay.last.tolist() == [3.0] * 4
+
+
+def test_another_method_is_captured(tmp_path: Path) -> None:
+    class Encoder(nn.Linear):
+        def encode(self, x: Any, times: int = 1) -> Any:
+            return self(x) * times
+
+    net = Encoder(4, 4)
+    replay = capture(net, (torch.randn(2, 4), 3), {"x": ["batch", 4]}, {"batch": [2]}, tmp_path, "encode")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(replay(x), net.encode(x, 3))
 
 
 def test_hooks_of_the_module_run(tmp_path: Path) -> None:
@@ -343,6 +354,7 @@ def test_torchscript_is_refused() -> None:
         ({"shapes": {"x": ["batch"]}}, "has 1 axes of `x`, the example has 2"),
         ({"shapes": {"x": ["batch", 5]}}, "axis 1 of `x` is 5 in `shapes`, and 4 in the example"),
         ({"shapes": {"x": {2: "batch"}}}, "names axis 2 of `x`"),
+        ({"shapes": {"x": {0: "batch"}}, "example_inputs": torch.ones(0, 4)}, "axis 0 of `x` has no element"),
         ({"shapes": {"x": ["batch", 4]}, "buckets": {"batch": []}}, "has no size"),
         ({"pad": {"y": 1}}, "`pad` names `y`"),
         ({"ranges": {"y": (0, 1)}}, "`ranges` names `y`"),
