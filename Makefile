@@ -117,21 +117,18 @@ chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its 
 	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
 	@echo 'now ask it: LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive'
 
-# A Python of their own, which sees .venv's packages and python/.
+# A Python of their own, which sees .venv's packages and has the wheel.
 EXAMPLES := .venv-examples/bin
 
 $(EXAMPLES)/python: examples/python/requirements.txt $(STAMP)
 	$(PY) -m venv --clear .venv-examples
-	@{ $(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; echo $(CURDIR)/python; } \
-		> "$$($(EXAMPLES)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(EXAMPLES)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
 	$(EXAMPLES)/python -m pip install --no-deps --disable-pip-version-check -q -r examples/python/requirements.txt
 	@touch $@
 
-examples-python: export PRECAST_COMMAND = $(CURDIR)/target/release/precast
-examples-python: build $(EXAMPLES)/python ## run the Python examples: a notebook, FastAPI, Ray Serve, transformers (ONLY="sentence pipeline")
-	$(CARGO) build --release -p precast-python
-	cp target/release/lib_native.so python/precast/_native.abi3.so
-	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
+examples-python: wheel $(EXAMPLES)/python ## run the Python examples: a notebook, FastAPI, Ray Serve, transformers (ONLY="sentence pipeline")
+	$(EXAMPLES)/python -m pip install --no-deps --force-reinstall --disable-pip-version-check -q $(WHEELS)/*.whl
+	$(EXAMPLES)/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	for name in $(or $(ONLY),sentence fastapi_encoder pipeline ray_serve); do \
 		echo "$$name.py" && $(EXAMPLES)/python examples/python/$$name.py --store $(STORE) || exit 1; done
 	$(EXAMPLES)/jupyter-execute --timeout=600 examples/python/quickstart.ipynb

@@ -1,6 +1,6 @@
 """The time that a call from Python adds to the one from Rust: python_overhead.py STORE [DEVICE] > results.json.
 
-STORE has the release `tiny` of python/tests/model. The medians of `precast bench` and of Python take turns on one machine.
+STORE has the release `tiny` of python/tests/model. The medians of `precast bench` and of Python.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ static void print_module(const precast_module *module) {
     printf("  bucket:");
     for (size_t dim = 0; dim < module->dim_count; dim++) {
       const precast_bucket *bucket = module->buckets[i];
-      printf(" %s %" PRId64 " to %" PRId64, module->dims[dim], bucket->min[dim], bucket->max[dim]);
+      printf(" %s from %" PRId64, module->dims[dim], bucket->min[dim]);
+      if (bucket->max[dim] != INT64_MAX) printf(" to %" PRId64, bucket->max[dim]);
     }
     printf("\n");
   }

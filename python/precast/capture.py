@@ -67,8 +67,11 @@ class Capture:
 
     def _dynamic(self) -> Iterator[Program]:
         """Yields programs for ranges of sizes: for any, and for each set of dimensions at size 1."""
-        whole = self._any_size(_distinct(self.largest), {})
-        if whole is None:
+        for base in (_distinct(self.largest), self.largest):
+            whole = self._any_size(base, {})
+            if whole is not None:
+                break
+        else:
             return
         stuck = [dim for dim, (low, high) in whole.sizes.items() if low == high]
         free = [dim for dim in self.largest if dim not in stuck]
@@ -77,7 +80,7 @@ class Capture:
             for count in range(len(free) + 1):
                 for ones in itertools.combinations(free, count):
                     at = {**fixed, **dict.fromkeys(ones, 1)}
-                    one = self._any_size({**_distinct(self.largest), **at}, at) if at else whole
+                    one = self._any_size({**base, **at}, at) if at else whole
                     if one is not None:
                         yield one
 
@@ -95,13 +98,15 @@ class Capture:
         if guards is None:
             return None
         bounds = {str(symbol): bound for symbol, bound in exported.range_constraints.items()}
-        ranges: dict[str, tuple[int, int | None]] = {dim: (size, size) for dim, size in sizes.items()}
+        ends: dict[str, list[tuple[int, int | None]]] = {dim: [(_MIN, None)] for dim in free}
         placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
         for node, dims in zip(placeholders[-len(self.dims) :], self.dims, strict=True):
             for size, dim in zip(node.meta["val"].shape, dims, strict=True):
-                if dim in free and str(size) in bounds:
-                    bound = bounds[str(size)]
-                    ranges[dim] = (max(_MIN, int(bound.lower)), None if "oo" in str(bound.upper) else int(bound.upper))
+                if dim in free:
+                    bound = bounds.get(str(size))
+                    # A number, or a multiple of another size, is fixed.
+                    ends[dim].append((sizes[dim], sizes[dim]) if bound is None else _ends(bound))
+        ranges = {dim: _narrowest(ends.get(dim, [(size, size)])) for dim, size in sizes.items()}
         return Program(_tidied(exported), ranges, list(guards))
 
     def _within(self, program: Program) -> list[Sizes]:
@@ -148,7 +153,7 @@ class Capture:
         inputs = self._inputs(sizes)
         held: dict[str, torch.Tensor] = dict(self.net.named_parameters(remove_duplicate=False))
         held |= {name: tensor.clone() for name, tensor in self.net.named_buffers(remove_duplicate=False)}
-        with torch.random.fork_rng([inputs[0].device] if inputs[0].is_cuda else []):
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             answers = []
             try:
                 # A module that keeps state in Python gives another answer to the second call.
@@ -221,11 +226,11 @@ def _buffers(net: torch.nn.Module) -> list[tuple[torch.nn.Module, str]]:
 
 @contextlib.contextmanager
 def undisturbed(net: torch.nn.Module) -> Iterator[None]:
-    """Puts a module into eval mode, without gradients; restores modes and buffers at the end."""
+    """Puts a module into eval mode, without gradients and inference mode; restores modes and buffers at the end."""
     modes = [(module, module.training) for module in net.modules()]
     places = _buffers(net)
     buffers = [getattr(*place) for place in places]
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():
         values = [buffer.clone() for buffer in buffers]
         for module, _ in modes:
             module.training = False
@@ -242,7 +247,7 @@ def undisturbed(net: torch.nn.Module) -> Iterator[None]:
 
 
 def device_of(net: torch.nn.Module, call: Call) -> str:
-    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses several devices."""
+    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several."""
     own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
     found = {tensor.device for _, tensor in own}
     names = ", ".join(sorted(map(str, found)))
@@ -252,8 +257,11 @@ def device_of(net: torch.nn.Module, call: Call) -> str:
         )
     if len(found) > 1:
         raise BadInput(f"the module and its example inputs are on {names}", hint="move them to one device")
-    if names != "cpu" and not names.startswith("cuda"):
-        raise BadInput(f"the module is on {names}", hint="artifacts are for `cpu` and `cuda`")
+    if names not in ("cpu", "cuda:0"):
+        hint = (
+            "a build is for `cpu` or for the first GPU that its processes see: `cuda:0`, or set `CUDA_VISIBLE_DEVICES`"
+        )
+        raise BadInput(f"the module is on {names}", hint=hint)
     return found.pop().type
 
 
@@ -262,7 +270,7 @@ def resized(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:
     for axis, size in sizes.items():
         if tensor.shape[axis] != size:
             tensor = tensor.index_select(axis, torch.arange(size, device=tensor.device) % tensor.shape[axis])
-    return tensor.contiguous()
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _distinct(sizes: Sizes) -> Sizes:
@@ -272,6 +280,16 @@ def _distinct(sizes: Sizes) -> Sizes:
         near = [size, *(size + step for at in range(1, len(sizes) + 1) for step in (-at, at))]
         found[dim] = next(one for one in near if one == size < _MIN or (one >= _MIN and one not in found.values()))
     return {dim: found[dim] for dim in sizes}
+
+
+def _ends(bound: Any) -> tuple[int, int | None]:
+    """Returns the smallest and the largest size of a range of torch.export, None for no largest one."""
+    return int(bound.lower), None if "oo" in str(bound.upper) else int(bound.upper)
+
+
+def _narrowest(ends: list[tuple[int, int | None]]) -> tuple[int, int | None]:
+    """Returns the sizes that are in all of these ranges."""
+    return max(low for low, _ in ends), min((high for _, high in ends if high is not None), default=None)
 
 
 def _near(given: torch.Tensor, wanted: torch.Tensor) -> bool:
@@ -315,8 +333,7 @@ def _place(error: BaseException) -> str | None:
     one: BaseException | None = error
     while one is not None:
         frames = [frame for frame in traceback.extract_tb(one.__traceback__) if not frame.filename.startswith(not_it)]
-        # The first frame may be the caller of the build.
-        if len(frames) > 0 and frames[-1].name != "<module>":
+        if frames:
             return f"{frames[-1].filename}:{frames[-1].lineno}"
         one = one.__cause__ or one.__context__
     return None

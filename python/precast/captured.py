@@ -16,7 +16,7 @@ from . import replay
 from .capture import Capture
 from .errors import BuildError
 from .nesting import DTYPES
-from .replay import BUFFERS, CAPTURED, WEIGHTS, quiet
+from .replay import BUFFERS, CAPTURED, WEIGHTS, Program, quiet
 
 
 def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
@@ -57,6 +57,7 @@ def save(capture: Capture, folder: Path, imports: Sequence[str] = ()) -> None:
         rows.append({"file": file, "sizes": program.sizes, "guards": program.guards})
     document = {
         "imports": list(imports),
+        "operators": sorted(set().union(*map(_operators, programs))),
         "modules": [name for name, _ in capture.net.named_modules(remove_duplicate=False) if name],
         "inputs": [
             {"name": name, "dtype": dtype(tensor), "shape": shape_of(tensor, dims)}
@@ -68,6 +69,13 @@ def save(capture: Capture, folder: Path, imports: Sequence[str] = ()) -> None:
     }
     (folder / CAPTURED).write_text(json.dumps(document, indent=1), "utf-8")
     shutil.copyfile(replay.__file__, folder / "replay.py")
+
+
+def _operators(program: Program) -> set[str]:
+    """Returns the names of the operators that a program calls."""
+    targets = [node.target for node in program.exported.graph.nodes if node.op == "call_function"]
+    overloads = [str(target).split(".") for target in targets if isinstance(target, torch._ops.OpOverload)]
+    return {f"{space}::{name}" for space, name, _ in overloads}
 
 
 def dtype(tensor: torch.Tensor) -> str:

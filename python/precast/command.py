@@ -7,6 +7,7 @@
 | standard output | one JSON document, or one for each line: events, the result last |
 | standard error | JSON documents: an error is raised, a warning goes to `warnings`, a note to the logger `precast` |
 | Ctrl-C | reaches the command once, which ends its workers and keeps finished artifacts. A second one ends it at once |
+| a killed caller | leaves the command, which goes on to its end |
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ It does not cover variables of enclosing functions, attributes without a stable 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -66,6 +67,8 @@ def stable(value: Any) -> Any:
         return sorted(json.dumps(stable(item), sort_keys=True) for item in value)
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, functools.partial):
+        return [stable(value.func), stable(value.args), stable(value.keywords)]
     if isinstance(value, torch.Tensor):
         return [str(value.dtype), list(value.shape), _values(value)]
     text = repr(value)

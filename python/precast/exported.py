@@ -148,12 +148,6 @@ def digest(
     return digests.of_module(net, {**whole, **request})
 
 
-def inputs(net: torch.nn.Module, example_inputs: Any, method: str = "forward") -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the tensors and the constants of a call by the names that a release has for them."""
-    call = call_of(getattr(_unwrapped(net), method), example_inputs)
-    return dict(zip(call.names, call.tensors, strict=True)), call.constants
-
-
 def _unwrapped(net: torch.nn.Module) -> torch.nn.Module:
     """Returns the module itself for one that torch.compile returned."""
     return getattr(net, "_orig_mod", net)
@@ -208,8 +202,10 @@ def _dims(call: Call, shapes: Shapes) -> list[list[str | None]]:
         for axis, dim in shape.items() if isinstance(shape, Mapping) else enumerate(shape):
             if not -tensor.dim() <= axis < tensor.dim():
                 raise BadInput(f"`shapes` names axis {axis} of `{name}`, the example has {tensor.dim()}")
-            if isinstance(dim, str):
+            if isinstance(dim, str) and tensor.shape[axis]:
                 axes[axis] = dim
+            elif isinstance(dim, str):
+                raise BadInput(f"axis {axis} of `{name}` has no element in the example")
             elif dim != tensor.shape[axis]:
                 raise BadInput(f"axis {axis} of `{name}` is {dim} in `shapes`, and {tensor.shape[axis]} in the example")
         found.append(axes)

@@ -34,11 +34,10 @@ DTYPES = {
 
 @dataclasses.dataclass
 class Call:
-    """The arguments of a call: tensors and constants by name, and their nesting."""
+    """The arguments of a call: tensors by name, and how they nest among constants."""
 
     names: list[str]
     tensors: list[torch.Tensor]
-    constants: dict[str, Any]
     args: list[Any]
     kwargs: dict[str, Any]
 
@@ -66,7 +65,7 @@ def call_of(function: Callable[..., Any], example_inputs: Any) -> Call:
         ) from error
     by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     positions = [one.name for one in signature.parameters.values() if one.kind in by_place]
-    call = Call([], [], {}, [], {})
+    call = Call([], [], [], {})
     for place, value in enumerate(args):
         name = positions[place] if place < len(positions) else f"args.{place}"
         call.args.append(_flatten(value, name, call))
@@ -91,7 +90,6 @@ def _flatten(value: Any, name: str, call: Call) -> Any:
         call.tensors.append(value.detach())
         return {"tensor": len(call.tensors) - 1}
     if value is None or isinstance(value, bool | int | float | str):
-        call.constants[name] = value
         return {"value": value}
     if type(value) in (list, tuple):
         items = [_flatten(item, f"{name}.{place}", call) for place, item in enumerate(value)]

@@ -116,6 +116,10 @@ def load() -> torch.nn.Module:
     captured = json.loads((folder / CAPTURED).read_text("utf-8"))
     for name in captured["imports"]:
         importlib.import_module(name)
+    for name in captured["operators"]:
+        space, _, operator = name.partition("::")
+        if not hasattr(getattr(torch.ops, space), operator):
+            raise LookupError(f"no operator `{name}` in a worker: `imports` names the modules that register operators")
     programs = [Program(_program(folder / one["file"]), one["sizes"], one["guards"]) for one in captured["programs"]]
     model = Replay(captured, programs)
     for path in captured["modules"]:

@@ -98,7 +98,8 @@ fn class_of(error: &RuntimeError) -> (&'static str, &'static str) {
         "Busy": Busy SessionsBusy;
         "LoadError": Store NoDevice UnknownHost Libtorch NoShim Devices WrongTarget WrongArtifact WrongRecord Unreadable
             MemoryFile WrongBytes NotLoadable Crashes Untried Interrupted MissingSymbol LackingLibtorch NoContainer
-            WrongCount Operators Malformed BadWeights Unbound Unprepared Upload;
+            WrongCount Operators Malformed BadWeights Unbound Unprepared Upload ComputedFromWeights NotAWeight
+            SessionLimit;
         "CallFailed": Unready NoThreads NeedsSession SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor;
     }
 }

@@ -21,6 +21,7 @@ from typing import Any
 import numpy
 import precast
 import pytest
+import torch
 from precast import building, command, objects, progress
 from precast.spec import Buckets, Input, Module, Spec
 from safetensors.numpy import save_file
@@ -92,6 +93,15 @@ def test_the_same_spec_in_a_file_is_fresh(built: objects.BuildResult, project: P
     again = precast.build(project.file, store=str(project.store), progress=False)
     assert again.compiled == 0 and not again.published
     assert repr(again).startswith("fresh: 2 of 2 programs are in the store (")
+
+
+def test_a_module_is_built_by_its_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    exported = types.ModuleType("precast.exported")
+    monkeypatch.setattr(exported, "build", lambda *arguments, **options: (arguments, options), raising=False)
+    monkeypatch.setattr(precast, "exported", exported, raising=False)
+    monkeypatch.setitem(sys.modules, "precast.exported", exported)
+    net, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)
+    assert precast.build(net, inputs, name="net") == ((net, inputs), {"name": "net"})
 
 
 def test_a_store_is_looked_at(built: objects.BuildResult, project: Project) -> None:
@@ -220,10 +230,8 @@ def test_a_build_is_interrupted_by_ctrl_c(tmp_path: Path) -> None:
         except KeyboardInterrupt:
             print("interrupted")
     """
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT / "python")}
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(caller)],
-        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -16,8 +16,6 @@ import pytest
 from precast import command
 from precast.errors import BuildError, NotFound
 
-HERE = Path(__file__).resolve().parent
-
 
 def program(path: Path, text: str) -> Path:
     """Writes a Python program in the place of the command."""
@@ -186,7 +184,7 @@ COUNTS_SIGNALS = """
 def test_each_ctrl_c_reaches_the_command_once(presses: int, quick: bool, tmp_path: Path) -> None:
     """A terminal sends Ctrl-C to the process group of the caller."""
     path = program(tmp_path / "precast", COUNTS_SIGNALS.replace("QUICK", str(quick)))
-    environment = {**os.environ, "PRECAST_COMMAND": str(path), "PYTHONPATH": str(HERE.parent)}
+    environment = {**os.environ, "PRECAST_COMMAND": str(path)}
     caller = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(CALLER)],
         env=environment,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import importlib
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,6 +18,7 @@ import pytest
 import torch
 from precast import captured, exported
 from precast.capture import Capture
+from precast.nesting import call_of
 from safetensors.torch import load_file
 from torch import nn
 
@@ -79,6 +82,13 @@ class Branches(nn.Module):
         return x + 1 if x.shape[1] > 5 else x
 
 
+class Halves(nn.Module):
+    """Fixes a size of one of its inputs, and needs even sizes of the other."""
+
+    def forward(self, x: Any, y: Any) -> Any:
+        return x + torch.arange(4), torch.stack(y.chunk(2, dim=1)).sum(0) * y.shape[1]
+
+
 class Counts(nn.Module):
     """Writes into a buffer, and replaces another one."""
 
@@ -117,10 +127,10 @@ class Cache(nn.Module):
         return {"x": x, "cache": object()}
 
 
-def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path) -> Any:
+def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path, method: str = "forward") -> Any:
     """Returns the module that a worker would open."""
-    net, call, dims, points = exported._asked(net, sample, shapes, buckets, "forward")
-    captured.save(Capture(net, "forward", call, dims, points), folder)
+    net, call, dims, points = exported._asked(net, sample, shapes, buckets, method)
+    captured.save(Capture(net, method, call, dims, points), folder)
     spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -153,15 +163,14 @@ def test_an_odd_module_answers_as_before_at_every_size(tmp_path: Path) -> None:
     net.eval()
     for batch, seq in ((1, 1), (1, 8), (2, 1), (3, 5), (4, 16), (9, 32)):
         args, kwargs = sample(batch, seq)
-        inputs, constants = exported.inputs(net, (args, kwargs))
-        assert list(inputs) == ["ids", "past.0.k", "args.2", "mask"] and constants == {"factor": 0.5}
-        wanted, given = net(*args, **kwargs), replay(*inputs.values())
+        call = call_of(net.forward, (args, kwargs))
+        assert call.names == ["ids", "past.0.k", "args.2", "mask"]
+        wanted, given = net(*args, **kwargs), replay(*call.tensors)
         torch.testing.assert_close(given, wanted)
     assert replay.get_parameter("embedding.weight") is replay.get_parameter("head.weight")
     assert replay.get_parameter("again.weight") is replay.get_parameter("layers.0.weight")
     with pytest.raises(ValueError, match="not captured for batch=2 seq=40"):
-        args, kwargs = sample(2, 40)
-        replay(*exported.inputs(net, (args, kwargs))[0].values())
+        replay(*call_of(net.forward, sample(2, 40)).tensors)
 
 
 def test_results_keep_names_and_fields(tmp_path: Path) -> None:
@@ -195,6 +204,16 @@ def test_a_size_that_the_code_fixes_has_programs_of_its_own(tmp_path: Path) -> N
         replay(torch.randn(2, 4, 4))
 
 
+def test_sizes_that_the_code_fixes_or_needs_even_leave_the_others_free(tmp_path: Path) -> None:
+    net = Halves()
+    shapes = {"x": ["batch", "fixed"], "y": ["batch", "even"]}
+    buckets = {"batch": [1, 4], "fixed": [4], "even": [6, 8]}
+    replay = capture(net, (torch.randn(2, 4), torch.randn(2, 6)), shapes, buckets, tmp_path)
+    for batch, even in ((1, 6), (3, 8), (9, 6)):
+        x, y = torch.randn(batch, 4), torch.randn(batch, even)
+        torch.testing.assert_close(replay(x, y), net(x, y))
+
+
 def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_path: Path) -> None:
     net = Counts()
     calls, last = net.calls, net.last
@@ -206,11 +225,31 @@ def test_written_buffers_are_written_by_the_program_and_not_by_the_capture(tmp_p
     assert replay.calls.item() == 2 and replay.last.tolist() == [3.0] * 4
 
 
+def test_another_method_is_captured(tmp_path: Path) -> None:
+    class Encoder(nn.Linear):
+        def encode(self, x: Any, times: int = 1) -> Any:
+            return self(x) * times
+
+    net = Encoder(4, 4)
+    replay = capture(net, (torch.randn(2, 4), 3), {"x": ["batch", 4]}, {"batch": [2]}, tmp_path, "encode")
+    x = torch.randn(5, 4)
+    torch.testing.assert_close(replay(x), net.encode(x, 3))
+
+
 def test_hooks_of_the_module_run(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 4))
     net[0].register_forward_hook(lambda module, inputs, output: output * 10)
     x = torch.randn(2, 4)
     torch.testing.assert_close(capture(net, x, {}, None, tmp_path)(x), net(x))
+
+
+def test_a_capture_in_inference_mode_is_the_same(tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    with torch.inference_mode():
+        replay = capture(net, torch.randn(2, 4), {"input": ["batch", 4]}, {"batch": [1, 2]}, tmp_path)
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(replay(x), net(x))
+    net(torch.randn(2, 4)).sum().backward()
 
 
 def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
@@ -245,7 +284,43 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
     ] == []
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+OPERATORS = """
+import torch
+
+@torch.library.custom_op("tests_of_precast::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+@twice.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+"""
+
+
+def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "twice_operators.py").write_text(OPERATORS, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    twice = importlib.import_module("twice_operators").twice
+
+    class Twice(nn.Module):
+        def forward(self, x: Any) -> Any:
+            return twice(x)
+
+    for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
+        asked = exported._asked(Twice(), torch.randn(2), None, None, "forward")
+        folder = tmp_path / f"imports{len(imports)}"
+        captured.save(Capture(asked[0], "forward", *asked[1:]), folder, imports)
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        process = subprocess.run(
+            [sys.executable, "-c", "import replay; replay.load()"],
+            cwd=folder,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert (process.returncode == 0) == bool(imports) and words in process.stderr
+
+
 @pytest.mark.parametrize(
     ("net", "kind", "words"),
     [
@@ -253,7 +328,6 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         (Cache(), precast.BuildError, ["`cache` of its result is a object", "use_cache"]),
         (Python(), precast.BuildError, ["`Python.forward` gives other answers", "registered buffer"]),
         (nn.Linear(4, 4, device="meta"), precast.BadInput, ["meta device", "load its weights"]),
-        (torch.jit.trace(nn.ReLU(), torch.ones(1)), precast.BadInput, ["TorchScript"]),
         (nn.Linear(5, 4), precast.BuildError, ["`Linear.forward` can't be captured: RuntimeError", "[2, 4] X [5, 4]"]),
     ],
 )
@@ -265,6 +339,12 @@ def test_a_module_that_can_t_be_captured_says_why(net: nn.Module, kind: type, wo
     assert not (tmp_path / "artifacts").exists()
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(precast.BadInput, match="TorchScript"):
+        exported.build(torch.jit.trace(nn.ReLU(), torch.ones(1)), torch.ones(1), name="net")
+
+
 @pytest.mark.parametrize(
     ("asked", "words"),
     [
@@ -274,6 +354,7 @@ def test_a_module_that_can_t_be_captured_says_why(net: nn.Module, kind: type, wo
         ({"shapes": {"x": ["batch"]}}, "has 1 axes of `x`, the example has 2"),
         ({"shapes": {"x": ["batch", 5]}}, "axis 1 of `x` is 5 in `shapes`, and 4 in the example"),
         ({"shapes": {"x": {2: "batch"}}}, "names axis 2 of `x`"),
+        ({"shapes": {"x": {0: "batch"}}, "example_inputs": torch.ones(0, 4)}, "axis 0 of `x` has no element"),
         ({"shapes": {"x": ["batch", 4]}, "buckets": {"batch": []}}, "has no size"),
         ({"pad": {"y": 1}}, "`pad` names `y`"),
         ({"ranges": {"y": (0, 1)}}, "`ranges` names `y`"),
@@ -331,6 +412,7 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
     ("net.table += 1", {}),
     ("net.kinds.add('d')", {}),
     ("net.activation = torch.nn.functional.gelu", {}),
+    ("import functools; net.activation = functools.partial(torch.nn.functional.gelu, approximate='tanh')", {}),
     ("net.register_forward_hook(lambda *given: given[-1] + 1)", {}),
     ("", {"shapes": {"x": ["batch", 4]}, "buckets": {"batch": [1]}}),
     ("", {"options": {"freezing": False}}),

@@ -7,9 +7,11 @@
 //! |---|---|
 //! | this one | the runs: samples, smaller sizes, memory and time |
 //! | `compare` | the checks of one output |
+//! | `chain` | `prefill` and `decode` in one session |
 //! | `samples` | inputs that are drawn from a record |
 //! | `smoke` | the run with new weights, without eager; its checks are its own |
 
+mod chain;
 mod compare;
 mod samples;
 mod smoke;
@@ -70,6 +72,7 @@ pub fn answer(question: &Question) -> Verdict {
     match question {
         Question::Compare(request) => check(request),
         Question::Smoke(request) => smoke::check(request),
+        Question::Chain(request) => chain::check(request),
     }
 }
 

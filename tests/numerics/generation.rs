@@ -93,6 +93,7 @@ fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut 
     let folder = tempfile::tempdir().unwrap();
     let store = &shared().store;
     fs::write(folder.path().join(format!("{name}.py")), source).unwrap();
+    let mut said = String::new();
     for line in commands() {
         // In the shared store each model has its own name.
         let line = line.replace("my:load", &format!("{name}:load"));
@@ -103,7 +104,10 @@ fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut 
         assert!(output.status.success(), "{name}: {line}: {errors}");
         // A session sends its tokens through the buckets that they fill: nothing is said about padding.
         assert!(!errors.contains("exact sizes only"), "{name}: {errors}");
+        said = errors.into_owned();
     }
+    let compared = "`prefill` and `decode` agree with eager for 32 tokens of a session";
+    assert!(said.contains(compared), "{name}: {said}");
 
     let model = runtime(&Store::open(store).unwrap()).load(name).unwrap();
     let mut session = model.session().unwrap();

@@ -4,7 +4,7 @@
 //! Python to build with.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     fs,
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
@@ -54,13 +54,16 @@ pub fn runtime(store: &Store) -> Runtime {
 
 /// Returns the shared store with the model of this spec; the first caller builds it.
 pub fn lab(spec: &'static str) -> &'static Lab {
-    static BUILT: Mutex<BTreeSet<&str>> = Mutex::new(BTreeSet::new());
-    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
-    if !built.contains(spec) {
-        shared().json(&["build", "-f", spec]);
-        built.insert(spec);
-    }
+    built(spec);
     shared()
+}
+
+/// Returns the last document of the build of this spec in the shared store.
+pub fn built(spec: &'static str) -> Value {
+    static BUILT: Mutex<BTreeMap<&str, Value>> = Mutex::new(BTreeMap::new());
+    let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+    let build = || shared().json(&["build", "-f", spec]);
+    built.entry(spec).or_insert_with(build).clone()
 }
 
 /// Returns the shared store. Its first build compiles a shim, and no other one does.

@@ -1,11 +1,19 @@
 //! States and sessions on real artifacts: a decoder answers as eager does, in sessions that never meet.
 
-use std::{process::Command, sync::Barrier, thread};
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    sync::Barrier,
+    thread,
+};
 
-use precast::runtime::{Model, Outputs, RuntimeError, Session, Tensor, Value, command::tensors};
+use precast::{
+    build::gate::{ChainProgram, ChainRequest, Question, StoredWeights, Verdict},
+    runtime::{Model, Outputs, RuntimeError, Session, Tensor, Value, command::tensors},
+};
 use serde_json::Value as Json;
 
-use crate::lab::{checkout, lab, python, runtime};
+use crate::lab::{built, checkout, lab, libtorch, precast, python, runtime};
 
 const DECODER: &str = "tests/numerics/decoder/precast.toml";
 const PROMPT: [i64; 8] = [5, 17, 3, 80, 41, 9, 62, 2];
@@ -104,6 +112,81 @@ fn a_session_generates_what_eager_does_token_by_token() {
         error,
         "state `position`: 10 lies beyond 9, the tokens of the session"
     );
+}
+
+/// Has a gate's process compare 32 tokens of the decoder, with changed programs, with eager.
+fn chain(change: impl Fn(&mut precast::record::Program)) -> Verdict {
+    let store = precast::store::Store::open(&lab(DECODER).store).unwrap();
+    let release = store.releases().get("decoder", None).unwrap().unwrap();
+    let programs = release.programs.iter().map(|id| {
+        let mut program = store.records().program(id).unwrap().unwrap();
+        change(&mut program);
+        ChainProgram {
+            program,
+            rtol: None,
+            atol: None,
+            compute_dtypes: vec![],
+        }
+    });
+    let question = Question::Chain(Box::new(ChainRequest {
+        store: store.path().to_owned(),
+        chain: programs.collect(),
+        shim: release.shims[0].clone(),
+        weights: StoredWeights {
+            object: release.weights,
+            aliases: release.aliases,
+        },
+        tokens: 32,
+    }));
+    let mut gate = precast(store.path(), &["__gate", "--libtorch"]);
+    let gate = gate
+        .arg(libtorch())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
+    let mut gate = gate.spawn().unwrap();
+    let asked = serde_json::to_vec(&question).unwrap();
+    gate.stdin.take().unwrap().write_all(&asked).unwrap();
+    let output = gate.wait_with_output().unwrap();
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_release_is_compared_with_eager_from_call_to_call() {
+    assert_eq!(built(DECODER)["generated"], 32);
+    let Verdict::Passed { report } = chain(|_| {}) else {
+        panic!("the programs of the release agree with eager");
+    };
+    assert_eq!(report.steps, Some(32));
+    // Two weights are exchanged in the larger context, which the session enters at position 16.
+    let verdict = chain(|program| {
+        if program.module == "decode" && program.sizes["context"] == 64 {
+            let binding = &mut program.steps[0].binding;
+            let [first, second] = [0, 1].map(|block| format!("blocks.{block}.out.weight"));
+            for name in binding.values_mut() {
+                if *name == first {
+                    name.clone_from(&second);
+                } else if *name == second {
+                    name.clone_from(&first);
+                }
+            }
+        }
+    });
+    let Verdict::Failed { message } = verdict else {
+        panic!("other weights pass");
+    };
+    let expected = "`decode`, token 13 of a session: output `output` differs from eager in ";
+    assert!(message.starts_with(expected), "{message}");
+    // An input of the size of the prompt that is no position: a session can't call it with tokens.
+    let verdict = chain(|program| {
+        program
+            .inputs
+            .iter_mut()
+            .for_each(|input| input.within = None);
+    });
+    let Verdict::Passed { report } = verdict else {
+        panic!("a module without positions is no chain");
+    };
+    assert_eq!(report.steps, None);
 }
 
 #[test]

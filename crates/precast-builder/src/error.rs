@@ -143,6 +143,12 @@ pub enum BuildError {
         /// The tensor or the output, and its defect.
         message: String,
     },
+    /// The modules `prefill` and `decode` differ from eager when one session calls them.
+    #[error("the release is refused: {message}")]
+    Chain {
+        /// The call and the output, and its difference.
+        message: String,
+    },
     /// The digest of a source at the end of the build differs from the plan.
     #[error("`{path}` changed while it was being compiled")]
     SourceChanged {
@@ -255,6 +261,10 @@ impl BuildError {
             Self::Weights { .. } => {
                 "the newest release stays what it was; write the file again, or set `healthcheck = false` for modules that may \
                  answer so"
+            }
+            Self::Chain { .. } => {
+                "the newest release stays what it was; if this error is harmless, widen `[module.gate]`, or set \
+                 `healthcheck = false` for `prefill` or `decode`"
             }
             Self::SourceChanged { .. } => "run `precast build` again",
             Self::Locked { .. } | Self::LockedShim { .. } => {

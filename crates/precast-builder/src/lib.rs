@@ -23,6 +23,7 @@
 //! | `estimate` | the remaining time of a build |
 //! | `shims` | the shim of a release: found, or compiled by a worker |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
+//! | `chain` | `prefill` and `decode` of a release in one session, compared with eager |
 //! | `weights`, `weight_file` | the weight set of a release; a file of weights |
 //! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
 //! | `limits` | memory and time limits of a process, and its termination |
@@ -48,7 +49,7 @@
 //! model
 //! slot
 //! gate
-//! publish, weights
+//! chain, publish, weights
 //! tasks
 //! check, work
 //! forecast, release
@@ -58,6 +59,7 @@
 pub mod plan;
 pub mod spec;
 
+mod chain;
 mod check;
 mod describe;
 mod engine;

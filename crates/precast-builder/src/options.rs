@@ -131,6 +131,8 @@ pub struct Summary {
     pub eager_unasked: Vec<String>,
     /// The weight sets of the newest release before and of the new one, if they differ.
     pub weights_changed: Option<(Digest, Digest)>,
+    /// Number of tokens that `prefill` and `decode` generated as eager did; none if they were not compared.
+    pub generated: Option<u64>,
     /// Seconds of the whole build.
     pub seconds: f64,
 }

@@ -8,7 +8,7 @@ use precast_store::{
 };
 
 use super::{
-    BuildError,
+    BuildError, chain,
     gate::StoredWeights,
     options::{Options, Outcome, Summary},
     shims,
@@ -64,6 +64,7 @@ pub(super) fn summarise(
         without: vec![],
         eager_unasked,
         weights_changed: None,
+        generated: None,
         seconds: started.elapsed().as_secs_f64(),
     };
     publish(options, plan, parts, &mut summary)?;
@@ -230,11 +231,16 @@ fn publish(
         programs,
         lacks,
         weights: parts.weights.object,
-        aliases: parts.weights.aliases,
+        aliases: parts.weights.aliases.clone(),
         shims: vec![],
         entry: parts.known.entry,
         provenance: Provenance::now(),
     };
+    let same =
+        |newest: &Release| newest.programs == release.programs && newest.weights == release.weights;
+    if !newest.as_ref().is_some_and(same) {
+        summary.generated = chain::check(options, plan, &release, &parts.weights, &parts.shim)?;
+    }
     release.shims = shims::of_release(parts.shim, &release, plan.release.as_ref());
     let (release, new) = store.releases().put(&release)?;
     if let (true, false, Some(before)) = (new, release.is_partial(), &newest) {

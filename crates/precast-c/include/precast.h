@@ -177,6 +177,8 @@ typedef struct precast_options {
   size_t instances;
   // Open sessions of a model on one device. Default: 16.
   size_t sessions;
+  // The bytes of the states of all open sessions of a model on one device. Default: no limit.
+  uint64_t session_limit;
   // The longest wait of a call for others, in milliseconds. Default: without end.
   uint64_t wait_ms;
   // A precast_loading. Default: PRECAST_LOADING_BEFORE.

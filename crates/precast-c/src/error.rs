@@ -127,7 +127,7 @@ impl From<RuntimeError> for Failure {
 }
 
 /// The names of hints in Rust, and in C.
-const NAMES: [(&str, &str); 7] = [
+const NAMES: [(&str, &str); 8] = [
     (
         "`Model::session`, and call `run`",
         "`precast_session_open`, and call `precast_session_run`",
@@ -136,6 +136,7 @@ const NAMES: [(&str, &str); 7] = [
     ("Inputs::MayCopy", "precast_options.copy_inputs"),
     ("Runtime::instances", "precast_options.instances"),
     ("Runtime::libtorch", "precast_libtorch"),
+    ("Runtime::session_limit", "precast_options.session_limit"),
     ("Runtime::sessions", "precast_options.sessions"),
     ("Session::reset", "precast_session_reset"),
 ];

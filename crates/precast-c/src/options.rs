@@ -26,6 +26,8 @@ pub struct Options {
     instances: usize,
     /// Open sessions of a model on one device. Default: 16.
     sessions: usize,
+    /// The bytes of the states of all open sessions of a model on one device. Default: no limit.
+    session_limit: u64,
     /// The longest wait of a call for others, in milliseconds. Default: without end.
     wait_ms: u64,
     /// A precast_loading. Default: PRECAST_LOADING_BEFORE.
@@ -71,6 +73,7 @@ impl Options {
         device_count: 0,
         instances: 0,
         sessions: 0,
+        session_limit: 0,
         wait_ms: 0,
         loading: 0,
         graphs: 0,
@@ -136,6 +139,9 @@ impl Options {
         }
         if self.sessions > 0 {
             runtime = runtime.sessions(self.sessions);
+        }
+        if self.session_limit > 0 {
+            runtime = runtime.session_limit(self.session_limit);
         }
         if self.wait_ms > 0 {
             runtime = runtime.wait_limit(Duration::from_millis(self.wait_ms));

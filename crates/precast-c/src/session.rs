@@ -1,7 +1,7 @@
 //! Sessions: states that are kept from call to call, for one caller.
 #![allow(
     unsafe_code,
-    reason = "functions with C names, memory of the caller, and a session that lives with its model"
+    reason = "functions with C names, and memory of the caller"
 )]
 
 use std::{
@@ -11,6 +11,7 @@ use std::{
 };
 
 use precast_runtime::{Model as Loaded, Session as Open, Value, dlpack::DLTensor};
+use self_cell::self_cell;
 
 use crate::{
     error::{Error, Failure, guarded, made, quiet},
@@ -20,19 +21,24 @@ use crate::{
     tensors,
 };
 
+self_cell!(
+    /// A session and the model that it borrows.
+    struct Held {
+        owner: Arc<Loaded>,
+        #[not_covariant]
+        dependent: Open,
+    }
+);
+
 /// The states of a model for one caller.
-pub struct Session {
-    // Dropped before the model that it borrows.
-    open: Mutex<Open<'static>>,
-    model: Arc<Loaded>,
-}
+pub struct Session(Mutex<Held>);
 
 // The header lets any thread use and free the objects.
 const _: () = {
     const fn moves<T: Send>() {}
     const fn is_shared<T: Send + Sync>() {}
-    moves::<Open<'static>>();
     moves::<precast_runtime::Outputs>();
+    is_shared::<Session>();
     is_shared::<Loaded>();
     is_shared::<precast_runtime::Runtime>();
     is_shared::<precast_runtime::Tensor>();
@@ -40,19 +46,25 @@ const _: () = {
 
 impl Session {
     fn open(model: &Arc<Loaded>) -> Result<Self, Failure> {
-        // SAFETY: the model is in the memory of an `Arc`, which does not move. `Session` has one, and drops it after
-        // the session. No other part of this crate hands the session out.
-        let lasting: &'static Loaded = unsafe { &*Arc::as_ptr(model) };
-        Ok(Self {
-            open: Mutex::new(lasting.session()?),
-            model: model.clone(),
-        })
+        let held = Held::try_new(model.clone(), |model| model.session())?;
+        Ok(Self(Mutex::new(held)))
     }
 
-    /// Returns the session, after the calls of other threads in it.
-    fn lock(&self) -> MutexGuard<'_, Open<'static>> {
+    fn fork(&self) -> Result<Self, Failure> {
+        let fork = self.lock().with_dependent(|model, session| {
+            Held::try_new(model.clone(), |model| session.fork_on(model))
+        })?;
+        Ok(Self(Mutex::new(fork)))
+    }
+
+    /// Uses the session, after the calls of other threads in it.
+    fn with<T>(&self, body: impl FnOnce(&mut Open<'_>) -> T) -> T {
+        self.lock().with_dependent_mut(|_, session| body(session))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
         // After a panic the runtime itself knows whether the states can be used.
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -93,15 +105,14 @@ pub unsafe extern "C" fn precast_session_run(
             let module = text("module", module)?;
             (session, module, tensors::inputs(inputs, names, count)?)
         };
-        let mut session = session.lock();
-        let outputs = match inputs.names {
-            None => session.run(module, &inputs.tensors)?,
+        let outputs = session.with(|session| match inputs.names {
+            None => session.run(module, &inputs.tensors),
             Some(names) => {
                 let named: Vec<_> = names.into_iter().zip(&inputs.tensors).collect();
-                session.run_named(module, &named)?
+                session.run_named(module, &named)
             }
-        };
-        Outputs::of(outputs)
+        });
+        Outputs::of(outputs?)
     })
 }
 
@@ -127,7 +138,7 @@ pub unsafe extern "C" fn precast_session_prefill(
             let tokens = array("tokens", tokens, token_count)?;
             (session, tokens, values(more, more_count)?)
         };
-        Outputs::of(session.lock().prefill(tokens, &more)?)
+        Outputs::of(session.with(|session| session.prefill(tokens, &more))?)
     })
 }
 
@@ -144,7 +155,7 @@ pub unsafe extern "C" fn precast_session_decode(
     made(out, || {
         // SAFETY: an object and tensors of the caller, which live until the function returns.
         let (session, more) = unsafe { (object("session", session)?, values(more, more_count)?) };
-        Outputs::of(session.lock().decode(token, &more)?)
+        Outputs::of(session.with(|session| session.decode(token, &more))?)
     })
 }
 
@@ -165,7 +176,7 @@ pub unsafe extern "C" fn precast_session_position(session: *const Session) -> us
     quiet(0, || {
         // SAFETY: an object of the caller.
         let session = unsafe { object("session", session) };
-        session.map_or(0, |session| session.lock().position())
+        session.map_or(0, |session| session.with(|session| session.position()))
     })
 }
 
@@ -179,7 +190,7 @@ pub unsafe extern "C" fn precast_session_seek(
     guarded(|| {
         // SAFETY: an object of the caller.
         let session = unsafe { object("session", session) }?;
-        Ok(session.lock().seek(position)?)
+        Ok(session.with(|session| session.seek(position))?)
     })
 }
 
@@ -189,7 +200,7 @@ pub unsafe extern "C" fn precast_session_seek(
 pub unsafe extern "C" fn precast_session_reset(session: *mut Session) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
-        unsafe { object("session", session) }?.lock().reset();
+        unsafe { object("session", session) }?.with(|session| session.reset());
         Ok(())
     })
 }
@@ -203,13 +214,7 @@ pub unsafe extern "C" fn precast_session_fork(
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object of the caller.
-        let session = unsafe { object("session", session) }?;
-        // It borrows the same model, which the fork keeps too.
-        let fork = session.lock().fork()?;
-        Ok(Session {
-            open: Mutex::new(fork),
-            model: session.model.clone(),
-        })
+        unsafe { object("session", session) }?.fork()
     })
 }
 

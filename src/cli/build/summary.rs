@@ -29,6 +29,10 @@ pub(super) fn print(summary: &Summary, context: &Context) -> Result<()> {
     if let (true, Some(release)) = (summary.published, &summary.release) {
         published(release, summary.before);
     }
+    if let Some(tokens) = summary.generated {
+        let tokens = text::count(usize::try_from(tokens).unwrap_or(usize::MAX), "token");
+        note!("        `prefill` and `decode` agree with eager for {tokens} of a session");
+    }
     if let (true, Some((old, new))) = (summary.published, &summary.weights_changed) {
         let (old, new) = (old.short(), new.short());
         note!("        its weights changed: {old} -> {new}");
@@ -242,6 +246,8 @@ pub(in crate::cli) enum Last<'a> {
         unanswered: &'a [String],
         /// Modules without any program.
         without: &'a [String],
+        /// Number of tokens that `prefill` and `decode` generated as eager did; null if they were not compared.
+        generated: Option<u64>,
         seconds: f64,
     },
 }
@@ -292,6 +298,7 @@ fn document(summary: &Summary) -> Last<'_> {
         }),
         published: summary.published,
         lost: &summary.lost,
+        generated: summary.generated,
         unanswered: &summary.unanswered,
         without: &summary.without,
         seconds: summary.seconds,

@@ -12,6 +12,9 @@
 //! The gate then repeats the comparison at smaller sizes, which the runtime pads into the bucket. If a padded request
 //! differs from eager at its own size, the program is published for its exact size only.
 //!
+//! The gate of a program is one call of it. The modules `prefill` and `decode` of a release are compared once more, in
+//! one session ([`ChainRequest`]).
+//!
 //! | file | holds |
 //! |---|---|
 //! | `request` | the requests to a gate's process, and its answers |
@@ -35,7 +38,10 @@ mod sign_test;
 use precast_store::record::Dtype;
 
 pub(crate) use self::process::{GateProcess, LIMIT};
-pub use self::request::{GateRequest, Question, Samples, SmokeRequest, StoredWeights, Verdict};
+pub use self::request::{
+    ChainProgram, ChainRequest, GateRequest, Question, Samples, SmokeRequest, StoredWeights,
+    Verdict,
+};
 
 /// Returns the default relative and absolute tolerance of an output of this dtype. The absolute tolerance must be
 /// scaled.

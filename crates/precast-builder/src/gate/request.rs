@@ -16,6 +16,8 @@ pub enum Question {
     Compare(Box<GateRequest>),
     /// Whether programs run with other weights.
     Smoke(Box<SmokeRequest>),
+    /// Whether the programs of sessions agree with eager from call to call.
+    Chain(Box<ChainRequest>),
 }
 
 /// A program that is not published yet, the samples to compare it with, and the tolerances.
@@ -81,6 +83,34 @@ pub struct SmokeRequest {
     pub before: Option<StoredWeights>,
     /// The weights that are to be published.
     pub after: StoredWeights,
+}
+
+/// The programs of the modules `prefill` and `decode`, to be called in one session and compared with eager.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChainRequest {
+    /// Path of the store that has all of it.
+    pub store: PathBuf,
+    /// The programs.
+    pub chain: Vec<ChainProgram>,
+    /// The shim for this torch.
+    pub shim: Shim,
+    /// The weights.
+    pub weights: StoredWeights,
+    /// Maximum number of generated tokens.
+    pub tokens: u32,
+}
+
+/// A program of a chain, and the tolerances of its outputs.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct ChainProgram {
+    /// The record.
+    pub program: Program,
+    /// Relative tolerance of the spec; none for that of the dtype.
+    pub rtol: Option<f64>,
+    /// Absolute tolerance of the spec; none for that of the dtype.
+    pub atol: Option<f64>,
+    /// The coarsest dtype in the computation of each output, if below float32.
+    pub compute_dtypes: Vec<Option<Dtype>>,
 }
 
 /// A weight set in the store.

@@ -24,7 +24,7 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Optio
     let section = reader.table(field, "[module.inputs]")?;
     let mut read = Vec::new();
     for (name, place, field) in section.fields() {
-        if !name.split('.').all(is_identifier) {
+        if !is_path(name) {
             let message = format!("`{name}` is not the name of a parameter");
             reader.wrong_help(&place, message, NAMES);
         }
@@ -35,6 +35,13 @@ pub(super) fn inputs<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Optio
         reader.wrong_help(&section.place, "[module.inputs] names no input", help);
     }
     read.into_iter().collect()
+}
+
+/// Returns whether a text names an input: a parameter, and behind dots the place of a tensor in it, as `past.0.key`.
+fn is_path(text: &str) -> bool {
+    let (name, place) = text.split_once('.').unwrap_or((text, "0"));
+    is_identifier(name)
+        && (place.split('.')).all(|part| is_identifier(part) || part.parse::<usize>().is_ok())
 }
 
 /// The states with the places of their axes, in the order of the file.

@@ -232,6 +232,7 @@ static void options(const char *store) {
       .device_count = 2,
       .instances = 1,
       .sessions = 1,
+      .session_limit = 1,
       .wait_ms = 1000,
       .loading = PRECAST_LOADING_ON_DEMAND,
       .graphs = PRECAST_GRAPHS_NEVER,
@@ -241,8 +242,8 @@ static void options(const char *store) {
   };
   OK(precast_runtime_open(store, &all, &opened));
   precast_model *copies;
+  precast_model *none;
   OK(precast_model_load(opened, "double@1", &copies));
-  precast_runtime_free(opened);
   OK(precast_model_warm_up(copies));
   DLTensor x = good();
   int64_t strides[] = {1, 5};
@@ -250,6 +251,8 @@ static void options(const char *store) {
   const DLTensor *inputs[] = {&x};
   precast_outputs *outputs;
   OK(precast_model_run(copies, "forward", inputs, NULL, 1, &outputs));
+  FAILS(PRECAST_CODE_LOAD_FAILED, "all sessions may take 1", precast_model_load(opened, "chat", &none));
+  precast_runtime_free(opened);
   precast_model_free(copies);
   float got[40];
   OK(precast_outputs_copy(outputs, 0, got, sizeof got));

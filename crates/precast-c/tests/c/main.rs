@@ -277,8 +277,8 @@ fn the_library_has_a_soname_and_its_own_symbols_only() {
 
 const DOUBLE: &str = "\
 forward: x [batch, seq] -> y [batch, seq] sum [batch]
-  bucket: batch 1 to 1 seq 1 to 8
-  bucket: batch 1 to 16 seq 1 to 8
+  bucket: batch from 1 to 1 seq from 1 to 8
+  bucket: batch from 1 to 16 seq from 1 to 8
 y: [5, 8] 0.0000 0.0500 0.1000 0.1500
 refused: module `forward`, input `x`: expected 2 dimensions, got 3
 {\"model\":\"double\",\"ready\":true,";

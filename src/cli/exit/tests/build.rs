@@ -130,6 +130,9 @@ pub(super) fn build_errors() -> Vec<BuildError> {
             path: path(),
             message: "it has no tensor `w`".into(),
         },
+        BuildError::Chain {
+            message: "`decode`, token 3 of a session: output `y` differs from eager's".into(),
+        },
         BuildError::SourceChanged {
             path: "model.py".into(),
         },

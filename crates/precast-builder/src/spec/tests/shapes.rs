@@ -1,6 +1,6 @@
 //! Problems of buckets, shapes, padding and dimensions.
 
-use super::{brief, brief_of};
+use super::{GOOD, brief, brief_of, parse};
 
 #[test]
 fn buckets_and_dimensions() {
@@ -77,4 +77,15 @@ fn dynamic_dimensions_must_exist_and_have_room() {
     17:49+11 missing key `min` in `dynamic.batch` = add `min = 1`
     17:57+1 `max` in `dynamic.batch` must be at least 1, not 0 = a bucket of no size computes nothing
     ");
+}
+
+#[test]
+fn names_of_inputs() {
+    let named = |name: &str| GOOD.replacen("attention_mask =", &format!("\"{name}\" ="), 1);
+    assert!(parse(&named("past.0.key")).is_ok());
+    for wrong in ["0", "past.", "past.-1", "past.0x", "a b"] {
+        let text = brief_of(&named(wrong));
+        let expected = format!("`{wrong}` is not the name of a parameter");
+        assert!(text.contains(&expected), "{text}");
+    }
 }
