@@ -148,7 +148,13 @@ def ratios(found: dict[str, float]) -> dict[str, float]:
 
 def run(arguments: list[str], folder: Path, caches: Path) -> dict[str, Any]:
     """Runs this file in a fresh process; returns its document."""
+    from .contenders import has_bytecode
+
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(caches), "HF_HUB_OFFLINE": "1"}
+    if not has_bytecode():
+        # From its second start on a way finds the bytecode of its imports, as in a usual installation.
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONPYCACHEPREFIX"] = str(folder / "bytecode")
     command = [sys.executable, "-m", "benches.startup", *arguments, "--folder", str(folder)]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
