@@ -22,8 +22,9 @@
 //! ending, errors
 //! fork, log, tensors
 //! inputs, nesting
-//! model
+//! loaded
 //! session
+//! model
 //! ```
 
 // The macros of PyO3 convert errors that are errors of Python already.
@@ -35,6 +36,7 @@ mod ending;
 mod errors;
 mod fork;
 mod inputs;
+mod loaded;
 mod log;
 mod model;
 mod nesting;

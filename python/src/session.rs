@@ -17,7 +17,7 @@ use crate::{
     errors,
     fork::Process,
     inputs::{self, Inputs},
-    model::Loaded,
+    loaded::Loaded,
     tensors::{self, Library},
 };
 

@@ -1,0 +1,127 @@
+//! A model with what its answers need: the inputs of its modules, and how their outputs nest.
+
+use std::collections::HashMap;
+
+use precast_runtime::{Model, Outputs, Runtime, RuntimeError};
+use precast_store::{Device, Digest, Store};
+use pyo3::prelude::*;
+use smallvec::SmallVec;
+
+use crate::{
+    errors,
+    inputs::{Inputs, Variant},
+    nesting::Nesting,
+    tensors::Library,
+};
+
+/// A model, and what its answers need.
+pub struct Loaded {
+    pub model: Model,
+    pub runtime: Runtime,
+    _store: Store,
+    pub variants: HashMap<String, Vec<Variant>>,
+    nestings: HashMap<Digest, Nesting>,
+}
+
+impl Loaded {
+    pub fn of(model: Model, runtime: Runtime, store: Store) -> Self {
+        let mut variants: HashMap<String, Vec<Variant>> = HashMap::new();
+        let mut nestings = HashMap::new();
+        for module in model.modules() {
+            let known = variants.entry(module.to_owned()).or_default();
+            for program in model.programs(module) {
+                let names: Vec<String> = program
+                    .inputs
+                    .iter()
+                    .map(|input| input.name.clone())
+                    .collect();
+                if known.iter().all(|variant| variant.inputs != names) {
+                    known.push(Variant::of(names));
+                }
+                let described = &program.call_spec["outputs"];
+                nestings.insert(program.id, Nesting::of(described, program.outputs.len()));
+            }
+        }
+        Self {
+            model,
+            runtime,
+            _store: store,
+            variants,
+            nestings,
+        }
+    }
+
+    /// Returns the inputs of a module's variants.
+    pub fn variants(&self, module: &str) -> PyResult<&[Variant]> {
+        match self.variants.get(module) {
+            Some(variants) => Ok(variants),
+            None => {
+                let none: [precast_runtime::Tensor; 0] = [];
+                let error = self.model.run(module, &none).err();
+                Err(error.map_or_else(
+                    || errors::bad_input(format!("no module `{module}`"), ""),
+                    |error| errors::runtime(&error),
+                ))
+            }
+        }
+    }
+
+    /// Returns the answer as objects of Python.
+    pub fn answer(
+        &self,
+        py: Python<'_>,
+        outputs: Outputs,
+        library: Library,
+    ) -> PyResult<Py<PyAny>> {
+        let id = outputs.served().program().id;
+        let mut tensors: SmallVec<[Option<precast_runtime::Tensor>; 4]> =
+            outputs.into_iter().map(Some).collect();
+        match self.nestings.get(&id) {
+            Some(nesting) => nesting.build(py, &mut tensors, library),
+            None => Nesting::of(&serde_json::Value::Null, tensors.len()).build(
+                py,
+                &mut tensors,
+                library,
+            ),
+        }
+    }
+
+    /// Returns the device of its first replica.
+    pub fn device(&self) -> PyResult<Device> {
+        let rows = self.model.devices();
+        let first = rows.first().map(|row| device(&row.device));
+        first.unwrap_or(Ok(Device::Cpu))
+    }
+
+    pub fn run(&self, module: &str, inputs: &Inputs) -> Result<Outputs, RuntimeError> {
+        let outputs = match inputs {
+            Inputs::InOrder(tensors) => self.model.run(module, tensors)?,
+            Inputs::Named(named) => {
+                let named: SmallVec<[(&str, &precast_runtime::Tensor); 8]> = named
+                    .iter()
+                    .map(|(name, tensor)| (name.as_str(), tensor))
+                    .collect();
+                self.model.run_named(module, &named)?
+            }
+        };
+        outputs.check()?;
+        Ok(outputs)
+    }
+}
+
+/// Returns the device of a name, as `cpu`, `cuda` or `cuda:1`.
+pub fn device(name: &str) -> PyResult<Device> {
+    let known = match name {
+        "cpu" => Some(Device::Cpu),
+        "cuda" => Some(Device::Cuda(0)),
+        other => (other.strip_prefix("cuda:"))
+            .and_then(|ordinal| ordinal.parse().ok())
+            .map(Device::Cuda),
+    };
+    known.ok_or_else(|| {
+        errors::bad_input(
+            format!("`{name}` is no device"),
+            "a device is cpu, cuda, or cuda:1",
+        )
+    })
+}
