@@ -75,25 +75,28 @@ class ArchitecturesTest(Project):
         self.assertEqual(self.segments("GPT2", GPT, "model.h.*", call=NO_CACHE), [0, 1, 1, 1, 2])
         # Four norms a block, soft caps, and windows that slide in every other one.
         gemma = {**SMALL, "head_dim": 4, "num_key_value_heads": 2, "sliding_window": 4}
-        self.assertEqual(self.segments("Gemma2", gemma, "model.layers.*", call=NO_CACHE), [0, 1, 1, 1, 2])
+        self.assertEqual(self.segments("Gemma2", gemma, "model.layers.*", call=NO_CACHE), [0, 1, 1, 1])
         # Fewer heads for keys than for queries, and biases.
         qwen = {**SMALL, "num_key_value_heads": 2}
         steps = self.steps("Qwen2", qwen, "model.layers.*", call=NO_CACHE, result="logits")
         self.assertEqual([step["segment"] for step in steps], [0, 1, 1, 1, 2])
-        self.assertEqual(set(steps[4]["binding"].values()), {"model.norm.weight", "head.weight", "head.bias"})
+        self.assertEqual(set(steps[4]["binding"].values()), {"head.weight", "head.bias"})
+        # A block ends with the norm that the next one begins with.
+        self.assertIn("model.layers.1.input_layernorm.weight", steps[1]["binding"].values())
+        self.assertIn("model.norm.weight", steps[3]["binding"].values())
 
     def test_attention_and_mlp_beside_each_other(self) -> None:
-        # Two norms of the same value.
-        self.assertEqual(self.segments("GPTNeoX", SMALL, "model.layers.*", call=NO_CACHE), [0, 1, 1, 1, 2])
+        # Two norms of the same value, of which the first alone begins the block.
+        self.assertEqual(self.segments("GPTNeoX", SMALL, "model.layers.*", call=NO_CACHE), [0, 1, 1, 1])
         # One norm for both.
         gptj = {**GPT, "rotary_dim": 4, "attn_implementation": "eager"}
         self.assertEqual(self.segments("GPTJ", gptj, "model.h.*", call=NO_CACHE)[:4], [0, 1, 1, 1])
 
     def test_encoders(self) -> None:
         self.assertEqual(self.segments("Bert", SMALL, "model.encoder.layer.*"), [0, 1, 1, 1])
-        self.assertEqual(self.segments("ViT", VIT, "model.layers.*", PICTURE), [0, 1, 1, 1, 2])
+        self.assertEqual(self.segments("ViT", VIT, "model.layers.*", PICTURE), [0, 1, 1, 1])
         # The first block makes the bias of positions for all of them.
-        self.assertEqual(self.segments("T5Encoder", T5, "model.encoder.block.*"), [0, 1, 2, 2, 3])
+        self.assertEqual(self.segments("T5Encoder", T5, "model.encoder.block.*"), [0, 1, 2, 2])
 
     def test_a_block_that_runs_several_times_is_one_segment_with_one_binding(self) -> None:
         region = "model.encoder.albert_layer_groups.*.albert_layers.*"

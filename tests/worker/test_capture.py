@@ -45,15 +45,16 @@ def load():
 """
 
 
-def prenorm(end: str = "self.norm(x)") -> str:
+def prenorm(end: str = "self.norm(x)", norm: str = "Norm = lambda: torch.nn.LayerNorm(6)\n") -> str:
     """Three blocks that begin with a norm, and an end."""
     return f"""
 import torch
 
+{norm}
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.norm = torch.nn.LayerNorm(6)
+        self.norm = Norm()
         self.up, self.down = torch.nn.Linear(6, 12), torch.nn.Linear(12, 6)
 
     def forward(self, x):
@@ -63,7 +64,8 @@ class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
-        self.norm = torch.nn.LayerNorm(6)
+        self.norm, self.other = Norm(), torch.nn.LayerNorm(6, eps=1e-2)
+        self.head = torch.nn.Linear(6, 5)
 
     def forward(self, x):
         for block in self.blocks:
@@ -110,10 +112,22 @@ class RegionsTest(Project):
         self.check_composed(opened, captured)
         return [(step["name"], step["segment"]) for step in captured["steps"]]
 
-    def test_what_lies_between_regions_is_glue(self) -> None:
+    def test_a_region_begins_behind_its_norm_and_ends_with_that_of_the_next(self) -> None:
+        blocks = [(f"blocks.{index}", 1) for index in range(3)]
+        self.assertEqual(self.steps(prenorm()), [("glue.0", 0), *blocks])
+        # A norm written out in operations, and a head.
+        rms = "x.float().mul(x.rsqrt(x)).to(x.dtype)".replace(
+            "x.rsqrt(x)", "torch.rsqrt(x.pow(2).mean(-1, True) + 1e-6)"
+        )
+        written = prenorm(norm=f"class Norm(torch.nn.Module):\n    def forward(self, x):\n        return {rms}\n")
+        self.assertEqual(self.steps(written), [("glue.0", 0), *blocks])
+        headed = prenorm(end="self.head(self.norm(x))")
+        self.assertEqual(self.steps(headed), [("glue.0", 0), *blocks, ("glue.1", 2)])
+
+    def test_a_norm_stays_where_moving_it_brings_another_segment(self) -> None:
         blocks = [(f"blocks.{index}", 0) for index in range(3)]
-        self.assertEqual(self.steps(prenorm()), [*blocks, ("glue.0", 1)])
         self.assertEqual(self.steps(prenorm(end="x")), blocks)
+        self.assertEqual(self.steps(prenorm(end="self.other(x)")), [*blocks, ("glue.0", 1)])
 
     def test_a_region_that_is_a_norm_stays_one(self) -> None:
         names = [name for name, _ in self.steps(prenorm(), ["blocks.*.norm", "norm"])]
@@ -123,7 +137,7 @@ class RegionsTest(Project):
     def test_a_region_may_be_called_glue(self) -> None:
         text = prenorm().replace("self.blocks", "self.glue")
         names = [name for name, _ in self.steps(text, ["glue.*"])]
-        self.assertEqual(names, ["glue.0", "glue.1", "glue.2", "glue.0"])
+        self.assertEqual(names, ["glue.0", "glue.0", "glue.1", "glue.2"])
 
     def test_without_regions_there_is_one_step(self) -> None:
         opened = self.open(STACK)

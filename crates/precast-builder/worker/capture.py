@@ -25,6 +25,7 @@ from . import (
     flat,
     masks,
     measure,
+    norm_fusion,
     operators,
     output_sizes,
     padding,
@@ -170,7 +171,8 @@ def parts_of(traced: Traced, module: dict[str, Any]) -> list[cut.Part]:
     regions = module["regions"] if not module.get("dynamic") else []
     if regions:
         cut.check_regions(traced.graph, regions, module["path"])
-    return cut.cut(traced.graph, regions, module["path"])
+        return norm_fusion.cut_and_fuse(traced.graph, regions, module["path"])
+    return cut.cut(traced.graph, [], module["path"])
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 An instance of a region is one call of the outermost module whose FQN matches a glob (`*` matches one part of a dotted
 name): a module that is called three times is three steps of one segment. The operations between two instances are glue,
-and become separate segments.
+and become separate segments; norm_fusion.py decides about norms between two regions.
 
 Only dense tensors that start their memory pass from part to part. Other views, such as an expanded mask or a slice of a
 buffer, are computed again by each part that uses them.
@@ -77,11 +77,12 @@ def check_regions(flat: Flat, patterns: list[str], path: str) -> None:
 
 
 def cut(flat: Flat, patterns: list[str], path: str) -> list[Part]:
-    """Returns the parts in the order in which they run; without patterns there is one.
+    """Returns the parts in the order in which they run; without patterns there is one."""
+    return connect(runs(flat, patterns, path), flat)
 
-    Parts without results or writes are left out.
-    """
-    parts = _runs(flat, patterns, path)
+
+def connect(parts: list[Part], flat: Flat) -> list[Part]:
+    """Fills in the writes, inputs, weights and results of each part; leaves out parts without results or writes."""
     _place_writes(parts, flat)
     home = {node: part for part in parts for node in part.nodes}
     for part in parts:
@@ -120,7 +121,7 @@ def _readers(state: Any, flat: Flat) -> set[Any]:
     return found
 
 
-def _runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
+def runs(flat: Flat, patterns: list[str], path: str) -> list[Part]:
     """Returns the runs of operations, with names and operations only."""
     parts: list[Part] = []
     home: dict[Any, Part] = {}
