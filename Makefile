@@ -198,13 +198,16 @@ WHEEL_PROFILE ?= release
 WHEELS        := target/wheels/$(WHEEL_PROFILE)
 PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
 
-wheel: $(PACKAGE) ## the Python package as one wheel, target/wheels/release, with the command and the worker in it
+wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, and its source distribution: target/wheels/release
 	$(CARGO) build --profile $(WHEEL_PROFILE) --bin precast
-	@rm -rf $(WHEELS) python/precast.data && mkdir -p python/precast.data/scripts
+	@rm -rf $(WHEELS) python/precast.data/scripts && mkdir -p python/precast.data/scripts
 	@cp target/$(PROFILE_DIR)/precast python/precast.data/scripts/ && strip python/precast.data/scripts/precast
 	@cp LICENSE-APACHE LICENSE-MIT python/
 	cd python && ../$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out ../$(WHEELS)
-	@rm -rf python/precast.data python/LICENSE-*
+	@rm -rf python/precast.data/scripts
+	@# Without the command: whoever builds from it has one, or names one.
+	cd python && ../$(PACKAGE) -m maturin sdist --out ../$(WHEELS)
+	@rm -rf python/LICENSE-*
 	@ls -l $(WHEELS)
 
 # The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
