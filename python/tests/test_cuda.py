@@ -182,4 +182,4 @@ def test_a_module_is_wrapped_and_follows_its_parameters(cuda_store: Path, tmp_pa
             change()
             torch.testing.assert_close(wrapped(IDS, MASK), module(IDS, MASK), rtol=1e-4, atol=1e-5)
     report = wrapped.precast_report()
-    assert report["artifact"] == 2, report
+    assert report["artifact"] >= 2 and report["original"] == 0, report
