@@ -143,11 +143,15 @@ def _running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], 
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """Interrupts the command and waits until it has ended its workers. Another Ctrl-C ends it at once."""
+    """Interrupts the command and waits until it has ended its workers. Another Ctrl-C ends it at once.
+
+    A process that ignores Ctrl-C, as one behind `nohup`, passes that on to the command: then it is terminated.
+    """
+    ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
     assert process.stdout is not None
     process.stdout.close()
     while process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM if ignored else signal.SIGINT)
         with contextlib.suppress(KeyboardInterrupt):
             process.wait()
 

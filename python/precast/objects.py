@@ -201,6 +201,7 @@ class BuildResult(Document):
     lost: list[str]
     unanswered: list[str]
     without: list[str]
+    generated: int | None
     seconds: float
 
     @property

@@ -158,7 +158,9 @@ def test_an_error_of_the_caller_ends_the_command(tmp_path: Path, monkeypatch: py
 
 CALLER = """
     import sys
+    import signal
     from precast import command
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         command.run("build", on_event=lambda event: print("event", flush=True))
     except KeyboardInterrupt:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import textwrap
@@ -12,6 +11,7 @@ from typing import Any
 import precast
 import pytest
 import torch
+from conftest import command
 from precast import exported
 from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel
@@ -223,8 +223,7 @@ def test_a_kept_folder_is_a_project(artifacts: Path, tmp_path: Path) -> None:
         precast.build(
             net, torch.randn(2, 4), folder=tmp_path / "kept", **{**request, "compile": None, "mode": "unknown"}
         )
-    command = os.environ.get("PRECAST_COMMAND", "precast")
     spec = tmp_path / "kept" / "precast.toml"
     spec.write_text(spec.read_text().replace('mode = "unknown"', 'mode = "default"'))
-    checked = subprocess.run([command, "check", spec, "--python", sys.executable], capture_output=True, text=True)
+    checked = subprocess.run([command(), "check", spec, "--python", sys.executable], capture_output=True, text=True)
     assert checked.returncode == 0, checked.stderr
