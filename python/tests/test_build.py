@@ -224,7 +224,8 @@ def test_a_build_is_interrupted_by_ctrl_c(tmp_path: Path) -> None:
     """The real command ends its workers, and its caller gets a `KeyboardInterrupt`."""
     project = Project(tmp_path)
     caller = f"""
-        import sys, precast
+        import signal, sys, precast
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         try:
             precast.build({str(project.file)!r}, store={str(project.store)!r})
         except KeyboardInterrupt:
