@@ -15,6 +15,7 @@ def load(
     instances: int,
     sessions: int,
     loading: str,
+    graphs: str,
     copy: bool,
     wait: float | None,
     weights: dict[str, Any] | None,

@@ -26,6 +26,7 @@ def load(
     instances: int = 4,
     sessions: int = 16,
     loading: Literal["before", "background", "on-demand"] = "before",
+    graphs: Literal["as-built", "always", "never"] = "as-built",
     copy: bool = True,
     wait: float | None = None,
     weights: Mapping[str, Any] | None = None,
@@ -42,6 +43,7 @@ def load(
     - `sessions`: the number of open sessions.
     - `loading`: `"before"` loads every program first, `"background"` the first of each module, `"on-demand"`
       each with its first call.
+    - `graphs`: the programs that run as CUDA graphs: those built with such a `mode`, every one, or none.
     - `copy`: whether an input may be copied to fit, if only its strides, alignment or device differ.
     - `wait`: the longest wait for a slot or a session, in seconds.
     - `weights`: the caller's own tensors by name instead of the release's, bound by pointer without a copy. A change in
@@ -61,6 +63,7 @@ def load(
         "instances": instances,
         "sessions": sessions,
         "loading": loading,
+        "graphs": graphs,
         "copy": copy,
         "wait": wait,
     }

@@ -8,7 +8,8 @@ use std::{
 };
 
 use precast_runtime::{
-    Inputs as Copies, Loading, Model as Inner, Runtime, WeightSet, cuda::Stream,
+    Inputs as Copies, Loading, Model as Inner, Runtime, WeightSet,
+    cuda::{Graphs, Stream},
 };
 use precast_store::{Device, Store};
 use pyo3::{
@@ -30,7 +31,7 @@ use crate::{
 
 /// Loads a release. `precast.load` is the documented form.
 #[pyfunction]
-#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, copy, wait, weights, again))]
+#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, copy, wait, weights, again))]
 #[allow(clippy::too_many_arguments)]
 pub fn load(
     py: Python<'_>,
@@ -42,6 +43,7 @@ pub fn load(
     instances: usize,
     sessions: usize,
     loading: &str,
+    graphs: &str,
     copy: bool,
     wait: Option<f64>,
     weights: Option<&Bound<'_, PyDict>>,
@@ -64,6 +66,17 @@ pub fn load(
             ));
         }
     };
+    let graphs = match graphs {
+        "as-built" => Graphs::AsBuilt,
+        "always" => Graphs::Always,
+        "never" => Graphs::Never,
+        other => {
+            return Err(errors::bad_input(
+                format!("graphs=`{other}` is unknown"),
+                "it is as-built, always or never",
+            ));
+        }
+    };
     let wait = wait.map(Duration::try_from_secs_f64).transpose();
     let wait =
         wait.map_err(|error| errors::bad_input(format!("wait: {error}"), "seconds, from 0 on"))?;
@@ -78,6 +91,7 @@ pub fn load(
         .instances(instances)
         .sessions(sessions)
         .loading(loading)
+        .graphs(graphs)
         .inputs(if copy {
             Copies::MayCopy
         } else {

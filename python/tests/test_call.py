@@ -147,6 +147,7 @@ def test_errors_are_a_hierarchy_with_hints(store: Path, model: precast.Model) ->
         (lambda: precast.load(store, "tiny", device="tpu"), precast.BadInput, "`tpu` is no device"),
         (lambda: precast.load(store, "tiny", wait=-1), precast.BadInput, "wait"),
         (lambda: precast.load(store, "tiny", loading="never"), precast.BadInput, "loading"),
+        (lambda: precast.load(store, "tiny", graphs="some"), precast.BadInput, "graphs"),
     ]
     for call, kind, text in cases:
         with pytest.raises(kind) as caught:
