@@ -4,27 +4,16 @@
 
 use precast_runtime::{RuntimeError, errors::TorchError};
 use precast_store::StoreError;
-use pyo3::{prelude::*, sync::PyOnceLock, types::PyType};
-
-/// The module `precast.errors`.
-static CLASSES: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
-
-pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    let py = module.py();
-    let classes = py.import("precast.errors")?;
-    let _ = CLASSES.set(py, classes.unbind());
-    Ok(())
-}
+use pyo3::{prelude::*, types::PyType};
 
 /// Returns an exception of the class `class` of `precast.errors`.
 fn raise(class: &str, code: &str, message: &str, hint: &str) -> PyErr {
     Python::attach(|py| {
         let made = || -> PyResult<PyErr> {
-            let classes = match CLASSES.get(py) {
-                Some(classes) => classes.bind(py).clone(),
-                None => py.import("precast.errors")?,
-            };
-            let class = classes.getattr(class)?.cast_into::<PyType>()?;
+            let class = py
+                .import("precast.errors")?
+                .getattr(class)?
+                .cast_into::<PyType>()?;
             Ok(PyErr::from_value(class.call1((message, hint, code))?))
         };
         made().unwrap_or_else(|error| error)

@@ -1,6 +1,6 @@
 //! Arguments of a call: nested values of Python as the flat inputs of a module.
 
-use precast_runtime::Tensor;
+use precast_runtime::{Outputs, RuntimeError, Tensor};
 use pyo3::{
     prelude::*,
     types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple},
@@ -38,6 +38,28 @@ pub enum Inputs {
     /// Tensors in the module's order.
     InOrder(SmallVec<[Tensor; 8]>),
     Named(Vec<(String, Tensor)>),
+}
+
+impl Inputs {
+    /// Runs a call in the form that they have, and waits for the device's check of its values.
+    pub fn run(
+        &self,
+        in_order: impl FnOnce(&[Tensor]) -> Result<Outputs, RuntimeError>,
+        named: impl FnOnce(&[(&str, &Tensor)]) -> Result<Outputs, RuntimeError>,
+    ) -> Result<Outputs, RuntimeError> {
+        let outputs = match self {
+            Self::InOrder(tensors) => in_order(tensors)?,
+            Self::Named(all) => {
+                let all: SmallVec<[(&str, &Tensor); 8]> = all
+                    .iter()
+                    .map(|(name, tensor)| (name.as_str(), tensor))
+                    .collect();
+                named(&all)?
+            }
+        };
+        outputs.check()?;
+        Ok(outputs)
+    }
 }
 
 /// One tensor of an argument: the argument, and the path to the tensor in it.

@@ -61,7 +61,6 @@ mod _native {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        crate::errors::add(module)?;
         crate::log::install();
         Ok(())
     }

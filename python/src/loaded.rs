@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use precast_runtime::{Model, Outputs, Runtime, RuntimeError};
 use precast_store::{Device, Digest, Store};
 use pyo3::prelude::*;
-use smallvec::SmallVec;
 
 use crate::{
     errors,
@@ -17,6 +16,7 @@ use crate::{
 /// A model, and what its answers need.
 pub struct Loaded {
     pub model: Model,
+    pub devices: Vec<Device>,
     pub runtime: Runtime,
     _store: Store,
     pub variants: HashMap<String, Vec<Variant>>,
@@ -24,7 +24,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub fn of(model: Model, runtime: Runtime, store: Store) -> Self {
+    pub fn of(model: Model, devices: Vec<Device>, runtime: Runtime, store: Store) -> Self {
         let mut variants: HashMap<String, Vec<Variant>> = HashMap::new();
         let mut nestings = HashMap::new();
         for module in model.modules() {
@@ -44,6 +44,7 @@ impl Loaded {
         }
         Self {
             model,
+            devices,
             runtime,
             _store: store,
             variants,
@@ -73,39 +74,20 @@ impl Loaded {
         outputs: Outputs,
         library: Library,
     ) -> PyResult<Py<PyAny>> {
-        let id = outputs.served().program().id;
-        let mut tensors: SmallVec<[Option<precast_runtime::Tensor>; 4]> =
-            outputs.into_iter().map(Some).collect();
-        match self.nestings.get(&id) {
-            Some(nesting) => nesting.build(py, &mut tensors, library),
-            None => Nesting::of(&serde_json::Value::Null, tensors.len()).build(
-                py,
-                &mut tensors,
-                library,
-            ),
+        match self.nestings.get(&outputs.served().program().id) {
+            Some(nesting) => nesting.build(py, &outputs, library),
+            None => {
+                let plain = Nesting::of(&serde_json::Value::Null, outputs.len());
+                plain.build(py, &outputs, library)
+            }
         }
     }
 
-    /// Returns the device of its first replica.
-    pub fn device(&self) -> PyResult<Device> {
-        let rows = self.model.devices();
-        let first = rows.first().map(|row| device(&row.device));
-        first.unwrap_or(Ok(Device::Cpu))
-    }
-
     pub fn run(&self, module: &str, inputs: &Inputs) -> Result<Outputs, RuntimeError> {
-        let outputs = match inputs {
-            Inputs::InOrder(tensors) => self.model.run(module, tensors)?,
-            Inputs::Named(named) => {
-                let named: SmallVec<[(&str, &precast_runtime::Tensor); 8]> = named
-                    .iter()
-                    .map(|(name, tensor)| (name.as_str(), tensor))
-                    .collect();
-                self.model.run_named(module, &named)?
-            }
-        };
-        outputs.check()?;
-        Ok(outputs)
+        inputs.run(
+            |tensors| self.model.run(module, tensors),
+            |named| self.model.run_named(module, named),
+        )
     }
 }
 

@@ -42,12 +42,12 @@ pub fn set_level(level: u8) {
 
 /// Makes this the subscriber of the process, unless it has one.
 pub fn install() {
-    let subscriber = tracing_subscriber::registry().with(Python_);
+    let subscriber = tracing_subscriber::registry().with(Logging);
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 
 /// The layer.
-struct Python_;
+struct Logging;
 
 /// The beginning of a span, and its fields.
 struct Begun(Instant, String);
@@ -64,16 +64,17 @@ fn number(metadata: &Metadata<'_>) -> u8 {
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Python_ {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Logging {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        match self.wants(metadata) {
-            true => Interest::always(),
-            false => Interest::never(),
+        if wants(metadata) {
+            Interest::always()
+        } else {
+            Interest::never()
         }
     }
 
     fn enabled(&self, metadata: &Metadata<'_>, _: Context<'_, S>) -> bool {
-        self.wants(metadata)
+        wants(metadata)
     }
 
     fn on_new_span(
@@ -113,11 +114,9 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Python_ {
     }
 }
 
-impl Python_ {
-    #[allow(clippy::unused_self)]
-    fn wants(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.target().starts_with("precast") && number(metadata) >= LOWEST.load(Relaxed)
-    }
+/// Returns whether the logger takes a span or an event.
+fn wants(metadata: &Metadata<'_>) -> bool {
+    metadata.target().starts_with("precast") && number(metadata) >= LOWEST.load(Relaxed)
 }
 
 /// The fields of a span or an event, as text.

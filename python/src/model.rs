@@ -54,7 +54,6 @@ pub fn load(
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
     let inside = Inside::enter(py);
-    let first = devices.first().copied().unwrap_or(Device::Cpu);
     let loading = match loading {
         "before" => Loading::Before,
         "background" => Loading::Background,
@@ -83,7 +82,8 @@ pub fn load(
     let open = || -> Result<(Runtime, Store), PyErr> {
         let store = Store::open(&store).map_err(|error| errors::store(&error))?;
         Runtime::libtorch(libtorch.as_deref(), untried).map_err(|error| errors::runtime(&error))?;
-        let runtime = Runtime::new(&store, devices).map_err(|error| errors::runtime(&error))?;
+        let runtime =
+            Runtime::new(&store, devices.clone()).map_err(|error| errors::runtime(&error))?;
         Ok((runtime, store))
     };
     let (runtime, store) = inside.detach(py, open)?;
@@ -103,22 +103,24 @@ pub fn load(
     let loaded = match weights {
         None => inside.detach(py, || runtime.load(&model)),
         Some(weights) => {
-            let weights = own_weights(weights, first)?;
+            let weights = own_weights(weights, &devices)?;
             inside.detach(py, || runtime.load_on(&model, &weights))
         }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
-    Ok(Model::new(loaded, runtime, store, again))
+    let loaded = Loaded::of(loaded, devices, runtime, store);
+    Ok(Model::new(loaded, again))
 }
 
-/// Returns a weight set of the caller's tensors on a device.
-fn own_weights(weights: &Bound<'_, PyDict>, device: Device) -> PyResult<WeightSet> {
+/// Returns a weight set of the caller's tensors on the first of these devices.
+fn own_weights(weights: &Bound<'_, PyDict>, devices: &[Device]) -> PyResult<WeightSet> {
     let mut tensors = BTreeMap::new();
     for (name, tensor) in weights {
         let name: String = name.extract()?;
         let tensor = tensors::take_weight(&tensor, &name)?;
         tensors.insert(name, tensor);
     }
+    let device = devices.first().copied().unwrap_or(Device::Cpu);
     WeightSet::of(tensors, device).map_err(|error| errors::runtime(&error))
 }
 
@@ -159,11 +161,12 @@ impl Held {
 }
 
 impl Model {
-    fn new(model: Inner, runtime: Runtime, store: Store, again: Option<Py<PyAny>>) -> Self {
+    fn new(loaded: Loaded, again: Option<Py<PyAny>>) -> Self {
+        let model = &loaded.model;
         let modules = model.modules().into_iter().map(str::to_owned).collect();
         let held = Held {
             name: model.name().to_owned(),
-            loaded: RwLock::new(Some(Arc::new(Loaded::of(model, runtime, store)))),
+            loaded: RwLock::new(Some(Arc::new(loaded))),
             process: Process::this(),
         };
         Self {
@@ -273,7 +276,7 @@ impl Model {
         let loaded = self.loaded()?;
         let swapped = match weights.cast::<PyDict>() {
             Ok(own) => {
-                let own = own_weights(own, loaded.device()?)?;
+                let own = own_weights(own, &loaded.devices)?;
                 inside.detach(py, || loaded.model.swap(&own))
             }
             Err(_) => {
@@ -523,11 +526,10 @@ fn call(
 
 /// Returns the streams that are current on this thread, for the CUDA devices of a model.
 fn streams_of(loaded: &Loaded) -> PyResult<Vec<Stream>> {
-    let devices = loaded.model.devices();
     let mut streams = Vec::new();
-    for row in devices {
-        if let Device::Cuda(ordinal) = device(&row.device)? {
-            streams.push(Stream::current(ordinal).map_err(|reason| errors::torch(&reason))?);
+    for device in &loaded.devices {
+        if let Device::Cuda(ordinal) = device {
+            streams.push(Stream::current(*ordinal).map_err(|reason| errors::torch(&reason))?);
         }
     }
     Ok(streams)

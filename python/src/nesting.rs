@@ -59,16 +59,16 @@ impl Nesting {
     pub fn build(
         &self,
         py: Python<'_>,
-        outputs: &mut [Option<Tensor>],
+        outputs: &[Tensor],
         library: Library,
     ) -> PyResult<Py<PyAny>> {
         match self {
             Self::Tensor(at) => {
                 // The same tensor may stand in two places.
-                let Some(tensor) = outputs.get(*at).and_then(Option::as_ref) else {
-                    return Ok(py.None());
-                };
-                tensors::give(py, tensor.share(), library)
+                match outputs.get(*at) {
+                    Some(tensor) => tensors::give(py, tensor.share(), library),
+                    None => Ok(py.None()),
+                }
             }
             Self::Constant(value) => constant(py, value),
             Self::List(items) => {
@@ -98,7 +98,7 @@ impl Nesting {
     fn all(
         py: Python<'_>,
         items: &[Self],
-        outputs: &mut [Option<Tensor>],
+        outputs: &[Tensor],
         library: Library,
     ) -> PyResult<Vec<Py<PyAny>>> {
         let built = items.iter().map(|item| item.build(py, outputs, library));
@@ -108,7 +108,7 @@ impl Nesting {
     fn dict<'py>(
         py: Python<'py>,
         fields: &[(String, Self)],
-        outputs: &mut [Option<Tensor>],
+        outputs: &[Tensor],
         library: Library,
     ) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);

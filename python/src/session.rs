@@ -1,6 +1,7 @@
 //! A session: states that are kept from call to call, for one caller.
 
 use std::{
+    cell::RefCell,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, TryLockError},
 };
@@ -16,7 +17,7 @@ use crate::{
     ending::Inside,
     errors,
     fork::Process,
-    inputs::{self, Inputs},
+    inputs,
     loaded::Loaded,
     tensors::{self, Library},
 };
@@ -72,18 +73,14 @@ impl Session {
     fn with<R: Send>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&Loaded, &mut Inner<'_>) -> Result<R, RuntimeError> + Send,
+        work: impl FnOnce(&mut Inner<'_>) -> Result<R, RuntimeError> + Send,
     ) -> PyResult<R> {
         let mut guard = self.lock()?;
         let Some(owned) = guard.as_mut() else {
-            return Err(errors::unready(
-                "the session is closed",
-                "open another with `model.session()`",
-            ));
+            return Err(closed());
         };
-        let done = Inside::enter(py).detach(py, || {
-            owned.with_dependent_mut(|loaded, session| work(loaded, session))
-        });
+        let done =
+            Inside::enter(py).detach(py, || owned.with_dependent_mut(|_, session| work(session)));
         done.map_err(|error| errors::runtime(&error))
     }
 
@@ -98,18 +95,16 @@ impl Session {
         let owned = guard.as_ref();
         owned
             .map(|owned| owned.borrow_owner().clone())
-            .ok_or_else(|| {
-                errors::unready(
-                    "the session is closed",
-                    "open another with `model.session()`",
-                )
-            })
+            .ok_or_else(closed)
     }
 }
 
-/// Returns the library of the outputs of calls that take numbers: torch's if the process has it, else NumPy's.
-fn library(py: Python<'_>) -> Library {
-    tensors::imported(py)
+/// Returns the error of a closed session.
+fn closed() -> PyErr {
+    errors::unready(
+        "the session is closed",
+        "open another with `model.session()`",
+    )
 }
 
 #[pymethods]
@@ -126,19 +121,13 @@ impl Session {
         let _inside = Inside::enter(py);
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
-        let outputs = self.with(py, |_, session| {
-            let outputs = match &inputs {
-                Inputs::InOrder(tensors) => session.run(module, tensors)?,
-                Inputs::Named(named) => {
-                    let named: Vec<(&str, &precast_runtime::Tensor)> = named
-                        .iter()
-                        .map(|(name, tensor)| (name.as_str(), tensor))
-                        .collect();
-                    session.run_named(module, &named)?
-                }
-            };
-            outputs.check()?;
-            Ok(outputs)
+        let outputs = self.with(py, |session| {
+            // Both forms borrow the session; one of them runs.
+            let session = RefCell::new(session);
+            inputs.run(
+                |tensors| session.borrow_mut().run(module, tensors),
+                |named| session.borrow_mut().run_named(module, named),
+            )
         })?;
         drop(inputs);
         loaded.answer(py, outputs, library)
@@ -147,30 +136,30 @@ impl Session {
     /// Runs the module `prefill` on the tokens of a prompt, after the tokens of the session. Returns the outputs for
     /// the last tokens.
     fn prefill(&self, py: Python<'_>, tokens: Vec<i64>) -> PyResult<Py<PyAny>> {
-        let outputs = self.with(py, |_, session| session.prefill(&tokens, &[]))?;
-        self.answer(py, outputs, library(py))
+        let outputs = self.with(py, |session| session.prefill(&tokens, &[]))?;
+        self.answer(py, outputs, tensors::imported(py))
     }
 
     /// Runs the module `decode` on the next token.
     fn decode(&self, py: Python<'_>, token: i64) -> PyResult<Py<PyAny>> {
-        let outputs = self.with(py, |_, session| session.decode(token, &[]))?;
-        self.answer(py, outputs, library(py))
+        let outputs = self.with(py, |session| session.decode(token, &[]))?;
+        self.answer(py, outputs, tensors::imported(py))
     }
 
     /// The number of tokens that `prefill` and `decode` gave it.
     #[getter]
     fn position(&self, py: Python<'_>) -> PyResult<usize> {
-        self.with(py, |_, session| Ok(session.position()))
+        self.with(py, |session| Ok(session.position()))
     }
 
     /// Returns to an earlier position: the tokens after it are dropped.
     fn seek(&self, py: Python<'_>, position: usize) -> PyResult<()> {
-        self.with(py, |_, session| session.seek(position))
+        self.with(py, |session| session.seek(position))
     }
 
     /// Gives every state its first value again.
     fn reset(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |_, session| {
+        self.with(py, |session| {
             session.reset();
             Ok(())
         })
@@ -180,10 +169,7 @@ impl Session {
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
         let mut guard = self.lock()?;
         let Some(owned) = guard.as_mut() else {
-            return Err(errors::unready(
-                "the session is closed",
-                "open another with `model.session()`",
-            ));
+            return Err(closed());
         };
         let forked = Inside::enter(py).detach(py, || {
             owned.with_dependent_mut(|loaded, session| {
@@ -196,24 +182,24 @@ impl Session {
 
     /// A copy of one state.
     fn state(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
-        let tensor = self.with(py, |_, session| session.state(name))?;
-        tensors::give(py, tensor, library(py))
+        let tensor = self.with(py, |session| session.state(name))?;
+        tensors::give(py, tensor, tensors::imported(py))
     }
 
     /// Writes the states to a safetensors file.
     fn save(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |_, session| session.save(&path))
+        self.with(py, |session| session.save(&path))
     }
 
     /// Reads the states from a file of `save`.
     fn load(&self, py: Python<'_>, path: PathBuf) -> PyResult<()> {
-        self.with(py, |_, session| session.load(&path))
+        self.with(py, |session| session.load(&path))
     }
 
     /// The bytes of its states.
     #[getter]
     fn bytes(&self, py: Python<'_>) -> PyResult<u64> {
-        self.with(py, |_, session| Ok(session.bytes()))
+        self.with(py, |session| Ok(session.bytes()))
     }
 
     /// Frees the session's place for another.

@@ -213,37 +213,31 @@ fn take_directly(
 fn take_by_method(object: &Bound<'_, PyAny>, name: &str, library: Library) -> PyResult<Inner> {
     let py = object.py();
     let failed = |error: PyErr| refused(py, name, &error);
-    let method = object
-        .getattr(intern!(py, "__dlpack__"))
-        .map_err(|_| no_tensor(object, name))?;
-    let stream = stream_for(object).map_err(failed)?;
-    let given = call_method(&method, stream).or_else(|error| {
-        let read_only = library == Library::Numpy && error.is_instance_of::<PyBufferError>(py);
-        if !read_only {
-            return Err(error);
-        }
-        // NumPy gives no array that may not be written to. Inputs are only read, but a tensor does not know that.
-        let copy = object.call_method0(intern!(py, "copy"))?;
-        call_method(&copy.getattr(intern!(py, "__dlpack__"))?, None)
-    });
-    let capsule = given.map_err(failed)?.cast_into::<PyCapsule>();
-    let capsule = capsule.map_err(|error| failed(error.into()))?;
-    match own(&capsule).map_err(failed)? {
-        Ok(tensor) => Ok(tensor),
-        Err(reason) if library == Library::Numpy && reason.to_string().contains("read-only") => {
-            let copy = object
-                .call_method0(intern!(py, "copy"))
-                .map_err(|error| refused(py, name, &error))?;
-            let capsule = copy
-                .call_method0(intern!(py, "__dlpack__"))
-                .and_then(|capsule| Ok(capsule.cast_into::<PyCapsule>()?))
-                .map_err(|error| refused(py, name, &error))?;
-            own(&capsule)
-                .map_err(|error| refused(py, name, &error))?
-                .map_err(|reason| errors::tensor(name, &reason))
-        }
-        Err(reason) => Err(errors::tensor(name, &reason)),
+    if !object.hasattr(intern!(py, "__dlpack__"))? {
+        return Err(no_tensor(object, name));
     }
+    let mut taken = take_capsule(object);
+    // NumPy gives no array that may not be written to, or marks it. Inputs are only read, but a tensor does not know that.
+    let read_only = match &taken {
+        Ok(tensor) => matches!(tensor, Err(reason) if reason.to_string().contains("read-only")),
+        Err(error) => error.is_instance_of::<PyBufferError>(py),
+    };
+    if read_only && library == Library::Numpy {
+        let copy = object.call_method0(intern!(py, "copy")).map_err(failed)?;
+        taken = take_capsule(&copy);
+    }
+    taken
+        .map_err(failed)?
+        .map_err(|reason| errors::tensor(name, &reason))
+}
+
+/// Takes the tensor of the capsule that an object gives.
+fn take_capsule(
+    object: &Bound<'_, PyAny>,
+) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
+    let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
+    let capsule = call_method(&method, stream_for(object)?)?;
+    own(&capsule.cast_into::<PyCapsule>()?)
 }
 
 fn no_tensor(object: &Bound<'_, PyAny>, name: &str) -> PyErr {
