@@ -78,6 +78,8 @@ pub fn shut_down(py: Python<'_>) -> bool {
         while INSIDE.load(SeqCst) > 0 && begun.elapsed() < LONGEST {
             thread::sleep(Duration::from_micros(200));
         }
+        // A thread that has just left drops its answer, and torch gives up the GIL while it frees a tensor.
+        thread::sleep(Duration::from_millis(50));
         calls && INSIDE.load(SeqCst) == 0
     });
     ENDED.store(true, SeqCst);
