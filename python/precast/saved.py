@@ -55,6 +55,7 @@ class Saved:
         with graph.inserting_before(self.at):
             made = self._source(graph, at, node)
             for step in reversed(chain):
+                assert callable(step.target)
                 made = graph.call_function(step.target, (made, *step.args[1:]), step.kwargs)
         if made is not node:
             node.replace_all_uses_with(made)
