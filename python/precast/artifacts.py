@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,8 @@ class ArtifactEngine:
 
     def __init__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config, self._net = region.config, region.module
-        self._names = region.names
+        self._region, self._names = region, region.names
+        self._pads = bool(config.pad)
         tensors, others = batches.flat(args, kwargs, self._names)
         self._defaults = _defaults(self._net)
         self._others = self._given(others)
@@ -46,9 +49,9 @@ class ArtifactEngine:
         }
         if config.rtol is not None or config.atol is not None:
             settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
-        digest = exported.digest(self._net, (args, kwargs), **settings)
-        name = config.name or type(self._net).__name__
-        name = f"{name}.{region.name}" if region.name else name
+        self._prepare(args, kwargs)
+        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished())
+        name = self._release_name(config.name or type(self._net).__name__)
         self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
         model = self._found(config.store, f"{name}@{digest}", tensors)
         if model is None:
@@ -58,26 +61,34 @@ class ArtifactEngine:
         self._model = model
         self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
-        self._pads = bool(config.pad)
+        self._places: dict[tuple[Any, ...], list[int]] = {}
+        self._template: Any = _MISSING
+        self._open()
+        points = region.points or [{}]
+        self._exact = {self._shapes(region, tensors, point): number for number, point in enumerate(points)}
+
+    def _release_name(self, name: str) -> str:
+        return f"{name}.{self._region.name}" if self._region.name else name
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes the inputs of the sample, before the digest."""
+
+    def _distinguished(self) -> dict[str, Any]:
+        """Returns further values that the digest covers."""
+        return {}
+
+    def _open(self) -> None:
+        """Takes the programs of the loaded release."""
         self._run = self._model["forward"]
         self._inputs = tuple(self._run.inputs)
-        self._places: dict[tuple[Any, ...], list[int]] = {}
-        self._exact = {self._shapes(region, tensors, point) for point in region.points or [{}]}
-        self._template: Any = _MISSING
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
         given = self._in_order(args, kwargs)
         if not self._pads and tuple(tuple(tensor.shape) for tensor in given) not in self._exact:
             raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
-        try:
-            answer = self._run(*given)
-        except NoFit as error:
-            raise Refused("shape", error.args[0]) from None
-        except Busy as error:
-            raise Refused("busy", error.args[0]) from None
-        except BadInput as error:
-            raise Refused("inputs", error.args[0]) from None
+        with refusals():
+            answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
         return self._nested(answer)
 
     def learn(self, answer: Any) -> None:
@@ -103,7 +114,7 @@ class ArtifactEngine:
             for name, tensor in zip(self._inputs, given, strict=True):
                 if type(tensor) not in (Tensor, nn.Parameter):
                     raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
-        return [tensor.detach() if tensor.requires_grad else tensor for tensor in given]
+        return given
 
     def bind(self) -> None:
         """Binds the tensors that the module has now."""
@@ -124,16 +135,12 @@ class ArtifactEngine:
         """Frees the artifacts after their last call."""
         self._model.close()
 
-    def _build(self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, **settings: Any) -> None:
+    def _build(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
+    ) -> None:
         """Builds the release. Its programs are all there, or `CompileFailed` names the causes."""
-        compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
-        try:
-            exported.build(self._net, (args, kwargs), compile=compile_, store=config.store, progress=False, **settings)
-        except BuildError as error:
-            failed = getattr(getattr(error, "result", None), "failed", [])
-            if not failed:
-                raise
-            raise CompileFailed("; ".join(f"{row.program}: {row.message}" for row in failed[:3])) from error
+        with causes():
+            exported.build(self._net, (args, kwargs), name=name, **build_settings(config), **settings)
 
     def _found(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model | None:
         """Returns the release, or `None` if the store lacks it, or has none for this host."""
@@ -179,6 +186,37 @@ class ArtifactEngine:
         odd = sorted(key for key in given.keys() | self._others.keys() if given.get(key) != self._others.get(key))
         was = self._others.get(odd[0], (None, "left out"))[1]
         return f"`{odd[0]}` is {given.get(odd[0], (None, 'left out'))[1]!r}, and was {was!r} in the sample batch"
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turns the errors of a program that takes no such call into `Refused`."""
+    try:
+        yield
+    except NoFit as error:
+        raise Refused("shape", error.args[0]) from None
+    except Busy as error:
+        raise Refused("busy", error.args[0]) from None
+    except BadInput as error:
+        raise Refused("inputs", error.args[0]) from None
+
+
+@contextmanager
+def causes() -> Iterator[None]:
+    """Names the programs that failed in the error of a build."""
+    try:
+        yield
+    except BuildError as error:
+        failed = getattr(getattr(error, "result", None), "failed", [])
+        if not failed:
+            raise
+        raise CompileFailed("; ".join(f"{row.program}: {row.message}" for row in failed[:3])) from error
+
+
+def build_settings(config: CompileConfig) -> dict[str, Any]:
+    """Returns the settings of each build."""
+    compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
+    return {"compile": compile_, "store": config.store, "progress": False}
 
 
 def _tied(weights: dict[str, Tensor]) -> dict[str, str]:

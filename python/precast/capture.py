@@ -41,7 +41,7 @@ class Capture:
         self, net: torch.nn.Module, method: str, call: Call, dims: list[list[str | None]], points: list[Sizes]
     ) -> None:
         self.net, self.call, self.dims, self.points = net, call, dims, points
-        self.flat = _Flat(net, method, call)
+        self.flat = Flat(net, method, call)
         self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
 
     def programs(self) -> list[Program]:
@@ -54,7 +54,7 @@ class Capture:
                 one = Program(self._export(sizes), {dim: (size, size) for dim, size in sizes.items()}, [])
                 if not self._agrees(one, sizes):
                     raise BuildError(
-                        f"{self._name()} gives other answers than its captured graph{_at(sizes)}",
+                        f"{_named(self.net, self.flat.method)} gives other answers than its captured graph{_at(sizes)}",
                         hint="keep what changes between calls in a registered buffer; take random values as an input",
                     )
                 found.append(one)
@@ -107,7 +107,7 @@ class Capture:
                     # A number, or a multiple of another size, is fixed.
                     ends[dim].append((sizes[dim], sizes[dim]) if bound is None else _ends(bound))
         ranges = {dim: _narrowest(ends.get(dim, [(size, size)])) for dim, size in sizes.items()}
-        return Program(_tidied(exported), ranges, list(guards))
+        return Program(tidied(exported), ranges, list(guards))
 
     def _within(self, program: Program) -> list[Sizes]:
         """Returns the sizes at which a program is compared with the module."""
@@ -133,13 +133,13 @@ class Capture:
             try:
                 with quiet():
                     program = torch.export.export(self.flat, inputs, dynamic_shapes=shapes, strict=strict)
-                    return program if free else _tidied(program)
+                    return program if free else tidied(program)
             except BuildError:
                 raise
             except Exception as error:
                 first = first or error
         assert first is not None
-        raise self._failure(first, sizes) from first
+        raise failure(self.net, self.flat.method, first, sizes) from first
 
     def _inputs(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
         """Returns the example inputs at other sizes."""
@@ -163,7 +163,7 @@ class Capture:
                         answers.append(self.flat(*(tensor.clone() for tensor in inputs)))
             except Exception as error:
                 if sizes in self.points:
-                    raise self._failure(error, sizes) from error
+                    raise failure(self.net, self.flat.method, error, sizes) from error
                 return False
             torch.manual_seed(0)
             try:
@@ -172,21 +172,8 @@ class Capture:
                 return False
         return all(len(given) == len(wanted) and all(map(_near, given, wanted)) for wanted in answers)
 
-    def _name(self) -> str:
-        return f"`{type(self.net).__name__}.{self.flat.method}`"
 
-    def _failure(self, error: Exception, sizes: Sizes) -> BuildError:
-        if isinstance(error, BuildError):
-            return error
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        message = f"{self._name()} can't be captured{_at(sizes)}: {': '.join([type(error).__name__, *lines[:1]])}"
-        place = _place(error)
-        by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
-        hint = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
-        return BuildError(f"{place}: {message}" if place else message, hint=hint if by_values else "")
-
-
-class _Flat(torch.nn.Module):
+class Flat(torch.nn.Module):
     """Calls a method of a module with tensors in order, and returns the tensors of its result in order."""
 
     def __init__(self, net: torch.nn.Module, method: str, call: Call) -> None:
@@ -302,7 +289,7 @@ def _near(given: torch.Tensor, wanted: torch.Tensor) -> bool:
     return torch.allclose(given, wanted, rtol=0, atol=_NEAR * largest, equal_nan=True)
 
 
-def _tidied(program: ExportedProgram) -> ExportedProgram:
+def tidied(program: ExportedProgram) -> ExportedProgram:
     """Returns a program without writes and scopes, as a build captures it, and without lines of source code."""
 
     def writes(node: torch.fx.Node) -> bool:
@@ -325,6 +312,24 @@ def _tidied(program: ExportedProgram) -> ExportedProgram:
                 node.meta.pop(key, None)
     program.example_inputs = None
     return program
+
+
+def failure(net: torch.nn.Module, method: str, error: Exception, sizes: Sizes | None = None) -> BuildError:
+    """Returns the error of a capture, with the line of the module's code and a hint."""
+    if isinstance(error, BuildError):
+        return error
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    message = (
+        f"{_named(net, method)} can't be captured{_at(sizes or {})}: {': '.join([type(error).__name__, *lines[:1]])}"
+    )
+    place = _place(error)
+    by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
+    hint = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
+    return BuildError(f"{place}: {message}" if place else message, hint=hint if by_values else "")
+
+
+def _named(net: torch.nn.Module, method: str) -> str:
+    return f"`{type(net).__name__}.{method}`"
 
 
 def _place(error: BaseException) -> str | None:

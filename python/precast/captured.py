@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +34,30 @@ def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
         yield name, buffer, "buffer" if name in saved else "constant"
 
 
-def save(capture: Capture, folder: Path, imports: Sequence[str] = ()) -> None:
-    """Captures, and writes the folder. `imports` are modules that register operators."""
+@dataclass
+class Function:
+    """A function of a model: its inputs with their bucketed dimensions, the nesting of its result, its programs."""
+
+    inputs: dict[str, torch.Tensor]
+    dims: list[list[str | None]]
+    outputs: Any
+    programs: list[Program]
+
+
+def function(capture: Capture) -> Function:
+    """Captures a method of a module."""
     programs = capture.programs()
+    inputs = dict(zip(capture.call.names, capture.call.tensors, strict=True))
+    return Function(inputs, capture.dims, capture.outputs, programs)
+
+
+def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, imports: Sequence[str] = ()) -> None:
+    """Writes the folder. `imports` are modules that register operators."""
     folder.mkdir(parents=True, exist_ok=True)
     described: dict[str, dict[str, Any]] = {}
     own: dict[str, dict[str, torch.Tensor]] = {"parameter": {}, "buffer": {}, "constant": {}}
     first: dict[int, str] = {}
-    for name, tensor, kind in tensors_of(capture.net):
+    for name, tensor, kind in tensors_of(net):
         if tensor.dtype not in DTYPES:
             raise BuildError(f"`{name}` is {tensor.dtype}, which no weight set can hold")
         described[name] = {"kind": kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
@@ -49,23 +67,30 @@ def save(capture: Capture, folder: Path, imports: Sequence[str] = ()) -> None:
             described[name]["same"] = first[id(tensor)]
     write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
     torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
-    rows = []
-    for number, program in enumerate(programs):
-        file = f"program{number}.pt2"
-        with quiet():
-            torch.export.save(_without_weights(program.exported), folder / file)
-        rows.append({"file": file, "sizes": program.sizes, "guards": program.guards})
+    described_functions: dict[str, Any] = {}
+    number = itertools.count()
+    for name, one in functions.items():
+        rows = []
+        for program in one.programs:
+            file = f"program{next(number)}.pt2"
+            with quiet():
+                torch.export.save(_without_weights(program.exported), folder / file)
+            rows.append({"file": file, "sizes": program.sizes, "guards": program.guards})
+        described_functions[name] = {
+            "inputs": [
+                {"name": input_, "dtype": dtype(tensor), "shape": shape_of(tensor, dims)}
+                for (input_, tensor), dims in zip(one.inputs.items(), one.dims, strict=True)
+            ],
+            "outputs": one.outputs,
+            "programs": rows,
+        }
+    programs = [program for one in functions.values() for program in one.programs]
     document = {
         "imports": list(imports),
         "operators": sorted(set().union(*map(_operators, programs))),
-        "modules": [name for name, _ in capture.net.named_modules(remove_duplicate=False) if name],
-        "inputs": [
-            {"name": name, "dtype": dtype(tensor), "shape": shape_of(tensor, dims)}
-            for name, tensor, dims in zip(capture.call.names, capture.call.tensors, capture.dims, strict=True)
-        ],
-        "outputs": capture.outputs,
+        "modules": [name for name, _ in net.named_modules(remove_duplicate=False) if name],
         "tensors": described,
-        "programs": rows,
+        "functions": described_functions,
     }
     (folder / CAPTURED).write_text(json.dumps(document, indent=1), "utf-8")
     shutil.copyfile(replay.__file__, folder / "replay.py")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+KINDS = ("inference", "autograd")
 FAIL_POLICIES = ("fallback_eager", "raise")
 DECLARED = ("enabled", "backend", "mode", "dynamic", "fullgraph", "options", "healthcheck", "smoketest_steps")
 """The settings that a submodule may declare with `get_torch_compile_config`."""
@@ -26,6 +27,9 @@ class CompileConfig:
     backend: str = "precast"
     """`"precast"`: artifacts from the store. `"eager"`: the module itself. Any other name is one of
     `torch.compile(backend=…)`, as `"inductor"`."""
+    kind: str = "inference"
+    """`"inference"`: artifacts answer in eval mode without gradients. `"autograd"`: also in training mode and with
+    gradients, by a forward and a backward program. Only for `backend = "precast"`."""
     mode: str = "default"
     """One of `MODES`. The second and the third run as CUDA graphs on a GPU."""
     dynamic: bool | Mapping[str, Any] | None = None
@@ -62,6 +66,7 @@ class CompileConfig:
 
     def __post_init__(self) -> None:
         _one_of("mode", self.mode, MODES)
+        _one_of("kind", self.kind, KINDS)
         _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
         if not isinstance(self.backend, str) or not self.backend:
             raise ValueError(f"`backend` is {self.backend!r}, not the name of a backend")

@@ -24,6 +24,10 @@ class Refused(Exception):
         self.refusal = Refusal(code, detail)
 
 
+class Passed(Exception):
+    """An exception of the caller's own code, its cause: a hook for saved tensors. It is raised as it is."""
+
+
 class Engine(Protocol):
     """The compiled code of a region."""
 

@@ -103,7 +103,8 @@ def build(
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
         place = Path(folder or temporary)
-        captured.save(Capture(net, method, call, dims, points), place, imports)
+        function = captured.function(Capture(net, method, call, dims, points))
+        captured.save(net, {"forward": function}, place, imports)
         spec.write(place / "precast.toml")
         return building.build_spec(place / "precast.toml", **command)
 

@@ -46,7 +46,9 @@ class Refusal(NamedTuple):
     """The reason in words."""
 
 
-_TRAINING = Refusal("training", "the module is in training mode; artifacts answer in eval mode")
+_TRAINING = Refusal(
+    "training", 'the module is in training mode; artifacts answer in eval mode, and with `kind = "autograd"` in both'
+)
 
 
 class _Except:
@@ -68,16 +70,21 @@ class _Except:
 class Guard:
     """A module's state at one moment."""
 
-    def __init__(self, module: nn.Module, ignored: Iterable[tuple[str, str]] = ()) -> None:
-        """Takes the state, with all submodules in eval mode. `ignored`: attributes, as `changes` returns them."""
+    def __init__(self, module: nn.Module, ignored: Iterable[tuple[str, str]] = (), *, inference: bool = True) -> None:
+        """Takes the state. `ignored`: attributes, as `changes` returns them.
+
+        With `inference` all submodules have to be in eval mode and no gradients recorded; else the modes are those at
+        this moment, and gradients and autocast are the caller's to compare.
+        """
         self.ignored = set(ignored)
         self._module = module
+        self._inference = inference
         self._places: list[str] = []
         self._live: list[Any] = []
         self._taken: list[Any] = []
         modules = dict(module.named_modules())
         for name, each in modules.items():
-            self._add(name, vars(each), training=True)
+            self._add(name, vars(each), training=inference)
             self._add(name, each._modules)
         for name, value in _objects(modules):
             self._add(name, value)
@@ -103,7 +110,7 @@ class Guard:
 
     def refusal(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
         """Returns the reason for which a call can't be answered by an artifact, if there is one."""
-        if self._module.training:
+        if self._inference and self._module.training:
             return _TRAINING
         if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
             return Refusal("tracing", "a tracer records the call")
@@ -121,6 +128,8 @@ class Guard:
             same = False
         if not same:
             return self._changed()
+        if not self._inference:
+            return None
         if torch.is_autocast_enabled(self._device):
             return Refusal("autocast", f"autocast is on for {self._device}")
         if torch.is_grad_enabled():
@@ -128,7 +137,8 @@ class Guard:
                 return Refusal(
                     "gradients",
                     "gradients are recorded, and artifacts have none: call it under `torch.no_grad()` or "
-                    "`torch.inference_mode()`, or switch gradients off with `requires_grad_(False)`",
+                    "`torch.inference_mode()`, switch gradients off with `requires_grad_(False)`, or set "
+                    '`kind = "autograd"`',
                 )
         return None
 
@@ -150,7 +160,7 @@ class Guard:
     def _changed(self) -> Refusal:
         changes = list(self.changes())
         training = [name for name, key in changes if key == "training"]
-        if training:
+        if training and self._inference:
             return Refusal("training", f"{_named(training[0])} is in training mode; artifacts answer in eval mode")
         if not changes:
             return Refusal("attributes", "an attribute can't be compared")
@@ -177,6 +187,10 @@ class Tensors:
         self._ids = list(map(id, self._values))
         self._tensors = [tensor for tensor in self._values if tensor is not None]
         self._addresses = list(map(_address, self._tensors))
+
+    def forget(self) -> None:
+        """Lets the next call see moved tensors."""
+        self._ids = []
 
     def moved(self) -> bool:
         """Returns whether a tensor was replaced since, or has another address, or a constant was written."""

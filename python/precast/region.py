@@ -6,7 +6,7 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,11 +15,11 @@ from torch import nn
 
 from . import batches
 from .config import CompileConfig
-from .engine import CompileFailed, Engine, Refused, TorchEngine
+from .engine import CompileFailed, Engine, Passed, Refused, TorchEngine
 from .guard import Guard, Refusal, Tensors
 from .logs import Log
 from .regions import resized
-from .smoke import CompileSmoketest, inference, restored_generators
+from .smoke import CompileSmoketest, SmokeResult, inference, restored_buffers, restored_generators
 
 FAILURES = 3
 """Calls that fail one after the other, after which the compiled code is no longer asked."""
@@ -76,6 +76,9 @@ class Region:
                 answer = self.engine.answer(args, kwargs)
             except Refused as refused:
                 refusal = refused.refusal
+            except Passed as passed:
+                assert passed.__cause__ is not None
+                raise passed.__cause__ from None
             except Exception as failed:
                 if self.config.fail_policy == "raise":
                     raise
@@ -100,7 +103,7 @@ class Region:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._refusal is not None or self.engine is not None:
             return
-        if (hooked := Guard(self.module).hooked()) is not None and self.config.backend == "precast":
+        if (hooked := self._guarded().hooked()) is not None and self.config.backend == "precast":
             self.log.fallback(self.name, hooked)
             return
         began, error = time.perf_counter(), None
@@ -160,7 +163,7 @@ class Region:
         return self._unbound
 
     def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
-        refusal = Guard(self.module).refusal(args, kwargs) if self.config.backend == "precast" else None
+        refusal = self._guarded().refusal(args, kwargs) if self.config.backend == "precast" else None
         if refusal is not None:
             return refusal
         if not self._opening.acquire(blocking=False):
@@ -169,13 +172,17 @@ class Region:
             self._prepare(args, kwargs)
         finally:
             self._opening.release()
-        return self._refusal if self.engine is not None or self._refusal is not None else Guard(self.module).hooked()
+        return self._refusal if self.engine is not None or self._refusal is not None else self._guarded().hooked()
+
+    def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
+        """Returns a guard with the state of the module at this moment."""
+        return Guard(self.module, ignored)
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
-        guard = Guard(self.module)
-        with torch.inference_mode(False), inference(self.module), _without_autocast():
-            args, kwargs = self._covered(*batches.copied((args, kwargs)))
+        guard = self._guarded()
+        with self._state_of_programs():
+            args, kwargs = self._taken(*self._covered(*batches.copied((args, kwargs))))
             with self._bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
@@ -186,19 +193,34 @@ class Region:
                 return answer
 
             if self.config.healthcheck and self.config.smoketest_steps:
-                test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
-                result = test.compare(lambda *a, **k: engine.answer(a, k), eager, self.module, args, kwargs)
+                result = self._compared(lambda *a, **k: engine.answer(a, k), eager, args, kwargs)
                 notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
                 if not result.ok:
                     engine.close()
                     raise CompileFailed(f"the smoke test failed: {result.reason}") from result.exception
             elif engine.guarded:
-                eager(*args, **kwargs)
+                with restored_buffers(self.module):
+                    eager(*args, **kwargs)
             written = set(guard.changes())
         if engine.guarded:
-            self._guard = Guard(self.module, written) if written else guard
+            self._guard = self._guarded(written) if written else guard
             self._tensors = Tensors(self._guard)
         return engine, notes
+
+    @contextmanager
+    def _state_of_programs(self) -> Iterator[None]:
+        """Runs a block in the modes that the programs are captured in."""
+        with torch.inference_mode(False), inference(self.module), _without_autocast():
+            yield
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Returns the arguments that the programs are captured with."""
+        return args, kwargs
+
+    def _compared(self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SmokeResult:
+        """Returns the result of the smoke test."""
+        test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
+        return test.compare(compiled, eager, self.module, args, kwargs)
 
     def _covered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Returns the arguments, at the sizes of the last bucket if none covers them."""

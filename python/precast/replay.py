@@ -6,13 +6,14 @@ needs torch and nothing else:
 | file | content |
 |---|---|
 | `replay.py` | this file |
-| `captured.json` | inputs, outputs, tensors and programs |
+| `captured.json` | tensors, and the inputs, outputs and programs of each function |
 | `program0.pt2`, … | one program of torch.export for each range of sizes, without weights |
 | `weights.safetensors` | parameters and persistent buffers; the spec's `weights` names it |
 | `buffers.pt` | the other buffers |
 
 The module that `load` returns has the caller's parameters and buffers under their own names, and an empty submodule for
-each of the caller's. A call runs the program that takes the sizes of its inputs.
+each of the caller's. A call runs the program that takes the sizes of its inputs. A function
+other than `forward` is a method.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import functools
 import importlib
 import json
 import logging
@@ -84,25 +86,31 @@ class Program:
 
 
 class Replay(torch.nn.Module):
-    """A module that runs captured programs. Its inputs are the tensors of a call, in order."""
+    """A module that runs captured functions, by default `forward`. Their inputs are the tensors of a call, in order."""
 
-    def __init__(self, captured: dict[str, Any], programs: list[Program]) -> None:
+    def __init__(self, functions: dict[str, Any]) -> None:
         super().__init__()
-        self._shapes = [spec["shape"] for spec in captured["inputs"]]
-        self._programs = programs
-        self._nested = nester(captured["outputs"])
+        self._functions = functions
+        for name in functions:
+            if name != "forward":
+                setattr(self, name, functools.partial(self._run, name))
 
     def forward(self, *inputs: Any) -> Any:
-        """Runs the program for the sizes of the inputs, and nests its outputs as the captured module does."""
+        """Runs the function `forward`."""
+        return self._run("forward", *inputs)
+
+    def _run(self, name: str, *inputs: Any) -> Any:
+        """Runs the program for the sizes of the inputs, and nests its outputs as the captured function does."""
+        shapes, programs, nested = self._functions[name]
         sizes: Sizes = {}
-        for tensor, shape in zip(inputs, self._shapes, strict=True):
+        for tensor, shape in zip(inputs, shapes, strict=True):
             for axis, dim in enumerate(shape):
                 if isinstance(dim, str):
                     sizes.setdefault(dim, tensor.shape[axis])
-        program = next((one for one in self._programs if one.takes(sizes, inputs)), None)
+        program = next((one for one in programs if one.takes(sizes, inputs)), None)
         if program is None:
             raise ValueError(f"the module was not captured for {' '.join(f'{dim}={sizes[dim]}' for dim in sizes)}")
-        return self._nested(program.run(self._tensor, inputs))
+        return nested(program.run(self._tensor, inputs))
 
     def _tensor(self, name: str) -> torch.Tensor:
         owner, _, leaf = name.rpartition(".")
@@ -120,8 +128,7 @@ def load() -> torch.nn.Module:
         space, _, operator = name.partition("::")
         if not hasattr(getattr(torch.ops, space), operator):
             raise LookupError(f"no operator `{name}` in a worker: `imports` names the modules that register operators")
-    programs = [Program(_program(folder / one["file"]), one["sizes"], one["guards"]) for one in captured["programs"]]
-    model = Replay(captured, programs)
+    model = Replay({name: _function(folder, one) for name, one in captured["functions"].items()})
     for path in captured["modules"]:
         _submodule(model, path)
     with open(folder / BUFFERS, "rb") as file:
@@ -149,6 +156,13 @@ def _submodule(model: torch.nn.Module, path: str) -> torch.nn.Module:
             model.add_module(part, torch.nn.Module())
         model = model.get_submodule(part)
     return model
+
+
+def _function(folder: Path, captured: dict[str, Any]) -> tuple[list[Any], list[Program], Callable[..., Any]]:
+    """Returns the shapes of the inputs of a function, its programs, and the nesting of its outputs."""
+    rows = captured["programs"]
+    programs = [Program(_program(folder / one["file"]), one["sizes"], one["guards"]) for one in rows]
+    return [spec["shape"] for spec in captured["inputs"]], programs, nester(captured["outputs"])
 
 
 def _program(path: Path) -> torch.export.ExportedProgram:

@@ -35,7 +35,7 @@ class SmokeResult:
 
 
 class CompileSmoketest:
-    """Calls a compiled module and the module itself on the same batch, and compares the answers.
+    """Calls a compiled module and the module itself on the same batch, and compares answers or training steps.
 
     Both get copies of the batch and the same states of the random generators. Generators, training flags and buffers
     are afterwards as they were.
@@ -48,23 +48,49 @@ class CompileSmoketest:
         self,
         model: Callable[..., Any],
         batch: Any,
-        eager: nn.Module | None = None,
-        *,
         optimizer: Any = None,
-        loss_fn: Any = None,
+        loss_fn: Callable[..., Tensor] | None = None,
+        *,
+        eager: Callable[..., Any] | None = None,
     ) -> SmokeResult:
         """Compares `model` with `eager`; without it, with the module that `model` wraps.
 
-        Both run in eval mode and without gradients. Raises `NotImplementedError` for an optimizer or a loss, and
-        `ValueError` if there is no module to compare with; failures of a call are in the result.
+        Without an optimizer both run in eval mode and without gradients. With an optimizer and a loss, whole training
+        steps are compared, in the modes that the model has: `loss_fn(answer)`, or `loss_fn(answer, batch)`, returns the
+        loss. Losses and gradients have to agree; a wrong gradient is named by its parameter. Parameters, gradients,
+        buffers, the optimizer's state and the generators are put back.
+
+        Raises `ValueError` if there is no module to compare with, or only one of `optimizer` and `loss_fn`; failures of
+        a call are in the result.
         """
         if optimizer is not None or loss_fn is not None:
-            given = "optimizer" if optimizer is not None else "loss_fn"
-            raise NotImplementedError(f"`{given}`: only inference is compared; training steps are not supported yet")
+            return self._steps(model, batch, optimizer, loss_fn, eager)
         original = eager if eager is not None else getattr(model, "_orig_mod", None)
         if not isinstance(original, nn.Module):
             raise ValueError("no module to compare with: pass `eager`")
         return self.compare(model, original, original, *batches.arguments(batch))
+
+    def _steps(self, model: Any, batch: Any, optimizer: Any, loss_fn: Any, eager: Any) -> SmokeResult:
+        """Compares training steps."""
+        from .steps import Steps
+
+        if optimizer is None or loss_fn is None:
+            absent = "optimizer" if optimizer is None else "loss_fn"
+            raise ValueError(f"a training step needs `optimizer` and `loss_fn`: pass `{absent}` too")
+        if not isinstance(model, nn.Module):
+            raise ValueError("`model` is no `torch.nn.Module`: its parameters are not known")
+        began, steps, worst = time.perf_counter(), 0, 0.0
+        reason, exception = None, None
+        try:
+            both = Steps(model, batch, optimizer, loss_fn, eager)
+            for reason, error in both.differences(self.steps, self.rtol, self.atol):
+                worst = max(worst, error)
+                if reason is not None:
+                    break
+                steps += 1
+        except Exception as error:
+            reason, exception = f"{type(error).__name__}: {error}", error
+        return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
 
     def compare(
         self,
@@ -127,6 +153,18 @@ def unchanged_buffers(module: nn.Module) -> Iterator[list[str]]:
                 module.get_submodule(owner)._buffers[key] = buffer
                 with torch.no_grad():
                     buffer.copy_(copy)
+
+
+@contextmanager
+def restored_buffers(module: nn.Module) -> Iterator[None]:
+    """Runs a block and puts the values of the buffers of a module back."""
+    before = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _version(tensor: Tensor) -> int:

@@ -8,13 +8,15 @@ an artifact if all of this holds, and else by the original, with a counter and a
 | `disabled` | `enabled` is false, `backend` is `"eager"`, or the lists leave all submodules out |
 | `not compiled` | capture, build, load or the smoke test failed |
 | `compiling` | another thread compiles |
-| `training` | a submodule is in training mode |
-| `gradients` | gradients are recorded, and an input or a parameter requires them |
+| `training` | a submodule is in training mode; with `kind = "autograd"`: nothing requires a gradient |
+| `gradients` | gradients are recorded, and an input or a parameter requires them; with `kind = "autograd"`: none are \
+recorded, and no pair is there yet |
+| `states` | there are pairs for eight other states already: modes, gradients, autocast |
 | `hooks` | a submodule has forward hooks, or there are global ones |
 | `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
 | `parameters` | a parameter has another dtype, shape or device |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
-| `shape` | no bucket covers the sizes |
+| `shape` | no bucket covers the sizes; in training: has them exactly |
 | `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
 | `failed` | the artifact failed |
 | `closed` | `close` was called |
@@ -36,10 +38,12 @@ import torch
 from torch import nn
 
 from . import batches, regions
+from .bypass import bypassed
 from .config import CompileConfig
 from .logs import Log
 from .region import Arguments, Opener, Region, positional
 from .smoke import inference, restored_generators
+from .training import TrainingRegion
 
 _OWN = ("_precast", "_orig_mod", "forward")
 _DELEGATED = (
@@ -114,7 +118,8 @@ class Compilation:
                 log.note("no submodule is compiled: the allowlist names none, or all are left out")
         for name, settings in chosen.items():
             each = module.get_submodule(name)
-            self.regions[name] = Region(name, each, settings, log, opener=opener)
+            kind = TrainingRegion if settings.kind == "autograd" and settings.backend == "precast" else Region
+            self.regions[name] = kind(name, each, settings, log, opener=opener)
             if name:
                 each._compiled_call_impl = self._entry(self.regions[name])
         # The sample of a copy, until its first call.
@@ -126,7 +131,7 @@ class Compilation:
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer to one call."""
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or bypassed():
             return self.module(*args, **kwargs)
         if self._later is not None and not self.module.training:
             sample, self._later = self._later, None

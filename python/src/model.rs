@@ -1,7 +1,7 @@
 //! A loaded model, its modules, and their calls.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
@@ -478,6 +478,16 @@ impl Module {
             .flatten()
             .map(|output| output.name.clone())
             .collect())
+    }
+
+    /// The names of the parameters and buffers that its programs read, sorted.
+    #[getter]
+    fn weights(&self) -> PyResult<Vec<String>> {
+        let loaded = self.loaded()?;
+        let programs = loaded.model.programs(&self.name);
+        let bindings = programs.iter().flat_map(|program| &program.steps);
+        let names = bindings.flat_map(|step| step.binding.values().cloned());
+        Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
     }
 
     /// The sizes of its compiled buckets.

@@ -296,7 +296,7 @@ def test_the_smoke_test_finds_other_answers(store: Path) -> None:
     assert CompileSmoketest(2).run(module, batch(2, 8)).ok
     other = copy.deepcopy(module._orig_mod)
     other.first.weight.data.add_(0.1)
-    result = CompileSmoketest(2).run(module, batch(2, 8), other)
+    result = CompileSmoketest(2).run(module, batch(2, 8), eager=other)
     assert not result.ok and "output `tokens` differs" in str(result.reason)
 
 

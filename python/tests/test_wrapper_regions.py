@@ -150,7 +150,7 @@ def test_regions_answer_inside_the_wrapper_alone() -> None:
         assert torch.equal(net(x), plain(x)) and seeds["answered"] == 2, "the original is as it was"
     assert counts(module) == (2, {})
     assert set(module.precast_report()["regions"]) == {"layers.0", "layers.1"}
-    assert CompileSmoketest().run(module, (x,), plain).ok
+    assert CompileSmoketest().run(module, (x,), eager=plain).ok
     module.layers[1].train()
     with torch.no_grad():
         module(x)

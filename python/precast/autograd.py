@@ -1,0 +1,186 @@
+"""The engine of a module that trains: a forward and a backward program behind one `torch.autograd.Function`.
+
+Parameters are inputs of the function, so that autograd puts their gradients where it does for eager: hooks, frozen
+parameters, accumulation and DDP work as ever. Saved values go through `save_for_backward`: a parameter, an input or a
+result that is changed in place before the backward call is an error, as in eager, and hooks for saved tensors run.
+
+The forward program writes no buffer: the function copies the new values into the module's buffers after the call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import joint, pairs
+from .artifacts import ArtifactEngine, build_settings, causes, refusals
+from .draws import Draw
+from .engine import Passed, Refused
+from .errors import CallFailed
+from .nesting import call_of
+from .regions import resized
+
+if TYPE_CHECKING:
+    from .config import CompileConfig
+    from .training import PairRegion
+
+
+class PairEngine(ArtifactEngine):
+    """Answers with gradients, by the pair of the exact sizes of a call."""
+
+    _region: PairRegion
+
+    def _release_name(self, name: str) -> str:
+        # Equal submodules have equal digests, and share one release.
+        return f"{name}.{type(self._net).__name__}.training" if self._region.name else f"{name}.training"
+
+    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._device = next(iter([*self._net.parameters(), *self._net.buffers()])).device
+        self._binding = threading.Lock()
+
+    def _distinguished(self) -> dict[str, Any]:
+        return {"kind": "autograd", "state": self._region.state}
+
+    def _build(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
+    ) -> None:
+        region = self._region
+        captures = []
+        for point in region.points or [{}]:
+            given = resized((args, kwargs), region.shapes, region.names, point)
+            call = call_of(self._net.forward, given)
+            captures.append(joint.capture(self._net, call, region.state.inputs))
+        for key in ("shapes", "buckets", "pad", "dynamic"):
+            settings.pop(key, None)
+        with causes():
+            pairs.build(self._net, call, captures, name=name, **build_settings(config), **settings)
+
+    def _open(self) -> None:
+        count = len(self._region.points or [{}])
+        own = self._weights()
+        named = [pairs.names(number, count) for number in range(count)]
+        self._pairs = [_Pair(self, self._model[one], self._model[other], own) for one, other in named]
+        self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
+        self._bound = {name: tensor.data_ptr() for name, tensor in own.items()}
+
+    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer, with gradients if they are recorded."""
+        given = self._in_order(args, kwargs)
+        number = self._exact.get(tuple(tuple(tensor.shape) for tensor in given))
+        if number is None:
+            sizes = [list(each.shape) for each in given]
+            raise Refused("shape", f"no bucket has exactly {sizes}, and a training call is not padded")
+        return self._nested(self._pairs[number](given))
+
+    def _nested(self, answer: Any) -> Any:
+        if isinstance(self._template, Tensor):
+            return answer[0]
+        return super()._nested(answer)
+
+    def bind(self) -> None:
+        """Binds the tensors that the module has now."""
+        super().bind()
+        self._bound = {name: tensor.data_ptr() for name, tensor in self._weights().items()}
+
+    def bind_saved(self, saved: dict[str, Tensor]) -> None:
+        """Binds the tensors of a forward call for its backward call, if others were bound since."""
+        if all(self._bound[name] == tensor.data_ptr() for name, tensor in saved.items()):
+            return
+        with self._binding:
+            now = {**self._weights(), **{name: tensor.detach() for name, tensor in saved.items()}}
+            self._model.swap(now)
+            self._bound = {name: tensor.data_ptr() for name, tensor in now.items()}
+        self._region.unbind()
+
+
+class _Pair:
+    """The programs of one bucket, and the places of their values."""
+
+    def __init__(self, engine: PairEngine, forward: Any, backward: Any, weights: dict[str, Tensor]) -> None:
+        self.engine, self.forward, self.backward = engine, forward, backward
+        self.inputs = list(forward.inputs)
+        self.draws = [draw for name in self.inputs if (draw := Draw.of(name)) is not None]
+        outputs = list(forward.outputs)
+        self.results = [at for at, name in enumerate(outputs) if name.startswith("output.")]
+        self.buffers = [
+            (at, name.removeprefix("buffer.")) for at, name in enumerate(outputs) if name.startswith("buffer.")
+        ]
+        self.weights = [name for name in backward.weights if name in weights]
+        given = {f"input.{name}": ("input", at) for at, name in enumerate(self.inputs)}
+        given |= {name: ("input", at) for at, name in enumerate(self.inputs) if name.startswith("random.")}
+        given |= {name: ("output", at) for at, name in enumerate(outputs)}
+        # The kind and the place of each input of the backward program.
+        self.reads = [
+            ("tangent", int(name.removeprefix("tangent."))) if name.startswith("tangent.") else given[name]
+            for name in backward.inputs
+        ]
+        self.differentiable = {at for kind, at in self.reads if kind == "tangent"}
+        self.saved = [one for one in self.reads if one[0] != "tangent"]
+        gradients = {name: at for at, name in enumerate(backward.outputs)}
+        self.parameters = [name.removeprefix("grad.parameter.") for name in gradients if "grad.parameter." in name]
+        wanted = [f"grad.input.{name}" for name in self.inputs[: len(self.inputs) - len(self.draws)]]
+        wanted += [f"grad.parameter.{name}" for name in self.parameters]
+        self.gradients = [gradients.get(name) for name in wanted]
+
+    def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the results of a call."""
+        inputs, values = self.run(given)
+        if not torch.is_grad_enabled():
+            return [values[at] for at in self.results]
+        own = [self.engine._net.get_parameter(name) for name in self.parameters]
+        try:
+            return list(_Function.apply(self, inputs, values, *given, *own))  # type: ignore[no-untyped-call]
+        except Exception as error:  # a hook for saved tensors
+            raise Passed from error
+
+    def run(self, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Runs the forward program. Returns its inputs and its outputs; writes the buffers."""
+        inputs = [*given, *(draw.sample(self.engine._device) for draw in self.draws)]
+        with refusals():
+            values = list(self.forward(*(one.detach() for one in inputs)).values())
+        with torch.no_grad():
+            for at, name in self.buffers:
+                self.engine._net.get_buffer(name).copy_(values[at])
+        return inputs, values
+
+
+class _Function(torch.autograd.Function):
+    """One training call: gives the results of the forward program a gradient, by the backward program."""
+
+    @staticmethod
+    def forward(ctx: Any, pair: _Pair, inputs: list[Tensor], values: list[Tensor], *_: Tensor) -> tuple[Tensor, ...]:
+        net = pair.engine._net
+        weights = [_tensor(net, name) for name in pair.weights]
+        sources = {"input": inputs, "output": values}
+        ctx.pair = pair
+        ctx.save_for_backward(*weights, *(sources[kind][at] for kind, at in pair.saved))
+        results = tuple(values[at] for at in pair.results)
+        fixed = [one for at, one in enumerate(results) if at not in pair.differentiable]
+        ctx.mark_non_differentiable(*fixed)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: Tensor) -> Any:
+        pair: _Pair = ctx.pair
+        if torch.is_grad_enabled():
+            raise CallFailed(
+                "`create_graph=True`: a compiled backward program has no gradient of its own",
+                hint="compute second derivatives with the original module, `wrapped._orig_mod`",
+            )
+        saved = ctx.saved_tensors
+        count = len(pair.weights)
+        pair.engine.bind_saved(dict(zip(pair.weights, saved[:count], strict=True)))
+        rest = iter(saved[count:])
+        inputs = [tangents[at] if kind == "tangent" else next(rest).detach() for kind, at in pair.reads]
+        found = list(pair.backward(*inputs).values())
+        return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
+
+
+def _tensor(net: torch.nn.Module, name: str) -> Tensor:
+    owner, _, leaf = name.rpartition(".")
+    tensor: Tensor = getattr(net.get_submodule(owner), leaf)
+    return tensor

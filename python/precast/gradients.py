@@ -1,0 +1,129 @@
+"""The comparison of gradients with eager's, by the name of the parameter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import batches
+from .config import CompileConfig
+from .smoke import SmokeResult, generators, restore_generators, restored_buffers, restored_generators
+
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
+"""The largest error of a gradient of each dtype, as a share of its norm."""
+_FLOOR = 1e-3
+# Below this share of the largest norm of all gradients an error is noise: the gradient of a bias before a
+# normalization is zero but for rounding.
+
+
+def difference(
+    got: Mapping[str, Tensor | None],
+    expected: Mapping[str, Tensor | None],
+    rtol: float | None = None,
+    autocast: str | None = None,
+) -> tuple[str | None, float]:
+    """Returns the first wrong gradient, if any, and the largest error as a share of the gradient's norm."""
+    norms = {name: float(one.detach().double().norm()) for name, one in expected.items() if one is not None}
+    finite = [norm for norm in norms.values() if norm < float("inf")]
+    floor, worst = _FLOOR * max(finite, default=0.0), 0.0
+    for name, eager in expected.items():
+        mine = got.get(name)
+        if eager is None or mine is None:
+            if (eager is None) != (mine is None):
+                which, whose = ("missing", "eager has one") if mine is None else ("there", "eager has none")
+                return f"the gradient of `{name}` is {which}, and {whose}", float("inf")
+            continue
+        if (mine.shape, mine.dtype) != (eager.shape, eager.dtype):
+            return (
+                f"the gradient of `{name}` is {mine.dtype} {list(mine.shape)}, eager's is {eager.dtype} "
+                f"{list(eager.shape)}"
+            ), float("inf")
+        here, there = _local(mine).double(), _local(eager).double()
+        if not torch.equal(here.isfinite(), there.isfinite()):
+            return f"the gradient of `{name}` differs from eager in NaN or infinity", float("inf")
+        error = float((here - there).nan_to_num(0, 0, 0).norm()) / max(norms[name], floor, 1e-30)
+        worst = max(worst, error)
+        limit = TOLERANCES.get(getattr(torch, autocast.removeprefix("torch.")) if autocast else eager.dtype, 5e-2)
+        if error > (limit if rtol is None else rtol):
+            return f"the gradient of `{name}` differs from eager by {error:.1e} of its norm", worst
+    return None, worst
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Returns the shard of this process of a distributed tensor."""
+    local = getattr(tensor, "to_local", None)
+    return (local() if local is not None else tensor).detach()
+
+
+def compare(
+    module: nn.Module,
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    config: CompileConfig,
+    autocast: str | None = None,
+) -> SmokeResult:
+    """Compares results, gradients and written buffers of a compiled module with eager's.
+
+    No `.grad` is written. Buffers and generators are afterwards as they were.
+    """
+    began, steps, worst = time.perf_counter(), 0, 0.0
+
+    def result(reason: str | None = None, exception: BaseException | None = None) -> SmokeResult:
+        return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+
+    rtol, atol = config.rtol, config.atol
+    if autocast is not None and rtol is None:
+        rtol, atol = batches.TOLERANCES[getattr(torch, autocast.removeprefix("torch."))]
+    with restored_generators():
+        for _ in range(config.smoketest_steps):
+            state = generators()
+            try:
+                expected = _step(module, eager, args, kwargs)
+            except Exception as error:
+                return result(f"eager fails: {type(error).__name__}: {error}", error)
+            restore_generators(state)
+            try:
+                got = _step(module, compiled, args, kwargs)
+            except Exception as error:
+                return result(f"{type(error).__name__}: {error}", error)
+            problem, error_ = batches.difference(got[0], expected[0], rtol, atol)
+            worst = max(worst, error_)
+            if problem is None:
+                problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,")
+            if problem is None:
+                problem, error_ = difference(got[1], expected[1], config.rtol, autocast)
+                worst = max(worst, error_)
+            if problem is not None:
+                return result(problem)
+            steps += 1
+    return result()
+
+
+def _step(
+    module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Tensor | None], dict[str, Tensor]]:
+    """Returns the results of a call, the gradients of parameters and inputs, and the buffers after it."""
+    inputs: list[Tensor] = []
+
+    def leaf(_: str, tensor: Tensor) -> Tensor:
+        made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        inputs.append(made)
+        return made
+
+    args, kwargs = batches.mapped((args, kwargs), leaf)
+    with restored_buffers(module):
+        answer = function(*args, **kwargs)
+        found = [one for one in batches.tensors(answer) if one.requires_grad]
+        generator = torch.Generator().manual_seed(0)
+        tangents = [torch.randn(one.shape, generator=generator).to(one) for one in found]
+        wanted = {f"input {at}": one for at, one in enumerate(inputs) if one.requires_grad}
+        wanted |= {name: one for name, one in module.named_parameters() if one.requires_grad}
+        got = torch.autograd.grad(found, list(wanted.values()), tangents, allow_unused=True)
+        buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
+    return batches.mapped(answer, lambda _, one: one.detach()), dict(zip(wanted, got, strict=True)), buffers

@@ -1,0 +1,104 @@
+"""Builds a release of autograd pairs: the forward and backward programs of one module, a pair for each bucket.
+
+A release has the modules `forward` and `backward`, or `forward_0`, `backward_0` and so on, one pair for each bucket in
+the order of the request. `precast.joint` has the names of their inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from . import building, captured, replay
+from .batches import TOLERANCES
+from .capture import device_of
+from .joint import Function, Pair
+from .nesting import Call
+from .spec import Compile, Gate, Input, Module, Spec
+
+if TYPE_CHECKING:
+    from .objects import BuildResult
+
+# Registers the operators that Inductor's decompositions call.
+_IMPORTS = ("torch._inductor.inductor_prims",)
+
+
+def names(number: int, count: int) -> tuple[str, str]:
+    """Returns the names of the modules of a bucket, of `count` buckets."""
+    suffix = f"_{number}" if count > 1 else ""
+    return f"forward{suffix}", f"backward{suffix}"
+
+
+def build(
+    net: torch.nn.Module,
+    call: Call,
+    pairs: Sequence[Pair],
+    *,
+    name: str,
+    gate: Gate | None = None,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    compile: Compile | None = None,
+    **command: Any,
+) -> BuildResult:
+    """Builds the pairs of a module, and publishes them as one release."""
+    settings = compile or Compile()
+    settings.mode, settings.options = mode, options
+    functions: dict[str, captured.Function] = {}
+    modules = []
+    for number, pair in enumerate(pairs):
+        for module, one in zip(names(number, len(pairs)), (pair.forward, pair.backward), strict=True):
+            functions[module] = _function(one)
+            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
+            own = gate or (_gate(net, one) if one is pair.backward else None)
+            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+    spec = Spec(
+        name=name,
+        entry="replay:load",
+        weights=replay.WEIGHTS,
+        unused_weights=["*"],
+        device=device_of(net, call),
+        compile=settings,
+        modules=modules,
+    )
+    with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
+        captured.save(net, functions, Path(temporary), _IMPORTS)
+        spec.write(Path(temporary) / "precast.toml")
+        return building.build_spec(Path(temporary) / "precast.toml", **command)
+
+
+def _gate(net: torch.nn.Module, backward: Function) -> Gate:
+    """Returns the tolerance of gradients: a share of the largest one.
+
+    A gradient may be zero but for rounding, as that of a bias before a normalization, so that its own size says
+    nothing. The smoke test compares real gradients, each by its norm.
+    """
+    held = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
+    generator = torch.Generator().manual_seed(0)
+    largest, coarsest = 0.0, 0.0
+    given = [
+        torch.randn(one.shape, generator=generator).to(one) if one.is_floating_point() else one
+        for one in backward.inputs.values()
+    ]
+    with torch.no_grad():
+        for one in backward.program.run(held.__getitem__, given):
+            finite = one.detach().double().nan_to_num(0, 0, 0)
+            largest = max(largest, float(finite.abs().max()) if one.numel() else 0.0)
+    for one in given:
+        coarsest = max(coarsest, TOLERANCES.get(one.dtype, (0.0, 0.0))[1])
+    return Gate(atol=coarsest * largest)
+
+
+def _function(one: Function) -> captured.Function:
+    dims: list[list[str | None]] = [[None] * tensor.dim() for tensor in one.inputs.values()]
+    nesting = {"dict": {name: {"tensor": at} for at, name in enumerate(one.outputs)}}
+    return captured.Function(one.inputs, dims, nesting, [one.program])
+
+
+def _input(tensor: torch.Tensor) -> Input:
+    fill = False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0
+    return Input(captured.dtype(tensor), list(tensor.shape), fill)

@@ -1,0 +1,129 @@
+"""The comparison of whole training steps with eager's: forward, loss, backward, update."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import batches, gradients
+from .bypass import eager as eager_answers
+from .smoke import restored_generators
+
+
+class Steps:
+    """Training steps of a model on one batch, from the same state for compiled code and for eager.
+
+    Parameters, their gradients, buffers, the optimizer's state and the generators are put back.
+    """
+
+    def __init__(
+        self, model: nn.Module, batch: Any, optimizer: Any, loss_fn: Callable[..., Tensor], eager: Any = None
+    ) -> None:
+        self.model, self.optimizer, self.loss_fn, self.batch = model, optimizer, loss_fn, batch
+        self._original = eager
+        self._args, self._kwargs = batches.arguments(batch)
+        self._with_batch = _takes_two(loss_fn)
+        self._named = dict(model.named_parameters())
+
+    def differences(self, count: int, rtol: float | None, atol: float | None) -> Iterator[tuple[str | None, float]]:
+        """Yields for each step the first difference of the loss or of a gradient, if any, and the largest error.
+
+        Each step begins with the state after the step before it, as the compiled model left it.
+        """
+        autocast = _autocast(next(iter(self._named.values())).device.type)
+        if autocast is not None and rtol is None:
+            rtol, atol = batches.TOLERANCES[getattr(torch, autocast.removeprefix("torch."))]
+        with restored_generators(), self._restored():
+            for _ in range(count):
+                with restored_generators(), self._restored():
+                    with eager_answers():
+                        expected = self._step(self._original or self.model)
+                got = self._step(self.model)
+                problem, error = batches.difference(got[0], expected[0], rtol, atol, "loss")
+                if problem is None:
+                    problem, other = gradients.difference(got[1], expected[1], None, autocast)
+                    error = max(error, other)
+                yield problem, error
+
+    def _step(self, model: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor | None]]:
+        """Returns the loss and the gradients of one step."""
+        self._without_gradients()
+        answer = model(*batches.copied(self._args), **batches.copied(self._kwargs))
+        loss = self.loss_fn(answer, self.batch) if self._with_batch else self.loss_fn(answer)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"`loss_fn` returns {kind}, not a tensor with one value")
+        loss.backward()  # type: ignore[no-untyped-call]
+        found = {name: None if one.grad is None else one.grad.detach().clone() for name, one in self._named.items()}
+        self.optimizer.step()
+        self._without_gradients()
+        return loss.detach().clone(), found
+
+    def _without_gradients(self) -> None:
+        for one in self._named.values():
+            one.grad = None
+
+    @contextmanager
+    def _restored(self) -> Iterator[None]:
+        """Runs a block and puts tensors and the optimizer's state back."""
+        gradients_ = [(one, one.grad) for one in self._named.values()]
+        tensors = [*self._named.values(), *self.model.buffers()]
+        values = [(one, one.detach().clone()) for one in tensors]
+        state = {key: _cloned(held) for key, held in self.optimizer.state.items()}
+        groups = [{key: copy.deepcopy(held) for key, held in _settings(group)} for group in self.optimizer.param_groups]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for one, value in values:
+                    one.copy_(value)
+                for one, grad in gradients_:
+                    one.grad = grad
+                for key in list(self.optimizer.state):
+                    if key in state:
+                        _put_back(self.optimizer.state[key], state[key])
+                    else:
+                        del self.optimizer.state[key]
+                for group, settings in zip(self.optimizer.param_groups, groups, strict=True):
+                    group.update(settings)
+
+
+def _settings(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    return ((key, held) for key, held in group.items() if key != "params")
+
+
+def _cloned(held: Any) -> Any:
+    if isinstance(held, dict):
+        return {key: one.clone() if isinstance(one, Tensor) else copy.deepcopy(one) for key, one in held.items()}
+    return copy.deepcopy(held)
+
+
+def _put_back(now: Any, before: Any) -> None:
+    """Writes values into the tensors that an optimizer has; removes what it added."""
+    for key in list(now):
+        if key not in before:
+            del now[key]
+        elif isinstance(now[key], Tensor) and isinstance(before[key], Tensor) and now[key].shape == before[key].shape:
+            now[key].copy_(before[key])
+        else:
+            now[key] = before[key]
+
+
+def _takes_two(function: Callable[..., Any]) -> bool:
+    """Returns whether a loss takes the batch too."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    required = [one for one in parameters if one.default is one.empty and one.kind in (0, 1)]
+    return len(required) == 2
+
+
+def _autocast(device: str) -> str | None:
+    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None

@@ -1,0 +1,186 @@
+"""A region of a module that trains: programs for inference, and autograd pairs.
+
+A pair holds for one state of a module: the modes of its submodules, the parameters and inputs that require gradients,
+and autocast. The first call in another state compiles another pair, or loads it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from . import batches, gradients
+from .config import CompileConfig
+from .engine import Engine
+from .guard import Guard, Refusal
+from .logs import Log
+from .region import Arguments, Opener, Region
+from .smoke import SmokeResult
+
+STATES = 8
+"""States of a module that have a pair."""
+
+
+class State(NamedTuple):
+    """What a pair was captured for."""
+
+    modes: tuple[bool, ...]
+    """Whether each submodule is in training mode."""
+    parameters: tuple[bool, ...]
+    """Whether each parameter requires a gradient."""
+    inputs: tuple[bool, ...]
+    """Whether each tensor of a call requires a gradient."""
+    autocast: str | None
+    """The dtype of autocast, if it is on."""
+
+
+class TrainingRegion(Region):
+    """A region with programs for inference and with pairs for training."""
+
+    def __init__(
+        self, name: str, module: nn.Module, config: CompileConfig, log: Log, *, opener: Opener | None = None
+    ) -> None:
+        super().__init__(name, module, config, log, opener=opener)
+        self.pair_opener = opener or pair_opened
+        self._trained = self._refusal is None
+        self._pairs: dict[State, PairRegion] = {}
+        self._adding = threading.Lock()
+        self._modules = list(module.modules())
+        self._device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
+        """Returns the answer of a pair, of the program for inference, or of `original`."""
+        if self._trained and self._trains(args, kwargs):
+            pair = self._pair(args, kwargs)
+            if isinstance(pair, Refusal):
+                self._fall_back(pair, None)
+                return original(*args, **kwargs)
+            return pair.call(args, kwargs, original)
+        return super().call(args, kwargs, original)
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compiles the pair of the module's present state in training mode, and the program for inference in eval mode.
+
+        A submodule in training mode waits for its first call: it says which inputs require gradients.
+        """
+        if not self.module.training:
+            super().prepare(args, kwargs)
+        elif not self.name and self._trained:
+            with torch.enable_grad():
+                pair = self._pair(args, kwargs)
+            if isinstance(pair, PairRegion):
+                pair.prepare(args, kwargs)
+
+    def refuse(self, error: BaseException) -> None:
+        """Leaves the region to the module itself, after a failure. Raises it with `fail_policy = "raise"`."""
+        self._trained = False
+        super().refuse(error)
+
+    def report(self) -> dict[str, Any]:
+        """Returns counters of all programs, and the attempts to compile pairs."""
+        own = super().report()
+        pairs = [pair.report() for pair in self._pairs.values()]
+        reasons = Counter(own["reasons"])
+        for pair in pairs:
+            reasons.update(pair["reasons"])
+        attempts = [pair["attempt"] for pair in pairs if pair["attempt"] is not None]
+        built = sum(bool(attempt.get("built")) for attempt in attempts)
+        return {
+            **own,
+            "answers": "artifact" if any(one["answers"] == "artifact" for one in [own, *pairs]) else "original",
+            "artifact": own["artifact"] + sum(pair["artifact"] for pair in pairs),
+            "original": sum(reasons.values()),
+            "reasons": dict(reasons),
+            "rebinds": own["rebinds"] + sum(pair["rebinds"] for pair in pairs),
+            "attempt": own["attempt"] or next(iter(attempts), None),
+            "pairs": attempts,
+            "recompiles": max(built - 1, 0),
+        }
+
+    def close(self) -> None:
+        """Lets the compiled code go; the module itself answers from now on."""
+        super().close()
+        self._trained = False
+        for pair in self._pairs.values():
+            pair.close()
+
+    def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        if self.module.training:
+            return True
+        return torch.is_grad_enabled() and any(
+            tensor.requires_grad for tensor in chain(self._parameters(), batches.tensors((args, kwargs)))
+        )
+
+    def _parameters(self) -> Iterable[Tensor]:
+        own = chain.from_iterable(each._parameters.values() for each in self._modules)
+        return (tensor for tensor in own if tensor is not None)
+
+    def _pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PairRegion | Refusal:
+        """Returns the pair for a call, or the reason for which there is none."""
+        inputs = tuple(tensor.requires_grad for tensor in batches.tensors((args, kwargs)))
+        autocast = None
+        if torch.is_autocast_enabled(self._device):
+            autocast = str(torch.get_autocast_dtype(self._device))
+        modes = tuple(each.training for each in self._modules)
+        state = State(modes, tuple(each.requires_grad for each in self._parameters()), inputs, autocast)
+        found = self._pairs.get(state)
+        if found is not None:
+            return found
+        if not torch.is_grad_enabled():
+            same = (pair for own, pair in self._pairs.items() if own._replace(inputs=inputs) == state)
+            none = "no gradients are recorded, and the first call with gradients compiles the pair"
+            return next(same, None) or Refusal("gradients", none)
+        if not any(state.parameters) and not any(inputs):
+            return Refusal("training", "no parameter and no input requires a gradient")
+        with self._adding:
+            if len(self._pairs) >= STATES and state not in self._pairs:
+                return Refusal("states", f"{STATES} pairs are compiled, for other modes, gradients and autocast")
+            return self._pairs.setdefault(state, PairRegion(self, state))
+
+
+class PairRegion(Region):
+    """The pair of a module for one state."""
+
+    def __init__(self, owner: TrainingRegion, state: State) -> None:
+        super().__init__(owner.name, owner.module, owner.config, owner.log, opener=owner.pair_opener)
+        self.owner, self.state = owner, state
+        self.shapes, self.points = owner.shapes, owner.points
+
+    def unbind(self) -> None:
+        """Lets the next call bind the module's tensors again."""
+        if self._tensors is not None:
+            self._tensors.forget()
+
+    def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
+        return Guard(self.module, ignored, inference=False)
+
+    @contextmanager
+    def _state_of_programs(self) -> Iterator[None]:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+
+    def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        grads = iter(self.state.inputs)
+
+        def leaf(_: str, tensor: Tensor) -> Tensor:
+            return tensor.detach().requires_grad_(next(grads))
+
+        return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]
+
+    def _compared(self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SmokeResult:
+        return gradients.compare(self.module, compiled, eager, args, kwargs, self.config, self.state.autocast)
+
+
+def pair_opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
+    """Returns the engine of a pair."""
+    from .autograd import PairEngine
+
+    assert isinstance(region, PairRegion)
+    return PairEngine(region, args, kwargs)

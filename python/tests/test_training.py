@@ -1,0 +1,428 @@
+"""`maybe_compile` with `kind = "autograd"`: gradients of real artifacts against eager's."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, pairs
+from precast.batches import difference
+from precast.gradients import difference as gradients_differ
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from trained_net import BUCKETS, SHAPES, batch, loss, net
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the pairs of the module for two sizes."""
+    kept = os.environ.get("PRECAST_TEST_STORE")
+    store = Path(kept) / "training" if kept else tmp_path_factory.mktemp("training")
+    module = wrapped(store)
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert attempt["success"], attempt["stack"]
+    assert attempt["smoketest_steps"] == 3
+    return store
+
+
+@pytest.fixture(autouse=True)
+def _no_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets only tests with the fixture `builds` build."""
+    if "trained" in request.fixturenames:
+        request.getfixturevalue("trained")
+    if "builds" not in request.fixturenames:
+        monkeypatch.setattr(pairs, "build", refused)
+
+
+@pytest.fixture
+def builds() -> None:
+    """Lets a test build."""
+
+
+def refused(*_: Any, **__: Any) -> None:
+    raise RuntimeError("this test builds nothing")
+
+
+def wrapped(store: Path, module: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
+    settings = {"name": "trained", "buckets": BUCKETS, "shapes": SHAPES, **settings}
+    config = CompileConfig(kind="autograd", store=store, **settings)
+    return maybe_compile(module or net(), config, None, batch() if sample is None else sample)
+
+
+def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
+    report = module.precast_report()
+    return report["artifact"], report["reasons"]
+
+
+def gradients(module: nn.Module) -> dict[str, Tensor | None]:
+    return {name: one.grad for name, one in module.named_parameters()}
+
+
+def twins(store: Path, **settings: Any) -> tuple[CompiledModule, nn.Module]:
+    """Returns a wrapped module, and an eager one with equal parameters."""
+    module = wrapped(store, **settings)
+    return module, copy.deepcopy(module._orig_mod)
+
+
+def same(module: CompiledModule, plain: nn.Module, call: Callable[[nn.Module], Any]) -> None:
+    """Runs a call with both, and compares results, gradients, buffers and torch's generator afterwards."""
+    answers, states = [], []
+    for each in (plain, module):
+        torch.manual_seed(7)
+        answers.append(call(each))
+        states.append(torch.get_rng_state())
+    problem, _ = difference(answers[1], answers[0])
+    assert problem is None, problem
+    problem, _ = gradients_differ(gradients(module), gradients(plain))
+    assert problem is None, problem
+    problem, _ = difference(dict(module.named_buffers()), dict(plain.named_buffers()), noun="buffer")
+    assert problem is None, problem
+    assert torch.equal(states[0], states[1])
+
+
+def backward(module: nn.Module, rows: int = 4, seed: int = 0) -> Any:
+    answer = module(**batch(rows, seed))
+    loss(answer).backward()
+    return answer
+
+
+def test_gradients_land_where_autograd_puts_them(trained: Path) -> None:
+    module, plain = twins(trained)
+    same(module, plain, backward)
+    assert module.second.weight.grad is None and module.unused.weight.grad is None
+    assert module.tied.weight.grad is module.first.weight.grad is not None
+    # Gradients accumulate, at another bucket too.
+    same(module, plain, lambda each: backward(each, 6, 1))
+    assert counts(module) == (2, {})
+
+
+def test_dropout_draws_what_eager_draws(trained: Path) -> None:
+    module, plain = twins(trained)
+    same(module, plain, lambda each: each(**batch())["hidden"].eq(0).sum())
+    torch.manual_seed(1)
+    first, second = module(**batch())["hidden"], module(**batch())["hidden"]
+    assert not torch.equal(first, second)
+
+
+def test_an_input_gets_its_gradient(trained: Path) -> None:
+    module, plain = twins(trained)
+    found = []
+
+    def call(each: nn.Module) -> Any:
+        given = {name: one.requires_grad_(name == "x") for name, one in batch().items()}
+        loss(each(**given)).backward()
+        found.append(given["x"].grad)
+        return given["x"].grad
+
+    # Another pair: which inputs require a gradient is part of it.
+    call(module)
+    assert counts(module) == (0, {"not compiled": 1})
+    assert found[0] is not None and plain is not None
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_trains_to_the_same_losses(trained: Path, kind: Any) -> None:
+    module, plain = twins(trained)
+    losses: list[list[float]] = []
+    for each in (plain, module):
+        torch.manual_seed(3)
+        optimizer = kind(each.parameters(), lr=0.01)
+        losses.append([])
+        for step in range(6):
+            for part in range(2):
+                value = loss(each(**batch(4 + 2 * part, step))) / 2
+                value.backward()
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(float(value.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][0] != losses[0][-1]
+    assert counts(module) == (12, {})
+
+
+def test_hooks_of_parameters_run(trained: Path) -> None:
+    module, plain = twins(trained)
+    seen: list[str] = []
+    for each in (plain, module):
+        each.first.bias.register_hook(lambda grad: (seen.append("tensor"), grad * 2)[1])
+        each.norm.weight.register_post_accumulate_grad_hook(lambda one: seen.append("accumulated"))
+    same(module, plain, backward)
+    assert sorted(seen) == ["accumulated", "accumulated", "tensor", "tensor"]
+
+
+def test_retain_graph_and_a_second_backward(trained: Path) -> None:
+    module, plain = twins(trained)
+
+    def twice(each: nn.Module) -> Any:
+        value = loss(each(**batch()))
+        value.backward(retain_graph=True)
+        value.backward()
+        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+            value.backward()
+        return value.detach()
+
+    same(module, plain, twice)
+    assert counts(module) == (1, {})
+
+
+def test_a_second_derivative_is_refused_by_name(trained: Path) -> None:
+    module, _ = twins(trained)
+    value = loss(module(**batch()))
+    with pytest.raises(Exception, match="`create_graph=True`: a compiled backward program has no gradient"):
+        torch.autograd.grad(value, [module.first.weight], create_graph=True)
+
+
+def test_a_change_in_place_before_backward_raises_as_in_eager(trained: Path) -> None:
+    module, plain = twins(trained)
+    for each in (plain, module):
+        given = batch()
+        value = loss(each(**given))
+        with torch.no_grad():
+            each.norm.weight.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            value.backward()
+        answer = each(**given)
+        given["x"].add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss(answer).backward()
+        # A bias is not read in the backward call.
+        value = loss(each(**batch()))
+        with torch.no_grad():
+            each.first.bias.add_(1)
+        value.backward()
+
+
+def test_without_gradients_the_forward_program_answers(trained: Path) -> None:
+    module, plain = twins(trained)
+    same(module, plain, backward)
+
+    def call(each: nn.Module) -> Any:
+        with torch.no_grad():
+            return each(**batch())
+
+    same(module, plain, call)
+    assert not call(module)["y"].requires_grad and counts(module) == (3, {})
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_computes_the_forward_call_again(trained: Path, reentrant: bool) -> None:
+    module, plain = twins(trained)
+    same(module, plain, backward)
+
+    def call(each: nn.Module) -> Any:
+        x = batch()["x"].requires_grad_()
+        weight = batch()["weight"]
+        y = checkpoint(lambda x: each(x.detach(), weight)["y"], x, use_reentrant=reentrant)
+        y.square().sum().backward()
+        return y.detach()
+
+    same(module, plain, call)
+    assert counts(module)[0] == (3 if reentrant else 2)
+
+
+def test_saved_tensors_pass_through_hooks(trained: Path) -> None:
+    module, plain = twins(trained)
+    packed: list[Any] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (packed.append(one), one)[1], lambda one: one):
+        same(module, plain, backward)
+    assert packed
+
+
+def test_moved_parameters_are_bound_again(trained: Path) -> None:
+    module, plain = twins(trained)
+    value = loss(module(**batch()))
+    # The backward call reads the tensors of its forward call.
+    with torch.no_grad():
+        before = module.norm.weight.data
+        module.norm.weight.data = before.clone()
+        module(**batch())
+    value.backward()
+    module.norm.weight.data = before
+    module.zero_grad()
+    module.load_state_dict(plain.state_dict())
+    same(module, plain, backward)
+    assert counts(module) == (3, {})
+
+
+def test_other_sizes_and_modes_are_the_originals(trained: Path) -> None:
+    module, plain = twins(trained)
+    same(module, plain, lambda each: backward(each, 5))
+    module.drop.eval()
+    plain.drop.eval()
+    same(module, plain, backward)
+    assert counts(module) == (0, {"shape": 1, "not compiled": 1})
+
+
+def test_the_first_call_compiles(trained: Path) -> None:
+    config = wrapped(trained)._precast.config
+    module = maybe_compile(net(), config)
+    with torch.no_grad():
+        module(**batch())
+    backward(module)
+    assert counts(module) == (1, {"gradients": 1})
+
+
+SECOND = """
+import json, sys
+import torch
+from precast import CompileConfig, maybe_compile, exported, joint, pairs
+from trained_net import BUCKETS, SHAPES, batch, loss, net
+
+def refused(*_, **__):
+    raise RuntimeError("captured")
+
+joint.capture = pairs.build = exported.build = torch.export.export = refused
+config = CompileConfig(kind="autograd", name="trained", store=sys.argv[1], buckets=BUCKETS, shapes=SHAPES)
+module = maybe_compile(net(), config, None, batch())
+optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+for rows in (4, 6, 4, 6):
+    loss(module(**batch(rows))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print(json.dumps(module.precast_report()))
+"""
+
+
+def test_a_second_process_captures_nothing(trained: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-c", SECOND, str(trained)]
+    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    region = report["regions"][""]
+    assert report["artifact"] == 4 and report["reasons"] == {} and region["recompiles"] == 0
+    assert region["attempt"]["built"] is False and region["attempt"]["smoketest_steps"] == 3
+
+
+def test_whole_steps_agree_and_leave_no_trace(trained: Path) -> None:
+    module, _ = twins(trained)
+    optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
+    backward(module)
+    optimizer.step()
+    before = copy.deepcopy([module.state_dict(), optimizer.state_dict(), gradients(module)])
+    state = torch.get_rng_state()
+    result = CompileSmoketest(3).run(module, batch(), optimizer, loss)
+    assert result.ok and result.steps == 3, result.reason
+    after = [module.state_dict(), optimizer.state_dict(), gradients(module)]
+    assert difference(after, before, 0, 0)[0] is None and torch.equal(torch.get_rng_state(), state)
+    assert counts(module) == (4, {})
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        (lambda grad: grad * 1.1, "the gradient of `second.bias` differs from eager by"),
+        (lambda grad: None, "the gradient of `second.bias` is missing, and eager has one"),
+        (lambda grad: grad.index_fill(0, torch.tensor(0), float("nan")), "`second.bias` differs from eager in NaN"),
+    ],
+)
+def test_a_wrong_gradient_is_named(trained: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, reason: str) -> None:
+    honest = autograd._Function.backward
+
+    def wrong(ctx: Any, *tangents: Tensor) -> Any:
+        found = list(honest(ctx, *tangents))
+        at = len(found) - len(ctx.pair.parameters) + ctx.pair.parameters.index("second.bias")
+        found[at] = fault(found[at])
+        return tuple(found)
+
+    monkeypatch.setattr(autograd._Function, "backward", staticmethod(wrong))
+    module = wrapped(trained)
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert not attempt["success"] and reason in attempt["exception"]
+    backward(module)
+    assert counts(module) == (0, {"not compiled": 1})
+    with pytest.raises(Exception, match="the smoke test failed"):
+        wrapped(trained, fail_policy="raise")
+    unchecked = wrapped(trained, healthcheck=False)
+    optimizer = torch.optim.SGD(unchecked.parameters(), lr=0.1)
+    result = CompileSmoketest(2).run(unchecked, batch(), optimizer, loss)
+    assert not result.ok and result.steps == 0 and reason in str(result.reason)
+
+
+def test_a_loss_without_one_value_is_refused(trained: Path) -> None:
+    module, _ = twins(trained)
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+    result = CompileSmoketest(1).run(module, batch(), optimizer, lambda answer: answer["y"])
+    assert not result.ok and "`loss_fn` returns [4, 8], not a tensor with one value" in str(result.reason)
+
+
+def test_inference_waits_for_eval_mode(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from precast import exported
+
+    monkeypatch.setattr(exported, "build", refused)
+    module, plain = twins(trained)
+    same(module, plain, backward)
+    module.eval()
+    plain.eval()
+    with torch.no_grad():
+        assert torch.allclose(module(**batch())["y"], plain(**batch())["y"], atol=1e-6)
+    assert counts(module) == (1, {"not compiled": 1})
+    module.train()
+    backward(module)
+    assert counts(module) == (2, {"not compiled": 1})
+
+
+def test_a_copy_trains_its_own_parameters(trained: Path) -> None:
+    module, _ = twins(trained)
+    twin = copy.deepcopy(module)
+    backward(twin)
+    assert module.first.weight.grad is None and twin.first.weight.grad is not None
+    assert counts(twin) == (1, {})
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x).tanh()
+
+
+@pytest.mark.parametrize(
+    ("forward", "reason"),
+    [
+        (lambda self, x: self.linear(x) + torch.rand_like(x), "draws random numbers"),
+        (lambda self, x: (x.add_(1), self.linear(x))[1], "writes into its input `x`"),
+        (lambda self, x: (self.linear(x), x), "shares memory with one of its inputs"),
+        (lambda self, x: self.linear(x) if x.sum() > 0 else x, "can't be captured"),
+        (lambda self, x: (self.linear.weight.data.add_(1), self.linear(x))[1], "linear.weight"),
+    ],
+)
+def test_what_no_pair_can_do_is_named(tmp_path: Path, forward: Any, reason: str) -> None:
+    kind = type("Odd", (Small,), {"forward": forward})
+    module = wrapped(tmp_path, kind().train(), torch.ones(2, 4), buckets={}, shapes={})
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert not attempt["success"] and reason in attempt["exception"], attempt["exception"]
+
+
+def test_nothing_to_train_is_the_originals(tmp_path: Path) -> None:
+    module = wrapped(tmp_path, Small().requires_grad_(False).train(), torch.ones(2, 4), buckets={}, shapes={})
+    module(torch.ones(2, 4))
+    assert counts(module) == (0, {"training": 1})
+
+
+def test_autocast_is_part_of_the_pair(builds: None, trained: Path) -> None:
+    torch.manual_seed(0)
+    module, plain = twins(trained, module=Small().train(), sample=torch.ones(2, 4), name="small", buckets={}, shapes={})
+
+    def call(each: nn.Module) -> Any:
+        with torch.autocast("cpu", torch.bfloat16):
+            y = each(torch.ones(2, 4))
+        y.float().sum().backward()
+        return y.detach()
+
+    answers = call(plain), call(module)
+    assert difference(answers[1], answers[0])[0] is None and answers[0].dtype == torch.bfloat16
+    assert gradients_differ(gradients(module), gradients(plain), None, "bfloat16")[0] is None
+    same(module, plain, lambda each: (each.zero_grad(), each(torch.ones(2, 4)).sum().backward())[1])
+    assert counts(module) == (2, {}) and len(module.precast_report()["regions"][""]["pairs"]) == 2
