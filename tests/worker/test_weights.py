@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 import unittest
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,11 @@ class FileTest(Project):
         return part("tensors").write(self.root / "model.safetensors", held)
 
     def filled(self, path: Path) -> Any:
-        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), path)
+        files = part("weights").Files([path], path)
+        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), files)
+
+    def fill(self, model: Any, path: Path, unused: Collection[str] = ()) -> Any:
+        return part("weights").fill(model, part("weights").Files([path], path, unused))
 
     def test_what_no_state_dict_has_comes_from_the_model(self) -> None:
         path = self.saved()
@@ -121,7 +126,7 @@ class FileTest(Project):
 
     def test_what_the_model_lacks_is_refused_unless_it_is_named(self) -> None:
         path = self.root / "model.safetensors"
-        model, fill, zeros = self.open(MODEL).model, part("weights").fill, torch.zeros(3)
+        model, fill, zeros = self.open(MODEL).model, self.fill, torch.zeros(3)
         export = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
         for extra, message, globs in [
             (["other.weight"], "tensor `other.weight`, float32 [3]:", ["other.**"]),
@@ -149,7 +154,7 @@ class FileTest(Project):
                 self.assertNotIn(extra[0], fill(model, path, extra))
 
     def test_a_buffer_that_no_state_dict_has_may_be_there_as_it_is(self) -> None:
-        model, fill = self.open(MODEL).model, part("weights").fill
+        model, fill = self.open(MODEL).model, self.fill
         fill(model, self.saved(position_ids=torch.arange(40)))
         other = torch.arange(40) + 1
         failure = self.fails("weights", fill, model, self.saved(position_ids=other))
