@@ -91,7 +91,12 @@ fn check_all(
     begin: &dyn Fn(&str),
 ) -> Result<Vec<CheckedModule>, BuildError> {
     let spec = options.spec;
-    let file = spec.model.weights.file().map(Checkpoint::open).transpose()?;
+    let file = spec
+        .model
+        .weights
+        .file()
+        .map(Checkpoint::open)
+        .transpose()?;
     let files = file.as_ref().map_or(&[][..], Checkpoint::files);
     let opened = open_model(spec, &CommandLine::default(), files, worker)?;
     opened.notes.iter().for_each(|text| note(text));

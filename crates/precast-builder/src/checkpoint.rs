@@ -261,18 +261,21 @@ fn in_file(path: &Path, file: &Path, message: String) -> String {
 fn merged(index: &Path) -> Result<(Layouts, Merged), String> {
     let folder = index.parent().unwrap_or(Path::new("."));
     let map = read_index(index)?;
-    let names: Vec<&String> = (map.values().collect::<BTreeSet<_>>()).into_iter().collect();
+    let names: Vec<&String> = (map.values().collect::<BTreeSet<_>>())
+        .into_iter()
+        .collect();
+    names.iter().try_for_each(|name| inside(name))?;
     let mut places: BTreeMap<String, Placed> = BTreeMap::new();
     let mut files = Vec::new();
     for (number, name) in names.iter().enumerate() {
-        let path = folder.join(inside(name)?);
+        let path = folder.join(name);
         let header = header(&path).map_err(|message| format!("`{name}`: {message}"))?;
         for (tensor, info) in header.tensors {
             match map.get(&tensor) {
                 Some(file) if file == *name => {}
                 Some(file) => {
                     return Err(format!(
-                        "tensor `{tensor}` is in `{name}` too, and the index has it in `{file}`"
+                        "tensor `{tensor}` is in `{name}`, and the index has it in `{file}`"
                     ));
                 }
                 None => {
@@ -303,14 +306,14 @@ fn merged(index: &Path) -> Result<(Layouts, Merged), String> {
 /// The layout of a tensor, and its data.
 type Placed = (Layout, Piece);
 
-/// Returns a name in an index if it is a file of the same folder.
-fn inside(name: &str) -> Result<&str, String> {
+/// Refuses a name in an index that is no file of the same folder.
+fn inside(name: &str) -> Result<(), String> {
     let mut parts = Path::new(name).components();
     match (parts.next(), parts.next()) {
         (Some(Component::Normal(part)), None)
             if part == name && name.ends_with(FILE) && !name.contains('\0') =>
         {
-            Ok(name)
+            Ok(())
         }
         _ => Err(format!(
             "the index names `{}`, which is no safetensors file of its folder",
@@ -328,7 +331,9 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
         return Err(format!("the index has more than {HEADER_LIMIT} bytes"));
     }
     let index: Index = serde_json::from_slice(&bytes).map_err(|error| {
-        format!("it is no index of a checkpoint, with the file of each tensor in `weight_map`: {error}")
+        format!(
+            "it is no index of a checkpoint, with the file of each tensor in `weight_map`: {error}"
+        )
     })?;
     if index.weight_map.is_empty() {
         return Err("the index names no tensor".to_owned());
@@ -373,9 +378,8 @@ fn in_order(
 }
 
 fn layouts(tensors: &BTreeMap<String, TensorInfo>) -> Layouts {
-    let layout = |(name, info): (&String, &TensorInfo)| {
-        (name.clone(), (info.dtype, info.shape.clone()))
-    };
+    let layout =
+        |(name, info): (&String, &TensorInfo)| (name.clone(), (info.dtype, info.shape.clone()));
     tensors.iter().map(layout).collect()
 }
 
@@ -422,3 +426,6 @@ fn header(path: &Path) -> Result<Header, String> {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests;

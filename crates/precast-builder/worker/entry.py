@@ -10,7 +10,7 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import torch
 
 from . import declared, failures, generation, valueless, weights
 from .torch_private.modules import own_tensors
-from .watch import watching
+from .watch import Watch, watching
 from .wire import Failure
 
 _TRAINING = (
@@ -95,7 +95,7 @@ def open_model(
         function = load(root, entry)
         for name in also:
             load(root, name)
-        model, from_file = _model(function, root, entry, values)
+        model, from_file = _model(lambda: _call(function, root, entry), entry, values, watch)
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     training = sum(module.training for module in model.modules())
@@ -196,21 +196,24 @@ def _call(function: Any, root: Path, entry: str) -> Any:
 
 
 def _model(
-    function: Any, root: Path, entry: str, values: weights.Files | None
+    make: Callable[[], Any], entry: str, values: weights.Files | None, watch: Watch
 ) -> tuple[Any, frozenset[str] | None]:
-    """Returns the model of an entry with the values of files, and the names of the tensors that the files have."""
+    """Returns the model of an entry with the values of files, and the names of the tensors that the files have.
+
+    The files of weights are no sources: their values alone need no new capture.
+    """
     if values is not None:
         seed()
-        model = valueless.call(lambda: _call(function, root, entry))
+        model = valueless.call(make)
         if model is not None:
-            with torch.no_grad():
+            with torch.no_grad(), watch.paused():
                 names = weights.fill(model, values)
             if not valueless.lacks_values(model):
                 return model, names
     seed()
-    model = _call(function, root, entry)
+    model = make()
     _check_data(model, entry)
-    with torch.no_grad():
+    with torch.no_grad(), watch.paused():
         return model, None if values is None else weights.fill(model, values)
 
 

@@ -431,11 +431,11 @@ mod tests {
         };
         let content: Vec<u8> = (0..(33 << 17)).flat_map(|_| next()).collect();
         let (digest, size) = put(&store, &content);
-        assert_eq!(
-            (digest, size),
-            (Digest::of(&content), content.len() as u64)
+        assert_eq!((digest, size), (Digest::of(&content), content.len() as u64));
+        let (object, ready) = (
+            store.layout().object(&digest),
+            store.layout().ready(&digest),
         );
-        let (object, ready) = (store.layout().object(&digest), store.layout().ready(&digest));
         let stored = fs::metadata(&object).unwrap().len();
         assert_eq!(stored, size + 88);
         assert_eq!(
