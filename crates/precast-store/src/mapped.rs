@@ -4,13 +4,21 @@
 //! stay the same.
 #![allow(unsafe_code)]
 
-use std::{fs::File, io, ops::Deref, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use rustix::{
     fs::{SealFlags, fcntl_add_seals, fcntl_get_seals},
     io::Errno,
 };
+
+/// A multiple of every page size of Linux.
+const PAGE: usize = 64 << 10;
 
 /// Maximum attempts to seal a file in memory while the kernel uses its pages.
 const ATTEMPTS: usize = 20;
@@ -50,14 +58,14 @@ struct Inner {
 impl Mapped {
     /// Maps the first `size` bytes of `file`, which must have at least as many.
     ///
-    /// The store passes two kinds of files only: published under `ready/` with mode 0444 and never opened for writing
-    /// again, or a sealed memfd.
+    /// The store passes two kinds of files only: published under `ready/` or `objects/` with mode 0444 and never opened
+    /// for writing again, or a sealed memfd.
     pub(crate) fn new(file: &File, size: u64) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
         if file.metadata()?.len() < size as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
+        // SAFETY: the bytes must not change while they are mapped. The store upholds it: a published file has mode
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
         // write (`permissions`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().len(size).map(file) }?;
@@ -82,6 +90,21 @@ impl Mapped {
     /// Returns the mapped file, for reads without the map.
     pub fn file(&self) -> &File {
         &self.0.file
+    }
+
+    /// Gives back the memory of the whole pages in a range. A later access reads them again.
+    pub fn release(&self, range: Range<usize>) {
+        let start = range.start.next_multiple_of(PAGE);
+        let end = range.end.min(self.len()) / PAGE * PAGE;
+        if start < end {
+            // SAFETY: the map is shared and read-only, and its file does not change: a page that is read again has the
+            // same bytes.
+            let released = unsafe {
+                (self.0.map).unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
+            };
+            // Only a hint: without it, the pages stay.
+            let _ = released;
+        }
     }
 
     /// Asks the system to read pages that are not in memory yet, in large pieces. Returns before they are read.
@@ -114,6 +137,22 @@ impl std::fmt::Debug for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn released_pages_have_the_same_bytes() {
+        let file = File::from(
+            rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap(),
+        );
+        let bytes: Vec<u8> = (0..5 * PAGE + 7).map(|i| (i / 3) as u8).collect();
+        io::Write::write_all(&mut &file, &bytes).unwrap();
+        seal(&file).unwrap();
+        let map = Mapped::sealed(&file).unwrap();
+        for range in [0..bytes.len(), 5..7, 1..PAGE * 3, PAGE * 5..PAGE * 99] {
+            assert!(map[..] == bytes);
+            map.release(range);
+        }
+        assert!(map[..] == bytes);
+    }
 
     #[test]
     fn a_busy_page_is_waited_for_and_no_other_error_is() {
