@@ -143,7 +143,7 @@ def test_errors_are_a_hierarchy_with_hints(store: Path, model: precast.Model) ->
         (lambda: model["nope"], precast.NotFound, "no module `nope`"),
         (lambda: precast.load(store, "none"), precast.NotFound, "there is no model `none`"),
         (lambda: precast.load(store, "tiny@99"), precast.NotFound, "99"),
-        (lambda: precast.load(store / "none", "tiny"), precast.LoadError, "is not a store"),
+        (lambda: precast.load(store / "none", "tiny"), precast.NotFound, "is not a store"),
         (lambda: precast.load(store, "tiny", device="tpu"), precast.BadInput, "`tpu` is no device"),
         (lambda: precast.load(store, "tiny", wait=-1), precast.BadInput, "wait"),
         (lambda: precast.load(store, "tiny", loading="never"), precast.BadInput, "loading"),
@@ -195,7 +195,7 @@ def test_spans_and_events_are_records_of_logging(store: Path, caplog: pytest.Log
 
 def test_a_session_keeps_states(model: precast.Model, tmp_path: Path) -> None:
     one = torch.ones(4)
-    with pytest.raises(precast.CallFailed, match="without a session"):
+    with pytest.raises(precast.BadInput, match="without a session"):
         model.count(one)
     first, second = model.session(), model.session()
     assert first.run("count", one).tolist() == [1] * 4
