@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use precast_store::record::{self, Sizes};
+use precast_store::{
+    Device,
+    record::{self, Sizes},
+};
 
 use super::{
     Model, RuntimeError, Tensor, Value,
@@ -297,6 +300,11 @@ impl<'m> Session<'m> {
         filled.map_err(refused)?;
         states.position = position;
         Ok(())
+    }
+
+    /// Returns the device of its calls.
+    pub fn device(&self) -> Device {
+        self.replica.device
     }
 
     /// Returns the bytes of the states that calls have used.
