@@ -47,6 +47,7 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         weights: None,
         unused_weights: vec![],
         context: None,
+        unsaved: vec![],
     };
     let request = Request::Describe {
         samples: options.samples.clone(),

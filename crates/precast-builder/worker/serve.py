@@ -56,8 +56,8 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
     weights = Path(request["weights"]) if request.get("weights") else None
     also, unused = request.get("also") or (), request.get("unused_weights") or ()
     root, entry, device = Path(request["root"]), request["entry"], request["device"]
-    context = request.get("context")
-    session.opened = _torch("entry").open_model(root, entry, device, also, weights, unused, context)
+    context, unsaved = request.get("context"), request.get("unsaved") or ()
+    session.opened = _torch("entry").open_model(root, entry, device, also, weights, unused, context, unsaved)
     return session.opened.answer()
 
 
