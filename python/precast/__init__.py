@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._native import Model, Module, Session, Tensor, __version__
-from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound
+from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound, OutOfMemory
 from .fields import Fields
 from .loading import load
 
@@ -79,6 +79,7 @@ __all__ = [
     "Module",
     "NoFit",
     "NotFound",
+    "OutOfMemory",
     "Session",
     "ShapeStabilizer",
     "Spec",

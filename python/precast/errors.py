@@ -26,7 +26,7 @@ class Error(Exception):
 
 
 class BadInput(Error, ValueError):
-    """An input that the module does not take: its name, number, dtype, sizes, device or values."""
+    """An argument that is refused, as an input that the module does not take: its name, dtype, sizes or values."""
 
 
 class NoFit(BadInput):
@@ -47,6 +47,10 @@ class LoadError(Error):
 
 class CallFailed(Error):
     """A call that was accepted failed during its run."""
+
+
+class OutOfMemory(LoadError, CallFailed, MemoryError):
+    """There is too little memory for a load or a call, on the host or on the device."""
 
 
 class BuildError(Error):

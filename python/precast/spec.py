@@ -77,7 +77,10 @@ class Input:
 
 @dataclass
 class State:
-    """A buffer that stays from call to call. `first` is its value in a new session: `"zeros"` or `"own"`."""
+    """A buffer that stays from call to call.
+
+    `first` is its value in a new session: `"zeros"`, `"own"`, or the name of a module whose output fills it.
+    """
 
     shape: Sequence[int | str] | None = None
     first: str | None = None

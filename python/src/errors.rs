@@ -2,7 +2,10 @@
 //!
 //! The classes are Python's (`precast/errors.py`): a hierarchy under `precast.Error`, with a hint and a code.
 
-use precast_runtime::{RuntimeError, errors::TorchError};
+use precast_runtime::{
+    RuntimeError,
+    errors::{ErrorKind, TorchError, whole},
+};
 use precast_store::StoreError;
 use pyo3::{prelude::*, types::PyType};
 
@@ -18,21 +21,6 @@ fn raise(class: &str, code: &str, message: &str, hint: &str) -> PyErr {
         };
         made().unwrap_or_else(|error| error)
     })
-}
-
-/// Returns the message of an error and of its causes.
-fn whole(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// An argument that is not one.
@@ -57,38 +45,29 @@ pub fn tensor(name: &str, reason: &TorchError) -> PyErr {
 }
 
 pub fn torch(reason: &TorchError) -> PyErr {
-    raise("CallFailed", "Torch", &reason.to_string(), "")
+    raise(class_of(reason.into()), "Torch", &reason.to_string(), "")
 }
 
 pub fn store(error: &StoreError) -> PyErr {
-    raise("LoadError", "Store", &whole(error), error.hint())
+    raise(class_of(error.into()), "Store", &whole(error), error.hint())
 }
 
 pub fn runtime(error: &RuntimeError) -> PyErr {
-    let (class, code) = class_of(error);
-    raise(class, code, &whole(error), &error.hint())
+    let class = class_of(error.kind());
+    raise(class, error.name(), &whole(error), &error.hint())
 }
 
-/// Returns the class of an error and its name in Rust.
-fn class_of(error: &RuntimeError) -> (&'static str, &'static str) {
-    use RuntimeError as E;
-    macro_rules! classes {
-        ($($class:literal: $($variant:ident)+;)*) => {
-            match error {
-                $($(E::$variant { .. } => ($class, stringify!($variant)),)+)*
-                _ => ("Error", "Runtime"),
-            }
-        };
-    }
-    classes! {
-        "NotFound": NoRelease NoModule NoOutput;
-        "BadInput": BadInput InputCount InputNames Shape Array OutputDtype State;
-        "NoFit": NoBucket;
-        "Busy": Busy SessionsBusy;
-        "LoadError": Store NoDevice UnknownHost Libtorch NoShim Devices WrongTarget WrongArtifact WrongRecord Unreadable
-            MemoryFile WrongBytes NotLoadable Crashes Untried Interrupted MissingSymbol LackingLibtorch NoContainer
-            WrongCount Operators Malformed BadWeights Unbound Unprepared Upload ComputedFromWeights NotAWeight
-            SessionLimit;
-        "CallFailed": Unready NoThreads NeedsSession SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor;
+/// Returns the class of a kind of errors.
+fn class_of(kind: ErrorKind) -> &'static str {
+    use ErrorKind as K;
+    match kind {
+        K::BadArgument | K::BadInput => "BadInput",
+        K::NotFound => "NotFound",
+        K::NoFit => "NoFit",
+        K::Busy => "Busy",
+        K::LoadFailed => "LoadError",
+        K::OutOfMemory => "OutOfMemory",
+        K::CallFailed | K::Unready => "CallFailed",
+        _ => "Error",
     }
 }

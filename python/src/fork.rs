@@ -24,9 +24,14 @@ impl Process {
         Self(FORKS.load(Relaxed))
     }
 
+    /// Returns whether it is this process, and not a parent.
+    pub fn is_this(self) -> bool {
+        self.0 == FORKS.load(Relaxed)
+    }
+
     /// Refuses the use of an object of a parent.
     pub fn check(self, what: impl FnOnce() -> String) -> PyResult<()> {
-        if self.0 == FORKS.load(Relaxed) {
+        if self.is_this() {
             return Ok(());
         }
         Err(errors::unready(

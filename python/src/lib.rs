@@ -23,8 +23,9 @@
 //! fork, log, tensors
 //! inputs, nesting
 //! loaded
-//! session
+//! module, session
 //! model
+//! load
 //! ```
 
 // The macros of PyO3 convert errors that are errors of Python already.
@@ -36,9 +37,11 @@ mod ending;
 mod errors;
 mod fork;
 mod inputs;
+mod load;
 mod loaded;
 mod log;
 mod model;
+mod module;
 mod nesting;
 mod session;
 mod tensors;
@@ -50,8 +53,10 @@ mod _native {
     use crate::{
         ending::shut_down,
         fork::forked,
+        load::load,
         log::set_level,
-        model::{Call, Model, Module, load},
+        model::Model,
+        module::{Call, Module},
         session::Session,
         tensors::Tensor,
     };

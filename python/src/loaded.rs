@@ -1,30 +1,34 @@
 //! A model with what its answers need: the inputs of its modules, and how their outputs nest.
 
-use std::collections::HashMap;
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, PoisonError, RwLock},
+};
 
-use precast_runtime::{Model, Outputs, Runtime, RuntimeError};
-use precast_store::{Device, Digest, Store};
-use pyo3::prelude::*;
+use precast_runtime::{Model, Outputs, Runtime, RuntimeError, WeightSet};
+use precast_store::{Device, Digest};
+use pyo3::{prelude::*, types::PyDict};
 
 use crate::{
     errors,
+    fork::Process,
     inputs::{Inputs, Variant},
     nesting::Nesting,
-    tensors::Library,
+    tensors::{self, Library},
 };
 
 /// A model, and what its answers need.
 pub struct Loaded {
     pub model: Model,
     pub devices: Vec<Device>,
-    pub runtime: Runtime,
-    _store: Store,
+    /// The runtime of all models of its store and devices in this process.
+    pub runtime: Arc<Runtime>,
     pub variants: HashMap<String, Vec<Variant>>,
     nestings: HashMap<Digest, Nesting>,
 }
 
 impl Loaded {
-    pub fn of(model: Model, devices: Vec<Device>, runtime: Runtime, store: Store) -> Self {
+    pub fn of(model: Model, devices: Vec<Device>, runtime: Arc<Runtime>) -> Self {
         let mut variants: HashMap<String, Vec<Variant>> = HashMap::new();
         let mut nestings = HashMap::new();
         for module in model.modules() {
@@ -46,7 +50,6 @@ impl Loaded {
             model,
             devices,
             runtime,
-            _store: store,
             variants,
             nestings,
         }
@@ -89,6 +92,41 @@ impl Loaded {
             |named| self.model.run_named(module, named),
         )
     }
+}
+
+/// A model until it is closed, for the object and its modules.
+pub struct Held {
+    pub name: String,
+    /// None after `close`.
+    pub loaded: RwLock<Option<Arc<Loaded>>>,
+    pub process: Process,
+}
+
+impl Held {
+    /// Returns the model, unless it is closed or a parent's.
+    pub fn loaded(&self) -> PyResult<Arc<Loaded>> {
+        self.process
+            .check(|| format!("the model `{}`", self.name))?;
+        let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+        loaded.clone().ok_or_else(|| {
+            errors::unready(
+                format!("the model `{}` is closed", self.name),
+                "load it again with `precast.load`",
+            )
+        })
+    }
+}
+
+/// Returns a weight set of the caller's tensors on the first of these devices.
+pub fn own_weights(weights: &Bound<'_, PyDict>, devices: &[Device]) -> PyResult<WeightSet> {
+    let mut tensors = BTreeMap::new();
+    for (name, tensor) in weights {
+        let name: String = name.extract()?;
+        let tensor = tensors::take_weight(&tensor, &name)?;
+        tensors.insert(name, tensor);
+    }
+    let device = devices.first().copied().unwrap_or(Device::Cpu);
+    WeightSet::of(tensors, device).map_err(|error| errors::runtime(&error))
 }
 
 /// Returns the device of a name, as `cpu`, `cuda` or `cuda:1`.

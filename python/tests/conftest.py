@@ -24,10 +24,21 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the model `tiny` of `model/`. PRECAST_TEST_STORE names one that is kept between runs."""
     kept = os.environ.get("PRECAST_TEST_STORE")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("store") / "artifacts"
-    spec = HERE / "model" / "precast.toml"
-    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
-    subprocess.run([command(), "build", "-f", spec, "--store", folder, "-q"], env=environment, check=True, timeout=600)
+    _build("precast.toml", folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def chats(store: Path) -> Path:
+    """The store with the model `chat` in it, whose sessions begin with a call of `start`."""
+    _build("chat.toml", store)
+    return store
+
+
+def _build(spec: str, store: Path) -> None:
+    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
+    build = [command(), "build", "-f", HERE / "model" / spec, "--store", store, "-q"]
+    subprocess.run(build, env=environment, check=True, timeout=600)
 
 
 @pytest.fixture

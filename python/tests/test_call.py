@@ -7,6 +7,7 @@ import logging
 import pickle
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ import precast
 import pytest
 import torch
 from model.model import load as eager
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 IDS = torch.arange(12).view(3, 4)
 MASK = torch.ones(3, 4, dtype=torch.int64)
@@ -143,7 +146,7 @@ def test_errors_are_a_hierarchy_with_hints(store: Path, model: precast.Model) ->
         (lambda: model["nope"], precast.NotFound, "no module `nope`"),
         (lambda: precast.load(store, "none"), precast.NotFound, "there is no model `none`"),
         (lambda: precast.load(store, "tiny@99"), precast.NotFound, "99"),
-        (lambda: precast.load(store / "none", "tiny"), precast.LoadError, "is not a store"),
+        (lambda: precast.load(store / "none", "tiny"), precast.NotFound, "is not a store"),
         (lambda: precast.load(store, "tiny", device="tpu"), precast.BadInput, "`tpu` is no device"),
         (lambda: precast.load(store, "tiny", wait=-1), precast.BadInput, "wait"),
         (lambda: precast.load(store, "tiny", loading="never"), precast.BadInput, "loading"),
@@ -195,7 +198,7 @@ def test_spans_and_events_are_records_of_logging(store: Path, caplog: pytest.Log
 
 def test_a_session_keeps_states(model: precast.Model, tmp_path: Path) -> None:
     one = torch.ones(4)
-    with pytest.raises(precast.CallFailed, match="without a session"):
+    with pytest.raises(precast.BadInput, match="without a session"):
         model.count(one)
     first, second = model.session(), model.session()
     assert first.run("count", one).tolist() == [1] * 4
@@ -218,6 +221,28 @@ def test_a_session_keeps_states(model: precast.Model, tmp_path: Path) -> None:
         pass
     with pytest.raises(precast.CallFailed, match="the session is closed"):
         second.run("count", one)
+
+
+def test_models_of_one_store_share_their_weights(in_process: Run) -> None:
+    code = (
+        "import torch\n"
+        "ids = torch.ones(2, 3, dtype=torch.int64)\n"
+        "def maps():\n"
+        "    return sum(str(store) in line for line in open('/proc/self/maps'))\n"
+        "counts = [maps()]\n"
+        "others = [precast.load(path, 'tiny', instances=2) for path in (store, store + '/')]\n"
+        "counts.append(maps())\n"
+        "answers = [each.encode(ids, ids) for each in (model, *others)]\n"
+        "assert all(torch.equal(answers[0], each) for each in answers)\n"
+        "model.close(); others.pop().close()\n"
+        "counts.append(maps())\n"
+        "others.pop().close()\n"
+        "print(*counts, maps())\n"
+    )
+    done = in_process(code)
+    assert not done.returncode, done.stderr
+    one, three, last, none = map(int, done.stdout.split())
+    assert one == three == last > none == 0, done.stdout
 
 
 def test_weights_of_the_caller_are_read_in_place(store: Path) -> None:

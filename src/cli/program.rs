@@ -20,8 +20,8 @@ use crate::{
         words::time,
     },
     record::{
-        Artifact, Input, Layout, Output, Padding, Prepared, Program, State, Step, bounds_name,
-        session_bytes,
+        Artifact, First, Input, Layout, Output, Padding, Prepared, Program, State, Step,
+        bounds_name, session_bytes,
     },
     store::{Store, StoreError},
     target::DeviceKind,
@@ -191,7 +191,13 @@ fn step_name(step: &Step) -> &str {
 /// Returns the states, a line each; one line for many states, unless `whole` is set.
 fn states_of(program: &Program, whole: bool) -> Vec<String> {
     const FEW: usize = 4;
-    let line = |state: &State| format!("kept {}", sized(&state.name, &state.layout, &state.dims));
+    let line = |state: &State| {
+        let text = format!("kept {}", sized(&state.name, &state.layout, &state.dims));
+        match &state.first {
+            First::Output { module, .. } => format!("{text}, filled by `{module}`"),
+            First::Zeros | First::Tensor(_) => text,
+        }
+    };
     match &program.states[..] {
         [first, .., last] if !whole && program.states.len() > FEW => {
             let (number, bytes) = (program.states.len(), bytes(session_bytes([program])));

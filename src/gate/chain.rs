@@ -1,11 +1,11 @@
 //! A chain: `prefill` and steps of `decode` in one session of the artifacts, and in one of eager.
 //!
-//! Both sessions get the same tokens: a drawn prompt, then the tokens that eager chooses greedily. Other inputs are zero,
+//! Modules that fill states are called first, on drawn inputs. Both sessions get the same tokens: a drawn prompt, then the tokens that eager chooses greedily. Other inputs are zero,
 //! or the minimum of their range. The outputs of each call are compared as in the gate of one call. A token that the
 //! artifacts choose may differ only if its logit is as high as that of eager's token, within the measured difference of
 //! the logits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use precast_builder::gate::{ChainProgram, ChainRequest, Verdict};
 use precast_runtime::{
@@ -13,7 +13,7 @@ use precast_runtime::{
 };
 use precast_store::{
     Device, Digest,
-    record::{Dtype, Input, Program, receipt::Gate},
+    record::{Dtype, First, Input, Program, receipt::Gate},
 };
 
 use super::{
@@ -73,6 +73,21 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
         None => session.prefill(&inputs.prompt, &inputs.prefill),
         Some(token) => session.decode(token, &inputs.decode),
     };
+    for module in fillers(&request.chain) {
+        let mut programs = request.chain.iter().map(|one| &one.program);
+        let Some(program) = programs.find(|program| program.module == module) else {
+            return Ok(Ok(None));
+        };
+        let inputs = samples(program, &program.sizes, device)?;
+        let expected = other.run(module, &inputs)?;
+        let got = own.run(module, &inputs);
+        let compared = got
+            .map_err(|error| error.to_string())
+            .and_then(|got| differences(&got, &expected, &known));
+        if let Err(why) = compared {
+            return Ok(Err(format!("`{module}`, before a session's tokens: {why}")));
+        }
+    }
     let mut next = None;
     for made in 0..=inputs.tokens {
         let expected = match call(&mut other, next) {
@@ -96,6 +111,16 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
         next = Some(token);
     }
     Ok(Ok(Some(inputs.tokens)))
+}
+
+/// Returns the modules whose outputs are first values of states.
+fn fillers(chain: &[ChainProgram]) -> BTreeSet<&str> {
+    let states = chain.iter().flat_map(|one| &one.program.states);
+    let module = |state| match state {
+        &First::Output { ref module, .. } => Some(module.as_str()),
+        _ => None,
+    };
+    states.filter_map(|state| module(&state.first)).collect()
 }
 
 /// Loads the programs, or their exported graphs.

@@ -114,6 +114,7 @@ impl<'m> GateCaller<'m> {
     /// Sets the states of the session to those of a sample.
     fn prepare(&mut self, sample: &Sample) -> Fallible<()> {
         self.session.reset();
+        self.session.without_fillers();
         for (state, value) in self.program.states.iter().zip(&sample.states) {
             self.session.set_state(&state.name, value)?;
         }

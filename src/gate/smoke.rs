@@ -82,7 +82,9 @@ fn answers(
         weights.object,
         weights.aliases.clone(),
     )?;
-    let out = model.session()?.run(&program.module, inputs)?;
+    let mut session = model.session()?;
+    session.without_fillers();
+    let out = session.run(&program.module, inputs)?;
     out.check()?;
     let values = out.iter().map(|output| -> Fallible<Vec<f64>> {
         if !output.dtype().is_some_and(Dtype::is_float) {

@@ -130,6 +130,75 @@ fn callers_in_many_sessions_at_once_see_their_own_totals() {
     });
 }
 
+/// Returns a model whose module `f` reads a total that `start` fills.
+fn filled(start: Fake) -> Memory {
+    let mut memory = Memory::default();
+    let mut program = memory.add("f", &totals());
+    program.states[0].first = First::Output {
+        module: "start".to_owned(),
+        index: 0,
+    };
+    memory.programs.insert(program.id, program);
+    memory.add("start", &start.constants(0).salted(7));
+    memory
+}
+
+#[test]
+fn a_state_has_no_value_before_its_module_was_called() {
+    let model = filled(Fake::sized(1, 2)).runtime().load("fake").unwrap();
+    let mut session = model.session().unwrap();
+    let missing = |session: &mut precast::runtime::Session<'_>| {
+        let error = session.run("f", &[given()]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "state `total`: it has no value yet: module `start` fills it, and the session has not called that"
+        );
+    };
+    missing(&mut session);
+    missing(&mut session.fork().unwrap());
+    // The fake without weights returns its input.
+    session
+        .run("start", &[tensor(&[10.0_f32, 20.0], [1, 2])])
+        .unwrap();
+    let mut fork = session.fork().unwrap();
+    for session in [&mut session, &mut fork] {
+        assert_eq!(
+            flat(&session.run("f", &[given()]).unwrap()[0]),
+            [12.0, 24.0]
+        );
+        assert_eq!(flat(&session.state("total").unwrap()), [11.0, 22.0]);
+    }
+    // It can be called again at any time.
+    session.run_named("start", &[("x", given())]).unwrap();
+    assert_eq!(flat(&session.state("total").unwrap()), [1.0, 2.0]);
+    session.reset();
+    missing(&mut session);
+    session
+        .set_state("total", &tensor(&[3.0_f32, 4.0], [1, 2]))
+        .unwrap();
+    assert_eq!(flat(&session.run("f", &[given()]).unwrap()[0]), [5.0, 8.0]);
+    drop(session);
+    missing(&mut model.session().unwrap());
+    // Without a session it is a module as any other.
+    assert_eq!(
+        flat(&model.run("start", &[given()]).unwrap()[0]),
+        [1.0, 2.0]
+    );
+}
+
+#[test]
+fn an_output_that_does_not_fit_its_state_changes_nothing() {
+    let model = filled(Fake::sized(1, 3)).runtime().load("fake").unwrap();
+    let mut session = model.session().unwrap();
+    session.set_state("total", &given()).unwrap();
+    let error = session.run("start", &[x(1, 3)]).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "state `total`: it is float32 [1, 2], and module `start` gave float32 [1, 3]"
+    );
+    assert_eq!(flat(&session.state("total").unwrap()), [1.0, 2.0]);
+}
+
 /// The sizes and the states of a program. An axis of a state is a dimension of the sizes, or has 3 elements.
 type Stateful<'a> = (&'a [(&'a str, i64)], States<'a>);
 type States<'a> = &'a [(&'a str, &'a [&'a str])];

@@ -81,9 +81,11 @@ class Project(unittest.TestCase):
         device: str = "cpu",
         also: Sequence[str] = (),
         context: int | None = None,
+        unsaved: Sequence[str] = (),
     ) -> Any:
         """Opens a model from source."""
-        return part("entry").open_model(self.root, f"{self.write(text)}:{entry}", device, also, context=context)
+        name = f"{self.write(text)}:{entry}"
+        return part("entry").open_model(self.root, name, device, also, context=context, unsaved=unsaved)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
         """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims), `specs` as the plan sends them."""

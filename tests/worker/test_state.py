@@ -50,6 +50,46 @@ def load():
     return Model()
 """
 
+# Reads two states, and has methods that give their first values, right ones and wrong ones.
+FILLED = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mood", torch.zeros(1, 4), persistent=False)
+        self.register_buffer("pace", torch.zeros(1, 4), persistent=False)
+        self.register_buffer("scale", torch.tensor([2.0]))
+
+    def forward(self, x):
+        return x * self.scale + self.mood - 3 * self.pace
+
+    def start(self, style):
+        return {"pace": style + 1, "mood": style * 2}
+
+    def pair(self, style):
+        return style, style + 1
+
+    def one(self, style):
+        return style
+
+    def half(self, style):
+        return {"mood": style, "other": style}
+
+    def wide(self, style):
+        return style.repeat(2, 1), style
+
+    def writes(self, style):
+        self.scale.mul_(2)
+        return style, style
+
+    def raises(self, style):
+        raise ValueError("no style")
+
+def load():
+    return Model()
+"""
+
 INPUTS = """
 import torch
 
@@ -141,6 +181,50 @@ class State(Project):
         captured = self.capture(opened, inputs=inputs, state=[named("kept")])
         self.assertEqual([one["name"] for one in captured["states"]], ["kept"])
         self.check_composed(opened, captured)
+
+    def test_outputs_of_another_module_are_first_values(self) -> None:
+        opened = self.open(FILLED, unsaved=["mood", "pace"])
+        filler = {"name": "start", "path": "", "method": "start", "inputs": [spec("style", "float32", [1, 4])]}
+
+        def capture(names: list[str], **changes: Any) -> Any:
+            opened.fillings.clear()
+            asked = [{**named(name), "first": {"module": {**filler, **changes}}} for name in names]
+            return self.capture(opened, inputs=[("x", "float32", [1, 4])], state=asked)
+
+        captured = capture(["mood", "pace"])
+        firsts = {one["name"]: one["first"]["output"] for one in captured["states"]}
+        self.assertEqual(firsts, {"mood": {"module": "start", "index": 1}, "pace": {"module": "start", "index": 0}})
+        self.check_composed(opened, captured)
+        # Outputs with other names, in the order of the states.
+        captured = capture(["mood", "pace"], method="pair")
+        indices = [one["first"]["output"]["index"] for one in captured["states"]]
+        self.assertEqual(indices, [0, 1])
+        # The weight set has neither of them.
+        self.assertEqual(sorted(self.weights(opened)), ["scale"])
+
+        failure = self.fails("bad_input", capture, ["mood", "pace"], method="one")
+        self.assertEqual(failure.message, "module `start` has 1 outputs, and fills 2 states: mood, pace")
+        failure = self.fails("bad_input", capture, ["mood", "pace"], method="half")
+        self.assertEqual(failure.message, "module `start` has no output `pace`, and fills that state")
+        failure = self.fails("bad_input", capture, ["mood", "pace"], method="wide")
+        self.assertEqual(
+            failure.message, "module `start` gives state `mood` float32 [2, 4], and it is float32 [1, 4]"
+        )
+        failure = self.fails("bad_input", capture, ["mood", "pace"], method="writes")
+        self.assertEqual(failure.message, "module `start` fills states, and has one: `scale`")
+        self.assertEqual(opened.model.scale.tolist(), [2.0])
+        failure = self.fails("bad_input", capture, ["mood", "pace"], method="raises")
+        self.assertIn("no style", failure.message)
+        self.fails("no_method", capture, ["mood", "pace"], method="nothing")
+
+    def test_a_buffer_with_its_own_values_that_the_weight_set_lacks_is_refused(self) -> None:
+        opened = self.open(FILLED, unsaved=["mood", "pace"])
+        inputs = [("x", "float32", [1, 4])]
+        own = [{**named(name), "first": "own"} for name in ("mood", "pace")]
+        self.assertEqual([one["first"] for one in self.capture(opened, inputs=inputs, state=own)["states"]], ["zeros"] * 2)
+        opened.model.pace.fill_(1)
+        failure = self.fails("bad_input", self.capture, opened, inputs=inputs, state=own)
+        self.assertEqual(failure.message, "state `pace` begins with values that the weight set lacks")
 
     def test_a_later_region_reads_the_old_value_or_the_new_one(self) -> None:
         source = """

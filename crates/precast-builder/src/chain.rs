@@ -5,9 +5,11 @@
 //! ([`ChainRequest`]), with its weights, before it is published. A release with the programs and the weights of the
 //! newest one is not compared again.
 
+use std::collections::BTreeSet;
+
 use precast_store::{
     StoreError,
-    record::{Release, Shim},
+    record::{First, Program, Release, Shim},
 };
 
 use super::{
@@ -58,8 +60,9 @@ pub(super) fn check(
     }
 }
 
-/// Returns the programs of a chain, with the tolerances of their modules. Programs without states or without a graph
-/// that eager could run are left out, as are modules that the spec does not check.
+/// Returns the programs of a chain and of the modules that fill its states, with the tolerances of their modules.
+/// Programs without states or without a graph that eager could run are left out, as are modules that the spec does not
+/// check.
 fn programs(
     options: &Options<'_>,
     plan: &Plan,
@@ -70,13 +73,25 @@ fn programs(
         let mut items = plan.items.iter().chain(&plan.beyond);
         items.any(|item| modules[item.module].name == name && !item.settings.compile.healthcheck)
     };
-    let mut found = Vec::new();
+    let mut programs = Vec::new();
     for id in &release.programs {
-        let Some(program) = options.store.records().program(id)? else {
-            continue;
-        };
+        programs.extend(options.store.records().program(id)?);
+    }
+    let in_chain =
+        |program: &Program| MODULES.contains(&&*program.module) && !program.states.is_empty();
+    let fillers: BTreeSet<String> = programs
+        .iter()
+        .filter(|program| in_chain(program))
+        .flat_map(|program| &program.states)
+        .filter_map(|state| match &state.first {
+            First::Output { module, .. } => Some(module.clone()),
+            _ => None,
+        })
+        .collect();
+    let mut found = Vec::new();
+    for program in programs {
         let name = program.module.as_str();
-        let fits = MODULES.contains(&name) && !program.states.is_empty();
+        let fits = in_chain(&program) || fillers.contains(name);
         if !fits || program.eager.is_none() || unchecked(name) {
             continue;
         }

@@ -194,7 +194,7 @@ fn one(
             path: module.path.clone(),
             method: module.method.clone(),
             inputs,
-            state: module.sized_state(&sizes),
+            state: module.sized_state(&sizes, &spec.modules),
             compiled,
             regions: if compiled {
                 module.regions.clone()

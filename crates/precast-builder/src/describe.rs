@@ -48,6 +48,7 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         weights_name: None,
         unused_weights: vec![],
         context: None,
+        unsaved: vec![],
     };
     let request = Request::Describe {
         samples: options.samples.clone(),

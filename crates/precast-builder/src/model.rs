@@ -118,6 +118,7 @@ pub(super) fn open_model(
         weights_name: spec.model.weights.file().map(Path::to_owned),
         unused_weights: weight_file::unused(spec),
         context: spec.model.context,
+        unsaved: spec.unsaved(),
     };
     let opened = worker.call(&request, OPEN_LIMIT, &mut |_| {})?;
     worker.opened = true;

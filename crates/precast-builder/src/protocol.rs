@@ -67,6 +67,8 @@ pub(crate) enum Request {
         unused_weights: Vec<String>,
         /// The size of the cache that a generative model gets.
         context: Option<i64>,
+        /// Globs of buffers that the weight set lacks.
+        unsaved: Vec<String>,
     },
     /// Writes the weight set as safetensors, unless it came from a file: answered with [`SavedWeights`].
     Weights { out: PathBuf },

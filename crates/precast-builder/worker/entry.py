@@ -54,10 +54,14 @@ class Opened:
     offering: set[str] = field(default_factory=set)
     # Path and method of a module -> the buffers that it writes into, as far as they are known.
     states: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    # Globs of buffers that are states and begin with other values than their own.
+    unsaved: Sequence[str] = ()
+    # Module that fills states -> its outputs on sample inputs, by name.
+    fillings: dict[str, list[tuple[str, Any]]] = field(default_factory=dict)
 
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""
-        return weights.collect(self.model, self.from_file)
+        return weights.collect(self.model, self.from_file, self.unsaved)
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
@@ -79,11 +83,13 @@ def open_model(
     also: Sequence[str] = (),
     values: weights.Files | None = None,
     context: int | None = None,
+    unsaved: Sequence[str] = (),
 ) -> Opened:
     """Imports `module:callable` under `root` and calls it; the model is in eval mode, on the device, without gradients.
 
     `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` are
     files of weights, which replace the model's own. `context` is the size of the cache that a generative model gets.
+    `unsaved` are globs of buffers that the weight set lacks.
     """
     root = Path(os.path.realpath(root))
     if device == "cuda" and not torch.cuda.is_available():
@@ -122,7 +128,8 @@ def open_model(
     # Imported before or now, or named by a file of the project.
     tops = {name.partition(".")[0] for name in (set(sys.modules) - before) | named} & sys.modules.keys() | {"torch"}
     known = packages(tops), declared.declared(model, root)
-    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, _place(function, root))
+    place = _place(function, root)
+    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, place, unsaved=unsaved)
 
 
 def load(root: Path, entry: str) -> Any:

@@ -59,8 +59,8 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
         values = _torch("weights").Files(paths, Path(request["weights_name"]), unused)
     also = request.get("also") or ()
     root, entry, device = Path(request["root"]), request["entry"], request["device"]
-    context = request.get("context")
-    session.opened = _torch("entry").open_model(root, entry, device, also, values, context)
+    context, unsaved = request.get("context"), request.get("unsaved") or ()
+    session.opened = _torch("entry").open_model(root, entry, device, also, values, context, unsaved)
     return session.opened.answer()
 
 

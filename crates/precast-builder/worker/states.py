@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import call, cut, failures, samples, tensors
+from . import call, cut, failures, fillings, samples, tensors
 from .wire import Failure
 
 
@@ -18,7 +18,7 @@ def of_module(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]]
     """Returns the inputs of a module with its states among them; the positions of states, and their first values."""
     specs, path = list(module["inputs"]), module["path"]
     named = {one["name"]: one for one in module.get("state") or ()}
-    states: dict[int, Any] = {at: "zeros" for at, spec in enumerate(specs) if named.pop(spec["name"], None)}
+    asks = {at: named.pop(spec["name"])["first"] for at, spec in enumerate(specs) if spec["name"] in named}
     buffers = {name: call.find(opened.model, path).get_buffer(name) for name in module.get("buffers") or ()}
     for name, buffer in buffers.items():
         whole = call.joined(path, name)
@@ -27,10 +27,29 @@ def of_module(opened: Any, module: dict[str, Any]) -> tuple[list[dict[str, Any]]
         asked = named[patterns[0]] if patterns else {"first": "own"}
         if asked.get("shape") is not None:
             spec |= _reshaped(whole, buffer, asked)
-        own = asked["first"] == "own"
-        states[len(specs)] = {"tensor": opened.named().name_of(whole)} if own else "zeros"
+        asks[len(specs)] = asked["first"] if asked["first"] != "own" else _own(opened, whole, buffer)
         specs.append(spec)
-    return specs, states
+    return specs, _filled(opened, specs, asks)
+
+
+def _own(opened: Any, name: str, buffer: Any) -> Any:
+    """Returns the first value of a buffer that begins with its own values."""
+    named = opened.named()
+    if named.name_of(name) in named.tensors:
+        return {"tensor": named.name_of(name)}
+    if not buffer.any():
+        return "zeros"
+    hint = "a state of another module with `first = \"zeros\"` has this buffer, or the file of weights lacks it"
+    raise Failure("bad_input", f"state `{name}` begins with values that the weight set lacks", hint=hint, spec=name)
+
+
+def _filled(opened: Any, specs: list[dict[str, Any]], asks: dict[int, Any]) -> dict[int, Any]:
+    """Returns the first values of states, with the outputs of the modules that fill some of them."""
+    fillers = {first["module"]["name"]: first["module"] for first in asks.values() if "module" in first}
+    for name, filler in fillers.items():
+        own = [at for at, first in asks.items() if "module" in first and first["module"]["name"] == name]
+        asks |= zip(own, fillings.first_values(opened, filler, [specs[at] for at in own]), strict=True)
+    return asks
 
 
 def _reshaped(name: str, buffer: Any, asked: dict[str, Any]) -> dict[str, Any]:
@@ -91,8 +110,12 @@ def fill(
     `after` calls the module and returns the inputs after the call; `draw` returns the inputs of such a call.
     """
     for at, first in states.items():
-        own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
-        inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
+        if first == "zeros":
+            inputs[at] = torch.zeros_like(inputs[at])
+        elif "output" in first:
+            inputs[at] = fillings.value(opened, first["output"]).clone()
+        else:
+            inputs[at] = opened.named().tensors[first["tensor"]].detach().clone()
     for salt in range(1, samples.FILLING + 1) if states else ():
         given = after([inputs[at] if at in states else one for at, one in enumerate(draw(salt))])
         for at in states:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import tensors, valueless
+from . import cut, tensors, valueless
 from .failures import one_line
 from .torch_private import fake, modules
 from .wire import Failure
@@ -52,16 +52,18 @@ def identity(tensor: Any) -> tuple[Any, ...]:
     return (place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
 
-def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
+def collect(model: Any, from_file: Collection[str] | None = None, unsaved: Sequence[str] = ()) -> Named:
     """Names every tensor of a model. Of several names, the first in the model's order counts; the others are aliases.
 
     `from_file` are the names in a file of weights. Then only tensors of the file are named, by a name of the file.
+    `unsaved` are globs of buffers that are left out.
     """
     found: dict[str, Any] = {}
     for name, tensor in model.named_parameters(remove_duplicate=False):
         found[name] = tensor
     for name, tensor in model.named_buffers(remove_duplicate=False):
-        found[name] = tensor
+        if not any(cut.matches(glob, name) for glob in unsaved):
+            found[name] = tensor
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.layout == torch.strided and tensors.supported(value.dtype):

@@ -11,9 +11,14 @@
  * Threads. Any number of threads can use one runtime, one model and one outputs object at once. Calls in one session
  * run one after the other. While a thread frees an object, no other thread may use it.
  *
+ * Streams. On CUDA a call returns before its work is done. It works on the default stream of its device, or on the stream
+ * that precast_model_run_on and precast_session_set_stream name. Other work of the caller on the tensors is in the same
+ * stream, or waits for it by events.
+ *
  * The caller's part. A pointer is NULL, or points to a live object, to a text that ends with NUL, or to an array with
  * the count beside it. NULL for a required object or text is an error, never a crash. A freed object must not be used
- * or freed again; the library does not detect it. Texts are UTF-8; paths are the bytes of the file system.
+ * or freed again, and a destroyed stream not be used; the library does not detect it. Texts are UTF-8; paths are the
+ * bytes of the file system.
  *
  * The process. A process has one libtorch: its own, or that of precast_libtorch. Nothing is unloaded: dlclose has
  * no effect on this library. After fork() the child must not use it.
@@ -279,6 +284,16 @@ struct precast_error *precast_model_load(const struct precast_runtime *runtime,
                                          const char *name,
                                          struct precast_model **out);
 
+// Makes every later call of a model use the weights of a release, as "model@release" or the newest one of "model".
+//
+// The release can be of another model with the same artifacts. Running calls finish with the weights that they began
+// with, and open sessions keep theirs. `runtime` has the release in its store, and the devices of the model. After an
+// error the model has the weights that it had.
+PRECAST_MUST_USE
+struct precast_error *precast_model_swap(const struct precast_model *model,
+                                         const struct precast_runtime *runtime,
+                                         const char *release);
+
 // Frees a runtime. NULL is ignored. Its models stay valid.
 void precast_runtime_free(struct precast_runtime *runtime);
 
@@ -309,6 +324,20 @@ struct precast_error *precast_model_run(const struct precast_model *model,
                                         const char *const *names,
                                         size_t count,
                                         struct precast_outputs **out);
+
+// Runs a module as precast_model_run does, on a CUDA stream of the caller: a `cudaStream_t`, or NULL for the default
+// stream.
+//
+// The stream is of the device of the inputs; with inputs on the CPU, of the only CUDA device of the model. The caller
+// does not destroy it before the outputs are freed. precast_outputs_copy of these outputs works on the same stream.
+PRECAST_MUST_USE
+struct precast_error *precast_model_run_on(const struct precast_model *model,
+                                           const char *module,
+                                           const DLTensor *const *inputs,
+                                           const char *const *names,
+                                           size_t count,
+                                           void *stream,
+                                           struct precast_outputs **out);
 
 // Loads every program that is not loaded yet, and runs each once, so that no call pays for work that is done once.
 PRECAST_MUST_USE
@@ -342,8 +371,8 @@ const char *precast_outputs_name(const struct precast_outputs *outputs,
 
 // Copies the elements of an output into memory of the caller, the last axis moving fastest, from any device.
 //
-// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, and checks the
-// call as precast_outputs_check does. After an error `data` is unchanged.
+// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, on the stream of
+// its call, and checks the call as precast_outputs_check does. After an error `data` is unchanged.
 PRECAST_MUST_USE
 struct precast_error *precast_outputs_copy(const struct precast_outputs *outputs,
                                            size_t index,
@@ -380,7 +409,7 @@ struct precast_error *precast_session_open(const struct precast_model *model,
 // Runs a module on the states of a session, as precast_model_run does.
 //
 // A call that is refused does not change the states. After a call that failed while it ran, every later call fails
-// until precast_session_reset.
+// until precast_session_reset or precast_session_load.
 PRECAST_MUST_USE
 struct precast_error *precast_session_run(struct precast_session *session,
                                           const char *module,
@@ -426,6 +455,25 @@ struct precast_error *precast_session_reset(struct precast_session *session);
 PRECAST_MUST_USE
 struct precast_error *precast_session_fork(struct precast_session *session,
                                            struct precast_session **out);
+
+// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
+PRECAST_MUST_USE
+struct precast_error *precast_session_save(struct precast_session *session,
+                                           const char *file);
+
+// Reads states from a file of precast_session_save; other states get their first values. A file of another model, or a
+// truncated one, changes nothing.
+PRECAST_MUST_USE
+struct precast_error *precast_session_load(struct precast_session *session,
+                                           const char *file);
+
+// Makes later calls of a session work on a CUDA stream: a `cudaStream_t` of the caller, or NULL for the default stream.
+//
+// A call waits for earlier calls of the session on other streams. The caller destroys no stream before the session and
+// its outputs are freed. On the CPU, only NULL is accepted. A fork begins with the stream of its session.
+PRECAST_MUST_USE
+struct precast_error *precast_session_set_stream(struct precast_session *session,
+                                                 void *stream);
 
 // Frees a session. NULL is ignored.
 void precast_session_free(struct precast_session *session);

@@ -6,13 +6,15 @@
 
 use std::{
     any::Any,
-    error::Error as Cause,
     ffi::{CString, c_char},
     mem::MaybeUninit,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use precast_runtime::{RuntimeError, errors::TorchError};
+use precast_runtime::{
+    RuntimeError,
+    errors::{ErrorKind, TorchError, whole},
+};
 use precast_store::StoreError;
 
 use crate::kept::text_of;
@@ -100,12 +102,8 @@ impl Failure {
 
     /// Returns the failure of a tensor at a place, as `input 0`.
     pub fn tensor(place: &str, error: &TorchError) -> Self {
-        let code = match error {
-            TorchError::Memory(_) => Code::OutOfMemory,
-            TorchError::Refused(_) => Code::BadInput,
-            _ => Code::CallFailed,
-        };
-        Self::new(code, format!("{place}: {error}"), "")
+        let kind = ErrorKind::from(error);
+        Self::new(kind.into(), format!("{place}: {error}"), "")
     }
 
     fn into_error(self) -> Box<Error> {
@@ -122,7 +120,7 @@ impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
         let names = NAMES.iter();
         let hint = names.fold(error.hint(), |hint, (rust, c)| hint.replace(rust, c));
-        Self::new(code(&error), message(&error), hint)
+        Self::new(error.kind().into(), whole(&error), hint)
     }
 }
 
@@ -143,62 +141,27 @@ const NAMES: [(&str, &str); 8] = [
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
-        Self::new(code_of_store(&error), message(&error), error.hint())
+        let kind = ErrorKind::from(&error);
+        Self::new(kind.into(), whole(&error), error.hint())
     }
 }
 
-/// Returns the kind of an error of a store.
-fn code_of_store(error: &StoreError) -> Code {
-    match error {
-        StoreError::BadName(_) => Code::BadArgument,
-        StoreError::NotAStore { .. } => Code::NotFound,
-        StoreError::Busy { .. } => Code::Busy,
-        _ => Code::LoadFailed,
-    }
-}
-
-/// Returns the kind of an error of the runtime.
-fn code(error: &RuntimeError) -> Code {
-    use RuntimeError as E;
-    match error {
-        error if error.is_out_of_memory() => Code::OutOfMemory,
-        E::Store { source, .. } => source
-            .downcast_ref()
-            .map_or(Code::LoadFailed, code_of_store),
-        E::Devices | E::NeedsSession { .. } | E::State { .. } => Code::BadArgument,
-        E::NoRelease(_) | E::NoModule { .. } | E::NoOutput { .. } => Code::NotFound,
-        E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } | E::Shape { .. } => {
-            Code::BadInput
+impl From<ErrorKind> for Code {
+    fn from(kind: ErrorKind) -> Self {
+        use ErrorKind as K;
+        match kind {
+            K::BadArgument => Self::BadArgument,
+            K::NotFound => Self::NotFound,
+            K::BadInput => Self::BadInput,
+            K::NoFit => Self::NoFit,
+            K::Busy => Self::Busy,
+            K::LoadFailed => Self::LoadFailed,
+            K::OutOfMemory => Self::OutOfMemory,
+            K::Unready => Self::Unready,
+            // Kinds of later versions.
+            _ => Self::CallFailed,
         }
-        E::NoBucket { .. } => Code::NoFit,
-        E::Busy { .. } | E::SessionsBusy { .. } => Code::Busy,
-        E::Unready { .. } => Code::Unready,
-        E::Failed { .. }
-        | E::CheckFailed { .. }
-        | E::BadOutput { .. }
-        | E::NothingLeft { .. }
-        | E::SessionFailed { .. }
-        | E::NoThreads { .. }
-        | E::OutputDtype { .. }
-        | E::Tensor { .. }
-        | E::Array { .. } => Code::CallFailed,
-        _ => Code::LoadFailed,
     }
-}
-
-/// Returns the text of an error and of its causes.
-fn message(error: &dyn Cause) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let own = error.to_string();
-        // A transparent error has the text of its cause.
-        if !text.contains(&own) {
-            text = format!("{text}: {own}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 /// Runs the body of a function. Returns its failure or its panic as an error for the caller, or null.

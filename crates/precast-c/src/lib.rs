@@ -23,7 +23,7 @@
 //! ```text
 //! kept
 //! error
-//! memory
+//! memory, streams
 //! describe, tensors
 //! options, outputs
 //! model
@@ -39,4 +39,5 @@ mod options;
 mod outputs;
 mod runtime;
 mod session;
+mod streams;
 mod tensors;

@@ -2,7 +2,9 @@
 #![allow(unsafe_code, reason = "reads memory of the caller")]
 
 use std::{
-    ffi::{CStr, c_char},
+    ffi::{CStr, OsStr, c_char},
+    os::unix::ffi::OsStrExt,
+    path::Path,
     slice,
 };
 
@@ -18,6 +20,16 @@ pub unsafe fn bytes<'a>(name: &str, start: *const c_char) -> Result<&'a [u8], Fa
     }
     // SAFETY: the caller's text, which is not null.
     Ok(unsafe { CStr::from_ptr(start) }.to_bytes())
+}
+
+/// Returns a path of the caller: bytes of the file system.
+///
+/// # Safety
+/// As [`bytes`].
+pub unsafe fn path<'a>(name: &str, start: *const c_char) -> Result<&'a Path, Failure> {
+    // SAFETY: as this function requires.
+    let bytes = unsafe { bytes(name, start) }?;
+    Ok(OsStr::from_bytes(bytes).as_ref())
 }
 
 /// Returns a text of the caller in UTF-8.

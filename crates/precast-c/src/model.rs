@@ -5,13 +5,13 @@
 )]
 
 use std::{
-    ffi::{CString, c_char},
+    ffi::{CString, c_char, c_void},
     mem::MaybeUninit,
     ptr,
     sync::Arc,
 };
 
-use precast_runtime::{Model as Loaded, RuntimeError, dlpack::DLTensor};
+use precast_runtime::{Device, Model as Loaded, Tensor, dlpack::DLTensor};
 use serde_json::json;
 
 use crate::{
@@ -20,20 +20,38 @@ use crate::{
     kept::text_of,
     memory::{object, text},
     outputs::Outputs,
-    tensors::{self, Inputs},
+    streams::OwnStream,
+    tensors,
 };
 
 /// A loaded model.
 pub struct Model {
     pub model: Arc<Loaded>,
+    devices: Vec<Device>,
     described: Described,
 }
 
 impl Model {
-    pub fn of(model: Loaded) -> Self {
+    pub fn of(model: Loaded, devices: &[Device]) -> Self {
         let described = Described::of(&model);
-        let model = Arc::new(model);
-        Self { model, described }
+        let (model, devices) = (Arc::new(model), devices.to_vec());
+        Self {
+            model,
+            devices,
+            described,
+        }
+    }
+
+    /// Returns the CUDA device of a call: that of an input, or else the only one of the model. The CPU if there is none.
+    fn cuda_device(&self, inputs: &[Tensor]) -> Device {
+        let is_cuda = |device: &Device| *device != Device::Cpu;
+        let mut given = inputs.iter().filter_map(Tensor::device);
+        let mut own = self.devices.iter().copied().filter(is_cuda);
+        let only = match (own.next(), own.next()) {
+            (Some(only), None) => Some(only),
+            _ => None,
+        };
+        given.find(is_cuda).or(only).unwrap_or(Device::Cpu)
     }
 }
 
@@ -69,6 +87,26 @@ pub unsafe extern "C" fn precast_model_run(
     count: usize,
     out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
 ) -> Option<Box<Error>> {
+    // SAFETY: as of this function; null is no stream.
+    unsafe { precast_model_run_on(model, module, inputs, names, count, ptr::null_mut(), out) }
+}
+
+/// Runs a module as precast_model_run does, on a CUDA stream of the caller: a `cudaStream_t`, or NULL for the default
+/// stream.
+///
+/// The stream is of the device of the inputs; with inputs on the CPU, of the only CUDA device of the model. The caller
+/// does not destroy it before the outputs are freed. precast_outputs_copy of these outputs works on the same stream.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_model_run_on(
+    model: *const Model,
+    module: *const c_char,
+    inputs: *const *const DLTensor,
+    names: *const *const c_char,
+    count: usize,
+    stream: *mut c_void,
+    out: Option<&mut MaybeUninit<Option<Box<Outputs>>>>,
+) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: an object, a text and tensors of the caller, which live until the function returns.
         let (model, module, inputs) = unsafe {
@@ -76,17 +114,16 @@ pub unsafe extern "C" fn precast_model_run(
             let module = text("module", module)?;
             (model, module, tensors::inputs(inputs, names, count)?)
         };
+        // SAFETY: the caller's stream, which lives until the outputs are freed.
+        let stream = unsafe { OwnStream::new(stream, model.cuda_device(&inputs.tensors)) }?;
         let model = &model.model;
-        let run = |inputs: Inputs<'_>| -> Result<precast_runtime::Outputs, RuntimeError> {
-            match inputs.names {
-                None => model.run(module, &inputs.tensors),
-                Some(names) => {
-                    let named: Vec<_> = names.into_iter().zip(&inputs.tensors).collect();
-                    model.run_named(module, &named)
-                }
+        Outputs::on(stream, || match inputs.names {
+            None => model.run(module, &inputs.tensors),
+            Some(names) => {
+                let named: Vec<_> = names.into_iter().zip(&inputs.tensors).collect();
+                model.run_named(module, &named)
             }
-        };
-        Outputs::of(run(inputs)?)
+        })
     })
 }
 

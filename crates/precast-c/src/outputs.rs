@@ -12,7 +12,7 @@ use std::{
 };
 
 use precast_runtime::{
-    Tensor,
+    RuntimeError, Tensor,
     dlpack::{Capsule, DLManagedTensorVersioned, DLTensor},
 };
 
@@ -20,6 +20,7 @@ use crate::{
     error::{Code, Error, Failure, guarded, quiet},
     kept::text_of,
     memory::object,
+    streams::OwnStream,
 };
 
 /// The outputs of one call.
@@ -29,20 +30,30 @@ pub struct Outputs {
     /// The outputs for C. Their structures do not change.
     tensors: Vec<Capsule>,
     names: Vec<CString>,
+    /// The stream of the call.
+    stream: OwnStream,
 }
 
 impl Outputs {
-    pub fn of(outputs: precast_runtime::Outputs) -> Result<Self, Failure> {
+    /// Makes a call on a stream, and returns its outputs.
+    pub fn on(
+        stream: OwnStream,
+        call: impl FnOnce() -> Result<precast_runtime::Outputs, RuntimeError>,
+    ) -> Result<Self, Failure> {
+        let entered = stream.enter()?;
+        let outputs = call()?;
         let tensors = outputs.iter().enumerate().map(|(at, tensor)| {
             let exported = tensor.share().into_dlpack(None);
             exported.map_err(|error| Failure::tensor(&format!("output {at}"), &error))
         });
         let tensors = tensors.collect::<Result<_, _>>()?;
         let names = outputs.named().map(|(name, _)| text_of(name)).collect();
+        drop(entered);
         Ok(Self {
             outputs: Mutex::new(outputs),
             tensors,
             names,
+            stream,
         })
     }
 
@@ -99,8 +110,8 @@ pub unsafe extern "C" fn precast_outputs_name(
 
 /// Copies the elements of an output into memory of the caller, the last axis moving fastest, from any device.
 ///
-/// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, and checks the
-/// call as precast_outputs_check does. After an error `data` is unchanged.
+/// `bytes` is the size of `data` and must be the size of all elements. On CUDA it waits for the output, on the stream of
+/// its call, and checks the call as precast_outputs_check does. After an error `data` is unchanged.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_outputs_copy(
@@ -122,6 +133,7 @@ pub unsafe extern "C" fn precast_outputs_copy(
         if data.is_null() && bytes > 0 {
             return Err(Failure::null("data"));
         }
+        let _entered = outputs.stream.enter()?;
         outputs.lock().check()?;
         let read = tensor.to_bytes();
         let read = read.map_err(|error| Failure::tensor(&format!("output {index}"), &error))?;

@@ -5,17 +5,15 @@
 )]
 
 use std::{
-    ffi::{OsStr, c_char, c_int},
+    ffi::{c_char, c_int},
     mem::MaybeUninit,
-    os::unix::ffi::OsStrExt,
-    path::Path,
 };
 
 use precast_runtime::Store;
 
 use crate::{
     error::{Error, guarded, made, quiet},
-    memory::{bytes, object, text},
+    memory::{object, path, text},
     model::Model,
     options::{Options, flag},
 };
@@ -45,15 +43,11 @@ pub unsafe extern "C" fn precast_libtorch(
             None
         } else {
             // SAFETY: a text of the caller.
-            Some(path(unsafe { bytes("folder", folder) }?))
+            Some(unsafe { path("folder", folder) }?)
         };
         precast_runtime::Runtime::libtorch(folder, flag("untried", untried)?)?;
         Ok(())
     })
-}
-
-fn path(bytes: &[u8]) -> &Path {
-    OsStr::from_bytes(bytes).as_ref()
 }
 
 /// Opens a runtime over the store at a path.
@@ -68,8 +62,8 @@ pub unsafe extern "C" fn precast_runtime_open(
 ) -> Option<Box<Error>> {
     made(out, || {
         // SAFETY: a text and options of the caller.
-        let (store, options) = unsafe { (bytes("store", store)?, Options::read(options)?) };
-        let store = Store::open(path(store))?;
+        let (store, options) = unsafe { (path("store", store)?, Options::read(options)?) };
+        let store = Store::open(store)?;
         // SAFETY: devices of the caller.
         Ok(Runtime(unsafe { options.runtime(&store) }?))
     })
@@ -86,7 +80,34 @@ pub unsafe extern "C" fn precast_model_load(
     made(out, || {
         // SAFETY: an object and a text of the caller.
         let (runtime, name) = unsafe { (object("runtime", runtime)?, text("name", name)?) };
-        Ok(Model::of(runtime.0.load(name)?))
+        Ok(Model::of(runtime.0.load(name)?, runtime.0.devices()))
+    })
+}
+
+/// Makes every later call of a model use the weights of a release, as "model@release" or the newest one of "model".
+///
+/// The release can be of another model with the same artifacts. Running calls finish with the weights that they began
+/// with, and open sessions keep theirs. `runtime` has the release in its store, and the devices of the model. After an
+/// error the model has the weights that it had.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_model_swap(
+    model: *const Model,
+    runtime: *const Runtime,
+    release: *const c_char,
+) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: objects and a text of the caller.
+        let (model, runtime, release) = unsafe {
+            let model = object("model", model)?;
+            (
+                model,
+                object("runtime", runtime)?,
+                text("release", release)?,
+            )
+        };
+        let weights = runtime.0.weights_of(release)?;
+        Ok(model.model.swap(&weights)?)
     })
 }
 

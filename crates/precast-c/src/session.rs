@@ -5,19 +5,24 @@
 )]
 
 use std::{
-    ffi::c_char,
+    ffi::{c_char, c_void},
     mem::MaybeUninit,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    ptr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicPtr, Ordering::Relaxed},
+    },
 };
 
-use precast_runtime::{Model as Loaded, Session as Open, Value, dlpack::DLTensor};
+use precast_runtime::{Model as Loaded, RuntimeError, Session as Open, Value, dlpack::DLTensor};
 use self_cell::self_cell;
 
 use crate::{
     error::{Error, Failure, guarded, made, quiet},
-    memory::{array, object, text},
+    memory::{array, object, path, text},
     model::Model,
     outputs::Outputs,
+    streams::OwnStream,
     tensors,
 };
 
@@ -31,7 +36,11 @@ self_cell!(
 );
 
 /// The states of a model for one caller.
-pub struct Session(Mutex<Held>);
+pub struct Session {
+    held: Mutex<Held>,
+    /// A `cudaStream_t` of the caller; null is the default stream.
+    stream: AtomicPtr<c_void>,
+}
 
 // The header lets any thread use and free the objects.
 const _: () = {
@@ -45,26 +54,56 @@ const _: () = {
 };
 
 impl Session {
+    fn new(held: Held, stream: *mut c_void) -> Self {
+        Self {
+            held: Mutex::new(held),
+            stream: AtomicPtr::new(stream),
+        }
+    }
+
     fn open(model: &Arc<Loaded>) -> Result<Self, Failure> {
         let held = Held::try_new(model.clone(), |model| model.session())?;
-        Ok(Self(Mutex::new(held)))
+        Ok(Self::new(held, ptr::null_mut()))
     }
 
     fn fork(&self) -> Result<Self, Failure> {
+        let stream = self.stream()?;
+        let _entered = stream.enter()?;
         let fork = self.lock().with_dependent(|model, session| {
             Held::try_new(model.clone(), |model| session.fork_on(model))
         })?;
-        Ok(Self(Mutex::new(fork)))
+        Ok(Self::new(fork, self.stream.load(Relaxed)))
     }
 
-    /// Uses the session, after the calls of other threads in it.
-    fn with<T>(&self, body: impl FnOnce(&mut Open<'_>) -> T) -> T {
-        self.lock().with_dependent_mut(|_, session| body(session))
+    /// Uses the session on its stream, after the calls of other threads in it.
+    fn with<T>(
+        &self,
+        body: impl FnOnce(&mut Open<'_>) -> Result<T, RuntimeError>,
+    ) -> Result<T, Failure> {
+        let stream = self.stream()?;
+        let _entered = stream.enter()?;
+        Ok(self.lock().with_dependent_mut(|_, session| body(session))?)
+    }
+
+    /// Makes a call in the session.
+    fn call(
+        &self,
+        body: impl FnOnce(&mut Open<'_>) -> Result<precast_runtime::Outputs, RuntimeError>,
+    ) -> Result<Outputs, Failure> {
+        Outputs::on(self.stream()?, || {
+            self.lock().with_dependent_mut(|_, session| body(session))
+        })
+    }
+
+    fn stream(&self) -> Result<OwnStream, Failure> {
+        let device = self.lock().with_dependent(|_, session| session.device());
+        // SAFETY: null, or a stream that the caller keeps as precast_session_set_stream asks.
+        unsafe { OwnStream::new(self.stream.load(Relaxed), device) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
         // After a panic the runtime itself knows whether the states can be used.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -87,7 +126,7 @@ pub unsafe extern "C" fn precast_session_open(
 /// Runs a module on the states of a session, as precast_model_run does.
 ///
 /// A call that is refused does not change the states. After a call that failed while it ran, every later call fails
-/// until precast_session_reset.
+/// until precast_session_reset or precast_session_load.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_run(
@@ -105,14 +144,13 @@ pub unsafe extern "C" fn precast_session_run(
             let module = text("module", module)?;
             (session, module, tensors::inputs(inputs, names, count)?)
         };
-        let outputs = session.with(|session| match inputs.names {
+        session.call(|session| match inputs.names {
             None => session.run(module, &inputs.tensors),
             Some(names) => {
                 let named: Vec<_> = names.into_iter().zip(&inputs.tensors).collect();
                 session.run_named(module, &named)
             }
-        });
-        Outputs::of(outputs?)
+        })
     })
 }
 
@@ -138,7 +176,7 @@ pub unsafe extern "C" fn precast_session_prefill(
             let tokens = array("tokens", tokens, token_count)?;
             (session, tokens, values(more, more_count)?)
         };
-        Outputs::of(session.with(|session| session.prefill(tokens, &more))?)
+        session.call(|session| session.prefill(tokens, &more))
     })
 }
 
@@ -155,7 +193,7 @@ pub unsafe extern "C" fn precast_session_decode(
     made(out, || {
         // SAFETY: an object and tensors of the caller, which live until the function returns.
         let (session, more) = unsafe { (object("session", session)?, values(more, more_count)?) };
-        Outputs::of(session.with(|session| session.decode(token, &more))?)
+        session.call(|session| session.decode(token, &more))
     })
 }
 
@@ -176,7 +214,8 @@ pub unsafe extern "C" fn precast_session_position(session: *const Session) -> us
     quiet(0, || {
         // SAFETY: an object of the caller.
         let session = unsafe { object("session", session) };
-        session.map_or(0, |session| session.with(|session| session.position()))
+        let position = |session: &Session| session.lock().with_dependent(|_, open| open.position());
+        session.map_or(0, position)
     })
 }
 
@@ -190,7 +229,7 @@ pub unsafe extern "C" fn precast_session_seek(
     guarded(|| {
         // SAFETY: an object of the caller.
         let session = unsafe { object("session", session) }?;
-        Ok(session.with(|session| session.seek(position))?)
+        session.with(|session| session.seek(position))
     })
 }
 
@@ -200,8 +239,10 @@ pub unsafe extern "C" fn precast_session_seek(
 pub unsafe extern "C" fn precast_session_reset(session: *mut Session) -> Option<Box<Error>> {
     guarded(|| {
         // SAFETY: an object of the caller.
-        unsafe { object("session", session) }?.with(|session| session.reset());
-        Ok(())
+        unsafe { object("session", session) }?.with(|session| {
+            session.reset();
+            Ok(())
+        })
     })
 }
 
@@ -215,6 +256,56 @@ pub unsafe extern "C" fn precast_session_fork(
     made(out, || {
         // SAFETY: an object of the caller.
         unsafe { object("session", session) }?.fork()
+    })
+}
+
+/// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_save(
+    session: *mut Session,
+    file: *const c_char,
+) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object and a text of the caller.
+        let (session, file) = unsafe { (object("session", session)?, path("file", file)?) };
+        session.with(|session| session.save(file))
+    })
+}
+
+/// Reads states from a file of precast_session_save; other states get their first values. A file of another model, or a
+/// truncated one, changes nothing.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_load(
+    session: *mut Session,
+    file: *const c_char,
+) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object and a text of the caller.
+        let (session, file) = unsafe { (object("session", session)?, path("file", file)?) };
+        session.with(|session| session.load(file))
+    })
+}
+
+/// Makes later calls of a session work on a CUDA stream: a `cudaStream_t` of the caller, or NULL for the default stream.
+///
+/// A call waits for earlier calls of the session on other streams. The caller destroys no stream before the session and
+/// its outputs are freed. On the CPU, only NULL is accepted. A fork begins with the stream of its session.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_session_set_stream(
+    session: *mut Session,
+    stream: *mut c_void,
+) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object of the caller.
+        let session = unsafe { object("session", session) }?;
+        let device = session.lock().with_dependent(|_, open| open.device());
+        // SAFETY: the caller's stream.
+        unsafe { OwnStream::new(stream, device) }?;
+        session.stream.store(stream, Relaxed);
+        Ok(())
     })
 }
 

@@ -14,9 +14,11 @@ use super::{
 };
 
 mod hint;
+mod kind;
 mod torch;
 
 pub(super) use hint::passes;
+pub use kind::{ErrorKind, whole};
 pub use torch::TorchError;
 
 /// The error of a load or of a call.

@@ -160,9 +160,9 @@ pub mod cuda {
     pub use crate::options::Graphs;
 }
 
-/// The parts of a [`RuntimeError`], and the error of libtorch and CUDA.
+/// The kinds and the parts of a [`RuntimeError`], and the error of libtorch and CUDA.
 pub mod errors {
-    pub use crate::error::{NoFit, Quarantined, TorchError};
+    pub use crate::error::{ErrorKind, NoFit, Quarantined, TorchError, whole};
     pub use crate::problem::Problem;
     pub use crate::source::NoRelease;
 }

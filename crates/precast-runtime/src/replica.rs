@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
-use precast_store::Device;
+use precast_store::{Device, record};
 
 use super::{
     RuntimeError,
@@ -27,10 +27,37 @@ pub(super) struct Replica {
     pub loader: Arc<Loader>,
     /// The states of sessions.
     pub sessions: Pool<States>,
+    /// The states that modules fill.
+    pub fills: Vec<Fill>,
     /// Calls under way.
     pub running: Arc<Count>,
     /// The device's persistent error, after which its answers can't be trusted.
     pub broken: OnceLock<String>,
+}
+
+/// A state whose first value is an output of a module.
+pub(super) struct Fill {
+    pub module: String,
+    /// Position among its outputs.
+    pub output: usize,
+    pub state: record::State,
+}
+
+/// Returns the states of programs that modules fill, each once.
+fn fills<'p>(programs: impl Iterator<Item = &'p Program>) -> Vec<Fill> {
+    let mut fills: Vec<Fill> = Vec::new();
+    for state in programs.flat_map(|program| &program.record.states) {
+        if let record::First::Output { module, index } = &state.first
+            && fills.iter().all(|fill| fill.state.name != state.name)
+        {
+            fills.push(Fill {
+                module: module.clone(),
+                output: *index,
+                state: state.clone(),
+            });
+        }
+    }
+    fills
 }
 
 impl Replica {
@@ -40,8 +67,11 @@ impl Replica {
         loader: Arc<Loader>,
         sessions: usize,
     ) -> Self {
+        let programs = modules.values().flatten();
+        let programs = programs.flat_map(|variant| &variant.programs);
         Self {
             device,
+            fills: fills(programs),
             modules,
             loader,
             sessions: Pool::new(sessions),

@@ -35,7 +35,8 @@ mod release;
 
 /// The devices of models, and the source of their artifacts and weights.
 ///
-/// A builder: [`Self::new`], then options, then [`Self::load`] for each model.
+/// A builder: [`Self::new`], then options, then [`Self::load`] for each model. Models of a runtime and of its clones
+/// share their weights.
 ///
 /// ```
 /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
@@ -54,6 +55,7 @@ mod release;
 /// assert_eq!(model.modules(), ["double"]);
 /// # Ok(()) }
 /// ```
+#[derive(Clone)]
 pub struct Runtime {
     source: Arc<dyn Source>,
     devices: Vec<Device>,
@@ -319,6 +321,11 @@ impl Runtime {
             digest,
             on.collect::<Result<_, RuntimeError>>()?,
         ))
+    }
+
+    /// Returns the devices of its models.
+    pub fn devices(&self) -> &[Device] {
+        &self.devices
     }
 
     /// Releases the unused device memory of torch's allocator: for another process, or for memory outside the

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::Path};
 
-use precast_store::record::{self, Sizes};
+use precast_store::{
+    Device,
+    record::{self, Sizes},
+};
 
 use super::{
     Model, RuntimeError, Tensor, Value,
@@ -12,7 +15,7 @@ use super::{
     model::InSession,
     outputs::Outputs,
     pool::Place,
-    replica::Replica,
+    replica::{Fill, Replica},
     states::States,
     tensors,
 };
@@ -27,6 +30,9 @@ const NO_STATE: &str = "the model has no state of this name";
 /// A module with states, such as a cache of keys and values, runs in a session. Modules share states by name: one
 /// module fills a state that another reads. Sessions never see each other's states. All of them use one copy of the
 /// weights: the weights of the model when the session was opened, also after [`Model::swap`].
+///
+/// A state whose first value is an output of a module has none before the session has run that module, which is a call
+/// as any other: a call that reads it before is refused.
 ///
 /// A refused call (an error about its inputs or its sizes) does not change the states. After a call that fails during
 /// its run, the states may be partly written: every later call fails with [`RuntimeError::SessionFailed`], until
@@ -87,7 +93,9 @@ impl<'m> Session<'m> {
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
         let model = self.model;
-        model.run_for(self.own(), model.wait(), module, inputs)
+        let outputs = model.run_for(self.own(), model.wait(), module, inputs)?;
+        self.fill(module, &outputs)?;
+        Ok(outputs)
     }
 
     /// Runs a module on inputs by name, as [`Model::run_named`] does, and on the states of this session.
@@ -97,7 +105,58 @@ impl<'m> Session<'m> {
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
         let model = self.model;
-        model.run_named_for(self.own(), model.wait(), module, inputs)
+        let outputs = model.run_named_for(self.own(), model.wait(), module, inputs)?;
+        self.fill(module, &outputs)?;
+        Ok(outputs)
+    }
+
+    /// Lets every state that a module fills begin with zeros, to run another module alone.
+    #[doc(hidden)]
+    pub fn without_fillers(&mut self) {
+        if let Some(states) = &mut self.place.item {
+            for fill in &self.replica.fills {
+                states.set(&fill.state.name);
+            }
+        }
+    }
+
+    /// Writes the outputs of a module into the states that it fills. Changes nothing if one does not fit.
+    fn fill(&mut self, module: &str, outputs: &Outputs) -> Result<(), RuntimeError> {
+        let replica = self.replica;
+        let fills = || replica.fills.iter().filter(|fill| fill.module == module);
+        if fills().next().is_none() {
+            return Ok(());
+        }
+        outputs.check()?;
+        let Some(states) = &mut self.place.item else {
+            return Ok(());
+        };
+        states.usable()?;
+        let value = |fill: &Fill| outputs.get(fill.output).map(|tensor| &tensor.0);
+        for fill in fills() {
+            let layout = &fill.state.layout;
+            let meta = value(fill).map(Handle::meta);
+            let fits = meta.as_ref().is_some_and(|meta| {
+                meta.dtype() == Some(layout.dtype) && meta.sizes() == layout.shape
+            });
+            if !fits {
+                let got = meta.map_or("nothing".to_owned(), |meta| {
+                    format!("{} {:?}", meta.dtype_name(), meta.sizes())
+                });
+                let (dtype, shape) = (layout.dtype, &layout.shape);
+                return Err(RuntimeError::State {
+                    state: fill.state.name.clone(),
+                    problem: format!("it is {dtype} {shape:?}, and module `{module}` gave {got}"),
+                });
+            }
+        }
+        replica.admit(|| {
+            for fill in fills() {
+                let value = value(fill).map(|value| states.write(&fill.state, value));
+                value.transpose().map_err(refused)?;
+            }
+            Ok(())
+        })
     }
 
     fn own(&mut self) -> Option<InSession<'_>> {
@@ -227,7 +286,11 @@ impl<'m> Session<'m> {
         let given = arrays::tensor(value).own();
         let own = self.tensor(name)?;
         same(name, &given, &own)?;
-        own.copy_from(&given).map_err(refused)
+        own.copy_from(&given).map_err(refused)?;
+        if let Some(states) = &mut self.place.item {
+            states.set(name);
+        }
+        Ok(())
     }
 
     /// Opens another session with copies of the states, as for several answers to one prompt.
@@ -297,6 +360,11 @@ impl<'m> Session<'m> {
         filled.map_err(refused)?;
         states.position = position;
         Ok(())
+    }
+
+    /// Returns the device of its calls.
+    pub fn device(&self) -> Device {
+        self.replica.device
     }
 
     /// Returns the bytes of the states that calls have used.

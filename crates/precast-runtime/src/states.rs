@@ -41,6 +41,8 @@ pub(super) struct States {
     last: Option<RawStream>,
     /// The number of its tokens, if the session counts them.
     pub position: i64,
+    /// The states that a module fills, and that have a value in this session.
+    filled: BTreeSet<String>,
     /// The first error of a call that may have left tensors half written.
     failed: Option<Arc<str>>,
 }
@@ -61,7 +63,7 @@ struct StateTensor {
     tensor: Handle,
     shape: Vec<i64>,
     record: State,
-    /// The tensor with its first value; zero without one.
+    /// The tensor with its first value; zero without one. A module's output is written later.
     first: Option<Arc<Weight>>,
 }
 
@@ -75,6 +77,7 @@ impl States {
             loader: loader.clone(),
             last: None,
             position: 0,
+            filled: BTreeSet::new(),
             failed: None,
         }
     }
@@ -92,6 +95,7 @@ impl States {
     pub fn reset(&mut self) {
         self.at = None;
         self.position = 0;
+        self.filled.clear();
         self.failed = None;
     }
 
@@ -148,6 +152,7 @@ impl States {
         let at = self.begin(&from.sizes)?;
         from.copy_to(&mut self.levels[at], &self.weights, &self.loader)?;
         self.position = other.position;
+        self.filled.clone_from(&other.filled);
         Ok(())
     }
 
@@ -165,9 +170,50 @@ impl States {
             if let Some(value) = values.get(&state.name) {
                 let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
                 kept.tensor.copy_from(&value.0)?;
+                self.filled.insert(state.name.clone());
             }
         }
         Ok(())
+    }
+
+    /// Writes an output of a module into a state, as its first value.
+    pub fn write(&mut self, state: &State, value: &Handle) -> Result<(), TorchError> {
+        self.order()?;
+        let at = match self.at {
+            Some(at) => at,
+            None => self.begin(&Sizes::new())?,
+        };
+        let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
+        kept.tensor.copy_from(value)?;
+        self.set(&state.name);
+        Ok(())
+    }
+
+    /// Notes that a state has a value.
+    pub fn set(&mut self, state: &str) {
+        if !self.filled.contains(state) {
+            self.filled.insert(state.to_owned());
+        }
+    }
+
+    /// Fails if a module is to fill a state of the program, and was not called yet.
+    fn readable(&self, program: &Program) -> Result<(), RuntimeError> {
+        let mut states = program.states.iter();
+        let missing = states.find_map(|state| match &state.first {
+            First::Output { module, .. } if !self.filled.contains(&state.name) => {
+                Some((state, module))
+            }
+            _ => None,
+        });
+        match missing {
+            None => Ok(()),
+            Some((state, module)) => Err(RuntimeError::State {
+                state: state.name.clone(),
+                problem: format!(
+                    "it has no value yet: module `{module}` fills it, and the session has not called that"
+                ),
+            }),
+        }
     }
 
     /// Runs a program with states on checked inputs, in a session that is [usable](Self::usable). After a failure it is
@@ -178,6 +224,7 @@ impl States {
         inputs: Handles,
         sizes: Fill<'_>,
     ) -> Result<Answer, RuntimeError> {
+        self.readable(&loaded.plan.program)?;
         self.order().map_err(|error| loaded.plan.tensor(error))?;
         let id = loaded.plan.program.id;
         // A slot at the level of the session has the tensors of its program.
@@ -353,7 +400,7 @@ impl StateTensor {
         let layout = &state.layout;
         let shape = shape_at(state, sizes);
         let first = match &state.first {
-            First::Zeros => None,
+            First::Zeros | First::Output { .. } => None,
             First::Tensor(name) => {
                 let lacks = || format!("the weight set has no tensor `{name}`");
                 Some(weights.any(name, &loader.aliases).ok_or_else(lacks)?)
@@ -400,6 +447,11 @@ pub(super) fn most_bytes(programs: &[Arc<Program>]) -> u64 {
     let with_states = || programs.iter().filter(|program| !program.states.is_empty());
     let wanted: BTreeSet<Sizes> = with_states().map(|program| sizes_of(program)).collect();
     let mut levels = wanted.clone();
+    let filled = |state: &State| matches!(state.first, First::Output { .. });
+    if with_states().any(|program| program.states.iter().any(filled)) {
+        // A module fills states before the first call that has sizes.
+        levels.insert(Sizes::new());
+    }
     let mut new: Vec<Sizes> = wanted.iter().cloned().collect();
     while let Some(level) = new.pop() {
         for sizes in &wanted {

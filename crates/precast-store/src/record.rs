@@ -162,6 +162,13 @@ pub enum First {
     Zeros,
     /// The values of this tensor of the weight set: the model's own buffer.
     Tensor(String),
+    /// An output of a module, once a session has called it.
+    Output {
+        /// Name of the module.
+        module: String,
+        /// Position among its outputs, from 0.
+        index: usize,
+    },
 }
 
 /// A padding value: exact for integers beyond 2^53 too.

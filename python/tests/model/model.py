@@ -48,6 +48,24 @@ class Counter(torch.nn.Module):
         return self.total * 1
 
 
+class Chat(torch.nn.Module):
+    """Tokens to logits of the next one, by the sum of all tokens before and a mood, which `start` gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = torch.nn.Embedding(50, 8), torch.nn.Linear(8, 50)
+        self.register_buffer("seen", torch.zeros(1, 16, 8), persistent=False)
+        self.register_buffer("mood", torch.zeros(1, 8), persistent=False)
+
+    def start(self, style: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"mood": torch.tanh(style) * 4}
+
+    def forward(self, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+        self.seen.index_copy_(1, at, self.table(ids))
+        before = torch.arange(self.seen.shape[1]) <= at[:, None]
+        return self.head(before.float() @ self.seen[0] + self.mood)[None]
+
+
 class Everything(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -60,3 +78,8 @@ class Everything(torch.nn.Module):
 def load() -> Everything:
     torch.manual_seed(0)
     return Everything().eval()
+
+
+def chat() -> Chat:
+    torch.manual_seed(0)
+    return Chat().eval()

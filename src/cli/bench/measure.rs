@@ -64,10 +64,11 @@ pub(super) struct Caller<'a> {
 
 impl<'a> Caller<'a> {
     pub(super) fn of(model: &'a Model, program: &'a Program) -> Result<Self> {
-        let session = match &program.states[..] {
+        let mut session = match &program.states[..] {
             [] => None,
             _ => Some(model.session()?),
         };
+        session.iter_mut().for_each(Session::without_fillers);
         let module = program.module.as_str();
         Ok(Self {
             model,

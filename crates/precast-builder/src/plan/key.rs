@@ -10,10 +10,10 @@
 //! |---|---|---|
 //! | format version, worker protocol | yes | yes |
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
-//! | model name, entry, samples callable, `context`; module name, path, method | yes | no: names are not code |
+//! | model name, entry, samples callable, `context`, the states that the weight set lacks; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
 //! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples and its dimension), regions | yes | layouts only |
-//! | `[module.state]`: which inputs are states, shapes of buffers, first values | yes | no: writes into them are in the graph |
+//! | `[module.state]`: which inputs are states, shapes of buffers, first values, and the modules that give some | yes | no: writes into them are in the graph |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
@@ -40,7 +40,7 @@ use serde_json::{Map, Value, json};
 
 use precast_store::canon::{self, Shared};
 
-use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedState};
+use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedFirst, SizedState};
 
 /// The version of the worker, a part of every key: a change in its capture or compilation makes every old artifact
 /// miss. A change that only makes new artifacts faster does not change the version.
@@ -57,6 +57,8 @@ pub struct Common<'a> {
     pub samples: Option<&'a str>,
     /// The spec's `context`: the size of the cache that a generative model gets.
     pub context: Option<i64>,
+    /// Globs of buffers that the weight set lacks: states that begin with other values.
+    pub unsaved: &'a [String],
     /// Whether the spec names a file of weights: programs then hold the constants that such a file lacks.
     pub weights_file: bool,
     /// The project's own files that the entry imports or reads.
@@ -154,6 +156,9 @@ impl Common<'_> {
         if let Some(context) = self.context {
             fields["context"] = context.into();
         }
+        if !self.unsaved.is_empty() {
+            fields["unsaved"] = self.unsaved.into();
+        }
         Shared::new(fields)
     }
 }
@@ -183,7 +188,7 @@ impl RequestKey<'_> {
             ("path", self.path.into()),
             ("method", self.method.into()),
             ("inputs", inputs.map_or(Value::Null, Iterator::collect)),
-            ("state", json!(self.state)),
+            ("state", self.state.iter().map(state).collect()),
             ("sizes", json!(self.sizes)),
             ("regions", self.regions.into()),
             ("compiles", self.compiled.into()),
@@ -196,6 +201,21 @@ impl RequestKey<'_> {
             ("tuned", self.tuned.into()),
         ])
     }
+}
+
+/// Returns a state in canonical form.
+fn state(state: &SizedState) -> Value {
+    let first = match &state.first {
+        SizedFirst::Zeros => "zeros".into(),
+        SizedFirst::Own => "own".into(),
+        SizedFirst::Module(filler) => json!({"module": {
+            "name": filler.name,
+            "path": filler.path,
+            "method": filler.method,
+            "inputs": filler.inputs.iter().map(canon::input).collect::<Vec<_>>(),
+        }}),
+    };
+    json!({"name": state.name, "first": first, "shape": state.shape, "dims": state.dims})
 }
 
 impl ArtifactKey<'_> {

@@ -241,12 +241,14 @@ pub fn plan(
         Some(store) => store.releases().get(&spec.model.name, None)?,
         None => None,
     };
+    let unsaved = spec.unsaved();
     let common = known.as_ref().map(|known| {
         let common = Common {
             model: &spec.model.name,
             entry: &spec.model.entry,
             samples: spec.model.samples.as_deref(),
             context: spec.model.context,
+            unsaved: &unsaved,
             weights_file: spec.model.weights.file().is_some(),
             sources: &known.entry.sources,
             packages: &known.entry.packages,
@@ -275,7 +277,15 @@ pub fn plan(
                     // A program that is not selected does not change.
                     let tune = request.tune && selected;
                     let program = (module, &form, &settings.compile);
-                    state(common, program, tune, siblings(spec, module), past.as_mut())?
+                    let siblings = siblings(spec, module);
+                    state(
+                        common,
+                        program,
+                        &spec.modules,
+                        tune,
+                        siblings,
+                        past.as_mut(),
+                    )?
                 }
             };
             let item = Item {
@@ -323,12 +333,14 @@ fn never_opened(release: Option<&Release>) -> State {
 fn state(
     common: &Shared,
     (module, form, settings): (&Module, &Form, &Compile),
+    modules: &[Module],
     tune: bool,
     siblings: Vec<BTreeSet<String>>,
     past: Option<&mut Past<'_>>,
 ) -> Result<State, PlanError> {
     let sizes = form.key_sizes();
-    let (inputs, states) = (module.sized_inputs(&sizes), module.sized_state(&sizes));
+    let inputs = module.sized_inputs(&sizes);
+    let states = module.sized_state(&sizes, modules);
     let key = RequestKey {
         common,
         module: &module.name,

@@ -6,8 +6,9 @@ use precast_store::record::{Sizes, bucket_name};
 
 use super::{
     Dim,
-    inputs::{Inputs, NAMES, States, is_identifier, positive},
+    inputs::{Inputs, NAMES, is_identifier, positive},
     reader::{KeyValue, Reader, Section, Span},
+    states::States,
 };
 
 /// More buckets than this are a mistake.

@@ -3,7 +3,7 @@
 use precast_store::record::{Dtype, Pad};
 
 use super::{
-    Dim, FirstValue, InputSpec, StateSpec,
+    Dim, InputSpec,
     reader::{KeyValue, Reader, Span},
 };
 
@@ -44,57 +44,6 @@ fn is_path(text: &str) -> bool {
         && (place.split('.')).all(|part| is_identifier(part) || part.parse::<usize>().is_ok())
 }
 
-/// The states with the places of their axes, in the order of the file.
-pub(super) type States = Vec<(StateSpec, Vec<Span>)>;
-
-/// Reads `[module.state]`. An input has its shape in `[module.inputs]`, and no value of its own.
-pub(super) fn state<'t>(
-    reader: &mut Reader<'t>,
-    field: &KeyValue<'t>,
-    inputs: Option<&Inputs>,
-) -> Option<States> {
-    let section = reader.table(field, "[module.state]")?;
-    let mut states = Vec::new();
-    for (name, place, field) in section.fields() {
-        let state = one_state(reader, name, &field);
-        let mut inputs = inputs.into_iter().flatten();
-        let is_input = inputs.any(|(input, _)| input.name == name);
-        let plain =
-            |(state, _): &(StateSpec, _)| state.shape.is_none() && state.first == FirstValue::Zeros;
-        if is_input && !state.as_ref().is_none_or(plain) {
-            let message = format!("state `{name}` is an input, with its shape in [module.inputs]");
-            let help = format!("write `{name} = \"zeros\"`: a session begins with zeros");
-            reader.wrong_help(&place, message, help);
-        }
-        states.push(state);
-    }
-    states.into_iter().collect()
-}
-
-fn one_state<'t>(
-    reader: &mut Reader<'t>,
-    name: &str,
-    field: &KeyValue<'t>,
-) -> Option<(StateSpec, Vec<Span>)> {
-    let values = [("zeros", FirstValue::Zeros), ("own", FirstValue::Own)];
-    let name = name.to_owned();
-    if let toml::de::DeValue::String(_) = field.value {
-        let first = reader.choice(field, "first value", &values)?;
-        let shape = None;
-        return Some((StateSpec { name, shape, first }, vec![]));
-    }
-    let section = reader.table(field, &format!("state `{name}`"))?;
-    reader.check_keys(&section, &["first", "shape"], &[]);
-    let shape = reader.required(&section, "shape", "shape = [1, 8, \"context\", 64]");
-    let (shape, places) = shape.and_then(|field| shape_of(reader, &field))?;
-    let first = match section.field("first") {
-        Some(field) => reader.choice(&field, "first value", &values)?,
-        None => FirstValue::Zeros,
-    };
-    let shape = Some(shape);
-    Some((StateSpec { name, shape, first }, places))
-}
-
 fn input<'t>(
     reader: &mut Reader<'t>,
     name: &str,
@@ -127,7 +76,10 @@ fn input<'t>(
     Some((input, places))
 }
 
-fn shape_of<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<(Vec<Dim>, Vec<Span>)> {
+pub(super) fn shape_of<'t>(
+    reader: &mut Reader<'t>,
+    field: &KeyValue<'t>,
+) -> Option<(Vec<Dim>, Vec<Span>)> {
     let items = reader.array(field, "sizes and dimension names")?;
     if items.len() > MAX_RANK {
         let message = format!(

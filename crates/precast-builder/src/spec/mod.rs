@@ -8,7 +8,7 @@
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
-//!   [module.state]     input or buffer = "zeros" | "own" | { shape = [1, "context"], first }: kept from call to call
+//!   [module.state]     input or buffer = "zeros" | "own" | a module | { shape = [1, "context"], first }: kept from call to call
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
@@ -30,6 +30,7 @@ mod inputs;
 pub(crate) mod parse;
 mod reader;
 mod setting;
+mod states;
 
 use std::{
     collections::BTreeSet,
@@ -45,6 +46,7 @@ pub use error::{Problem, SpecError};
 pub use inputs::is_identifier;
 pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
+pub use states::{Filler, FirstValue, SizedFirst, SizedState, StateSpec};
 
 use precast_store::{
     record::{Dtype, Input, Layout, Pad, Sizes},
@@ -175,40 +177,6 @@ pub struct InputSpec {
     pub within: Option<String>,
 }
 
-/// A state that the spec names.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct StateSpec {
-    /// Name of an input, or a glob of FQNs of buffers.
-    pub name: String,
-    /// Size or dimension of each axis of a buffer; none for the buffer's own shape.
-    pub shape: Option<Vec<Dim>>,
-    /// The value in a new session.
-    pub first: FirstValue,
-}
-
-/// The value of a state in a new session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum FirstValue {
-    /// Zero everywhere.
-    Zeros,
-    /// The buffer's own values, which are in the weight set.
-    Own,
-}
-
-/// A state at one bucket, as keys and the worker have it.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct SizedState {
-    /// Name of an input, or a glob of FQNs of buffers.
-    pub name: String,
-    /// The value in a new session.
-    pub first: FirstValue,
-    /// Size of each axis of a buffer; none for the buffer's own.
-    pub shape: Option<Vec<i64>>,
-    /// The bucketed dimension of each axis, if it has one.
-    pub dims: Vec<Option<String>>,
-}
-
 /// The size of one axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Dim {
@@ -324,18 +292,6 @@ impl Module {
     pub fn sized_inputs(&self, sizes: &Sizes) -> Option<Vec<Input>> {
         let inputs = self.inputs.as_ref()?;
         Some(inputs.iter().map(|input| input.sized(sizes)).collect())
-    }
-
-    /// Returns the states at one bucket.
-    pub fn sized_state(&self, sizes: &Sizes) -> Vec<SizedState> {
-        let sized = |state: &StateSpec| SizedState {
-            name: state.name.clone(),
-            first: state.first,
-            shape: (state.shape.as_ref())
-                .map(|shape| shape.iter().map(|dim| dim.size(sizes)).collect()),
-            dims: state.shape.iter().flatten().map(Dim::name).collect(),
-        };
-        self.state.iter().map(sized).collect()
     }
 }
 

@@ -16,6 +16,7 @@ use super::{
     error::Problem,
     inputs,
     reader::{KeyValue, Reader, Section, Span},
+    states,
 };
 use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
@@ -272,7 +273,11 @@ fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>
             );
         }
     }
-    Some(read.into_iter().map(|(module, _)| module).collect())
+    let modules: Vec<Module> = read.into_iter().map(|(module, _)| module).collect();
+    for (item, module) in items.iter().zip(&modules) {
+        states::check_fillers(reader, item, module, &modules);
+    }
+    Some(modules)
 }
 
 /// Returns whether a request could mean either module.
@@ -300,7 +305,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
     let inputs = optional(&section, "inputs", |field| inputs::inputs(reader, field));
     let known = inputs.as_ref().and_then(Option::as_ref);
     let state = optional(&section, "state", |field| {
-        inputs::state(reader, field, known)
+        states::states(reader, field, known)
     });
     let buckets = optional(&section, "buckets", |field| buckets::buckets(reader, field));
     let gate = optional(&section, "gate", |field| gate(reader, field));

@@ -98,7 +98,7 @@ fn module_request(slot: &mut Slot<'_>, job: &Job<'_>) -> Result<ModuleRequest, T
         path: module.path.clone(),
         method: module.method.clone(),
         inputs,
-        state: module.sized_state(&item.form.sizes),
+        state: module.sized_state(&item.form.sizes, &slot.context.options().spec.modules),
         compiled: item.form.compiled,
         regions,
         passes: item.settings.compile.passes.clone(),

@@ -95,6 +95,13 @@ static void nulls(void) {
   FAILS(bad, "`session` is NULL", precast_session_seek(NULL, 0));
   FAILS(bad, "`session` is NULL", precast_session_reset(NULL));
   FAILS(bad, "`session` is NULL", precast_session_fork(NULL, &session));
+  FAILS(bad, "`session` is NULL", precast_session_save(NULL, "file"));
+  FAILS(bad, "`session` is NULL", precast_session_load(NULL, "file"));
+  FAILS(bad, "`session` is NULL", precast_session_set_stream(NULL, NULL));
+  FAILS(bad, "`model` is NULL", precast_model_swap(NULL, runtime, "double"));
+  FAILS(bad, "`runtime` is NULL", precast_model_swap(model, NULL, "double"));
+  FAILS(bad, "`release` is NULL", precast_model_swap(model, runtime, NULL));
+  FAILS(bad, "`model` is NULL", precast_model_run_on(NULL, "forward", inputs, NULL, 1, NULL, &outputs));
   CHECK(precast_session_position(NULL) == 0);
 }
 
@@ -345,6 +352,36 @@ static void failures(void) {
   precast_string_free(stats);
 }
 
+/* A device without streams, and weights that do not fit: the model answers as before. */
+static void streams_and_weights(void) {
+  DLTensor x = good();
+  const DLTensor *inputs[] = {&x};
+  precast_outputs *outputs = GARBAGE;
+  int stream;
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "`stream` is not NULL",
+        precast_model_run_on(model, "forward", inputs, NULL, 1, &stream, &outputs));
+  CHECK(outputs == NULL);
+  x.device.device_type = kDLCUDA;
+  precast_error *error = precast_model_run_on(model, "forward", inputs, NULL, 1, &stream, &outputs);
+  CHECK(error != NULL && outputs == NULL);
+  precast_error_free(error);
+
+  FAILS(PRECAST_CODE_NOT_FOUND, "no model `nothing`", precast_model_swap(model, runtime, "nothing"));
+  FAILS(PRECAST_CODE_NOT_FOUND, "triple@9", precast_model_swap(model, runtime, "triple@9"));
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "not UTF-8", precast_model_swap(model, runtime, "\xc3\x28"));
+  FAILS(PRECAST_CODE_LOAD_FAILED, "`scale`", precast_model_swap(model, runtime, "other"));
+  answered();
+  OK(precast_model_swap(model, runtime, "triple"));
+  x = good();
+  float got[40];
+  OK(precast_model_run_on(model, "forward", inputs, NULL, 1, NULL, &outputs));
+  OK(precast_outputs_copy(outputs, 0, got, sizeof got));
+  for (int i = 0; i < 40; i++) CHECK(got[i] == 3 * data[i]);
+  precast_outputs_free(outputs);
+  OK(precast_model_swap(model, runtime, "double@1"));
+  answered();
+}
+
 static void *caller(void *number) {
   float pair[] = {1, 2};
   int64_t sizes[] = {1, 2};
@@ -407,6 +444,7 @@ void mistakes(const char *store) {
   outputs_of_a_call();
   aliases();
   failures();
+  streams_and_weights();
   threads();
   answered();
 

@@ -121,8 +121,8 @@ fn arguments() -> [PathBuf; 2] {
     [libtorch(), store().to_owned()]
 }
 
-/// Returns a store with two models. `double` has the module `forward`, which doubles `x` and adds up its rows. `chat`
-/// has `total`, which adds up its inputs in a session, `fails`, which fails for numbers below 0, and `prefill` and
+/// Returns a store with four models. `double` has the module `forward`, which doubles `x` and adds up its rows;
+/// `triple` is the same with another weight, `other` with a weight of another name. `chat` has `total`, which adds up its inputs in a session, `fails`, which fails for numbers below 0, and `prefill` and
 /// `decode`, which add a position and a number to each token, and `same`, which returns its first input.
 fn store() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
@@ -136,6 +136,10 @@ fn store() -> &'static Path {
         }
         double.weights = Some(double.put(weights(&[("scale", &[2.0])])));
         portable(&mut double).publish(&store, "double");
+        double.weights = Some(double.put(weights(&[("scale", &[3.0])])));
+        double.publish(&store, "triple");
+        double.weights = Some(double.put(weights(&[("factor", &[3.0])])));
+        double.publish(&store, "other");
 
         let mut chat = Memory::default();
         let total = Fake::sized(1, 2).constants(0);
@@ -360,7 +364,12 @@ fn ours(name: &str) -> PathBuf {
 
 #[test]
 fn sessions_keep_states_and_mistakes_are_errors() {
-    assert_eq!(output(run(checks()).args(arguments())), "done\n");
+    let folder = tempfile::tempdir().unwrap();
+    let mut program = run(checks());
+    assert_eq!(
+        output(program.current_dir(&folder).args(arguments())),
+        "done\n"
+    );
 }
 
 /// No access outside of memory, and no memory of ours that is lost.
@@ -379,5 +388,7 @@ fn valgrind_finds_nothing() {
         "--suppressions={}",
         ours("valgrind.supp").display()
     ));
-    assert_eq!(output(valgrind.arg(checks()).args(arguments())), "done\n");
+    let folder = tempfile::tempdir().unwrap();
+    valgrind.arg(checks()).args(arguments());
+    assert_eq!(output(valgrind.current_dir(&folder)), "done\n");
 }

@@ -36,6 +36,43 @@ static void numbers(precast_outputs *outputs, int count, const int64_t *want) {
   precast_outputs_free(outputs);
 }
 
+/* Copies a file without its last `cut` bytes. */
+static void rewrite(const char *from, const char *to, long cut) {
+  char bytes[4096];
+  FILE *file = fopen(from, "rb");
+  CHECK(file != NULL);
+  long size = (long)fread(bytes, 1, sizeof bytes, file);
+  CHECK(fclose(file) == 0 && size > cut && size < (long)sizeof bytes);
+  file = fopen(to, "wb");
+  CHECK(file != NULL && fwrite(bytes, 1, (size_t)(size - cut), file) == (size_t)(size - cut));
+  CHECK(fclose(file) == 0);
+}
+
+/* Saves and loads states: a file that is none changes nothing. */
+static void files(precast_model *model) {
+  const char *file = "c-session.safetensors", *broken = "c-broken.safetensors";
+  precast_session *one;
+  OK(precast_session_open(model, &one));
+  total(one, 2, 4);
+  OK(precast_session_save(one, file));
+  total(one, 3, 6);
+  OK(precast_session_load(one, file));
+  total(one, 3, 6);
+  rewrite(file, broken, 3);
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, broken, precast_session_load(one, broken));
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "/nowhere/file", precast_session_load(one, "/nowhere/file"));
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "/nowhere/file", precast_session_save(one, "/nowhere/file"));
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "`file` is NULL", precast_session_load(one, NULL));
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "`file` is NULL", precast_session_save(one, NULL));
+  total(one, 4, 8);
+  int stream;
+  FAILS(PRECAST_CODE_BAD_ARGUMENT, "`stream` is not NULL", precast_session_set_stream(one, &stream));
+  OK(precast_session_set_stream(one, NULL));
+  total(one, 5, 10);
+  precast_session_free(one);
+  CHECK(remove(file) == 0 && remove(broken) == 0);
+}
+
 void sessions(const char *store) {
   precast_options options = {.size = sizeof options, .sessions = 2, .wait_ms = 1};
   precast_runtime *runtime;
@@ -43,6 +80,7 @@ void sessions(const char *store) {
   OK(precast_runtime_open(store, &options, &runtime));
   OK(precast_model_load(runtime, "chat", &model));
   precast_runtime_free(runtime);
+  files(model);
 
   precast_session *one, *two, *none = GARBAGE;
   OK(precast_session_open(model, &one));

@@ -106,6 +106,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         ..world.target.clone()
     };
     let common = Common {
+        unsaved: &spec.unsaved(),
         model: &spec.model.name,
         entry: &spec.model.entry,
         samples: spec.model.samples.as_deref(),
@@ -131,7 +132,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         path: &module.path,
         method: &module.method,
         inputs: inputs.as_deref(),
-        state: &module.sized_state(&module.buckets[0]),
+        state: &module.sized_state(&module.buckets[0], &spec.modules),
         sizes: &form.sizes,
         dynamic: form.dynamic.as_ref(),
         compiled: form.compiled,
@@ -198,6 +199,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
     }
     // Numbers that JSON does not have, and one that needs all its digits.
     let shared = Common {
+        unsaved: &[],
         model: "m",
         entry: "m:f",
         samples: None,

@@ -1,6 +1,6 @@
 //! Problems of buckets, shapes, padding and dimensions.
 
-use super::{GOOD, brief, brief_of, parse};
+use super::{FirstValue, GOOD, brief, brief_of, parse};
 
 #[test]
 fn buckets_and_dimensions() {
@@ -44,9 +44,30 @@ fn states() {
             &format!("[module.state]\n{rest}\n[module.buckets]"),
         )
     };
-    insta::assert_snapshot!(state("input_ids = \"own\""), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`: a session begins with zeros"#);
-    insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`: a session begins with zeros"#);
+    insta::assert_snapshot!(state("input_ids = \"own\""), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`, or the name of a module that fills it"#);
+    insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`, or the name of a module that fills it"#);
     insta::assert_snapshot!(state("cache = \"ones\""), @"22:9+6 unknown first value `ones` = known: `zeros`, `own`");
+    let text = |first: &str, more: &str| {
+        let base = "schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"\n[module.inputs]\n\
+                    x = { dtype = \"float32\", shape = [2] }\n[module.state]\nkept = ";
+        format!("{base}{first}\n[[module]]\nname = \"start\"\n{more}")
+    };
+    let filled = |first: &str, more: &str| brief_of(&text(first, more));
+    let given = "[module.inputs]\ny = { dtype = \"float32\", shape = [2] }\n";
+    for first in ["\"start\"", "{ first = \"start\", shape = [3] }"] {
+        let spec = parse(&text(first, given)).unwrap();
+        assert_eq!(
+            spec.modules[0].state[0].first,
+            FirstValue::Module("start".to_owned())
+        );
+    }
+    insta::assert_snapshot!(filled("\"begin\"", given), @"8:8+7 unknown first value `begin` = known: `zeros`, `own`, `start`");
+    insta::assert_snapshot!(filled("{ first = \"f\" }", given), @"8:18+3 module `f` can't fill state `kept`: it has the state itself = name another module");
+    insta::assert_snapshot!(filled("\"start\"", ""), @"8:8+7 module `start` can't fill state `kept`: it has no [module.inputs] = write its inputs: the build calls it for samples");
+    insta::assert_snapshot!(filled("\"start\"", &format!("{given}[module.state]\ny = \"zeros\"\n")), @"8:8+7 module `start` can't fill state `kept`: it has states = its outputs are the first values; leave out its [module.state]");
+    insta::assert_snapshot!(filled("{ first = \"start\", shape = [\"n\"] }\n[module.buckets]\nn = [3]", given), @"8:18+7 module `start` can't fill state `kept`: the state has bucketed dimensions = write its sizes");
+    insta::assert_snapshot!(filled("3", given), @"8:8+1 `kept` in [module.state] must be a table, not an integer = as in `{ key = value }`, or under a heading of its own");
+    insta::assert_snapshot!(filled("{ }", given), @r#"8:8+3 missing key `shape` in state `kept` = add `shape = [1, 8, "context", 64]`"#);
     insta::assert_snapshot!(state("cache = { shape = [1, \"context\"] }"), @"22:23+9 dimension `context` of state `cache` has no buckets = add `context = [1, 8]` to [module.buckets], or write its size");
 }
 

@@ -236,6 +236,40 @@ fn other_worlds() -> Vec<(&'static str, World)> {
     worlds
 }
 
+/// A module that fills a state is in the key of the module with the state, as far as its outputs depend on it.
+#[test]
+fn a_module_that_fills_a_state_moves_the_key() {
+    let with = |first: &str, filler: &str| {
+        let state = format!("[module.state]\nkept = \"{first}\"\n[module.gate]");
+        let text = SPEC.replacen("[module.gate]", &state, 1);
+        let module = format!("\n[[module]]\n{filler}\n");
+        request(&(text + &module), &world()).0
+    };
+    let start = "name = \"start\"\nmethod = \"start\"\n";
+    let inputs = "[module.inputs]\nx = { dtype = \"float32\", shape = [1, 8] }";
+    let base = with("start", &format!("{start}{inputs}"));
+    let mut seen = BTreeSet::from([base]);
+    for (first, filler) in [
+        ("zeros", format!("{start}{inputs}")),
+        ("start", format!("{start}path = \"body\"\n{inputs}")),
+        (
+            "start",
+            format!("name = \"start\"\nmethod = \"begin\"\n{inputs}"),
+        ),
+        (
+            "start",
+            format!("{start}{}", inputs.replace("[1, 8]", "[1, 9]")),
+        ),
+        ("start", format!("{start}{}", inputs.replace("x =", "y ="))),
+    ] {
+        assert!(seen.insert(with(first, &filler)), "{first} {filler}");
+    }
+    assert_eq!(
+        with("start", &format!("{start}fullgraph = false\n{inputs}")),
+        base
+    );
+}
+
 #[test]
 fn everything_outside_the_spec_that_matters_moves_the_key() {
     let (base, _) = request(SPEC, &world());
