@@ -135,6 +135,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         compile: Overrides::default(),
         gate: Default::default(),
         padding: Default::default(),
+        train: None,
     };
     paths.map(module).collect()
 }
@@ -197,6 +198,7 @@ fn one(
             dynamic: asked.map(|dims| dims.into_iter().collect::<BTreeMap<_, _>>()),
             structure,
             padding: module.padding,
+            train: module.train.clone(),
         },
         sizes: sizes.clone(),
         buckets: module.buckets.clone(),
