@@ -82,7 +82,7 @@ fn class_of(error: &RuntimeError) -> (&'static str, &'static str) {
     }
     classes! {
         "NotFound": NoRelease NoModule NoOutput;
-        "BadInput": BadInput InputCount InputNames Shape Array OutputDtype State;
+        "BadInput": BadInput InputCount InputNames Shape Array OutputDtype State NoStep Checkpoint CheckpointFile;
         "NoFit": NoBucket;
         "Busy": Busy SessionsBusy;
         "LoadError": Store NoDevice UnknownHost Libtorch NoShim Devices WrongTarget WrongArtifact WrongRecord Unreadable

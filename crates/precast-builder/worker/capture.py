@@ -220,6 +220,8 @@ class Answers:
     after: list[Any]
     outputs: list[dict[str, Any]]
     notes: list[str]
+    # Inputs and results of calls of a training step that follow each other.
+    sequence: list[tuple[list[Any], list[Any]]]
 
 
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
@@ -305,7 +307,10 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     draw = functools.partial(samples.draw, drawn, tables, opened.device)
     inputs = draw()
     states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
+    sequence: list[tuple[list[Any], list[Any]]] = []
     if traced.training is not None:
+        first = states.first(inputs, traced.states, opened)
+        sequence = traced.training.sequence(first, draw)
         traced.training.settle(inputs)
     entry.seed()
     returned, after = _eager(traced, inputs, opened)
@@ -319,7 +324,9 @@ def _answers(traced: Traced, opened: Any) -> Answers:
             notes.append(f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out")
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
-    return Answers(drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes)
+    return Answers(
+        drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes, sequence
+    )
 
 
 def _lowered(
@@ -592,5 +599,8 @@ def _write_samples(out: Path, traced: Traced, answers: Answers, smaller: list[pa
             kind, number = ("in", index) if index < count else ("state", index - count)
             named[f"{prefix}{kind}.{number}"] = ins[at]
         named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(outs)}
+    for number, (ins, outs) in enumerate(answers.sequence):
+        for kind, all_ in (("in", ins), ("out", outs)):
+            named |= {f"sequence.{number}.{kind}.{index}": tensor for index, tensor in enumerate(all_)}
     named |= {f"after.{index}": answers.after[at] for index, at in enumerate(traced.states)}
     return tensors.write(out / "samples.safetensors", named)

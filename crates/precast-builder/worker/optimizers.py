@@ -1,4 +1,4 @@
-"""Optimizers: the update of one parameter in torch operations, and torch's own optimizers, which the gate compares with.
+"""Optimizers: the update of one parameter in torch operations, and torch's own optimizers for comparison.
 
 A callable of the project is an optimizer too: `update(param, grad, state, lr, step)` writes into `param` and into the
 tensors of `state`, and its attribute `state` names these tensors. They have the parameter's shape and begin with zeros.

@@ -79,6 +79,15 @@ def run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[A
     return wrapped(*given), given
 
 
+def first(inputs: Sequence[Any], states: dict[int, Any], opened: Any) -> list[Any]:
+    """Returns inputs with the first values of states among them."""
+    given = list(inputs)
+    for at, value in states.items():
+        own = opened.named().tensors[value["tensor"]] if isinstance(value, dict) else None
+        given[at] = torch.zeros_like(given[at]) if own is None else own.detach().clone()
+    return given
+
+
 def fill(
     inputs: list[Any],
     states: dict[int, Any],
@@ -90,9 +99,7 @@ def fill(
 
     `after` calls the module and returns the inputs after the call; `draw` returns the inputs of such a call.
     """
-    for at, first in states.items():
-        own = opened.named().tensors[first["tensor"]] if isinstance(first, dict) else None
-        inputs[at] = torch.zeros_like(inputs[at]) if own is None else own.detach().clone()
+    inputs[:] = first(inputs, states, opened)
     for salt in range(1, samples.FILLING + 1) if states else ():
         given = after([inputs[at] if at in states else one for at, one in enumerate(draw(salt))])
         for at in states:

@@ -2,13 +2,13 @@
 
 | part | inputs | states | outputs |
 |---|---|---|---|
-| `step` | the batch, `lr` | parameters, buffers that the loss writes, the optimizer's | the loss, metrics, the norm of the gradients |
-| `gradients` | the batch | parameters, buffers, sums of gradients | the loss, metrics |
-| `update` | `lr` | parameters, sums of gradients, the optimizer's | the norm of the gradients |
-| `eval` | the batch | parameters, buffers | the loss, metrics |
+| `step` | the batch, `lr` | parameters, buffers that are written, the optimizer's | loss, metrics, norm of gradients |
+| `gradients` | the batch | parameters, buffers, sums of gradients | loss, metrics |
+| `update` | `lr` | parameters, sums of gradients, the optimizer's | norm of gradients |
+| `eval` | the batch | parameters, buffers | loss, metrics |
 
 A parameter's state has its name in the weight set, so that all parts, and a weight set of their values, agree. States
-of the optimizer begin with `optimizer.`. A parameter without `requires_grad` in the entry's model is a weight, no state.
+of the optimizer begin with `optimizer.`. A parameter without `requires_grad` in the entry's model stays a weight.
 
 The graph comes from tracing forward, backward and update as one function; export then has it as any module's. Eager's
 side of the comparison is another: `backward()` and torch's own optimizer.
@@ -16,7 +16,7 @@ side of the comparison is another: `backward()` and torch's own optimizer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -31,7 +31,9 @@ from .wire import Failure
 # error of the update larger than the tolerance of a parameter.
 FILLING_RATE, COMPARED_RATE = 1e-3, 0.05
 _SUMS, _BATCHES, _STEP = "optimizer.gradient", "optimizer.batches", "optimizer.step"
-_STATE = "return the loss, or the loss and a dict of metrics, each a tensor"
+_METRICS = "a loss method returns the loss, or the loss and a dict of metrics, each a tensor of one element"
+# The calls from first values on that the gate makes in one session.
+_CALLS = 3
 
 
 class Training:
@@ -124,7 +126,7 @@ class Training:
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
-        """Puts the model into training mode, or into eval mode; afterwards it is in eval mode, as an opened model is."""
+        """Puts the model into training or eval mode, with autocast; afterwards into eval mode."""
         self.target.train(training)
         try:
             cast = self.train.get("autocast")
@@ -155,11 +157,12 @@ class Training:
             kind = f"{tensors.dtype_name(loss.dtype)}{list(loss.shape)}" if isinstance(loss, torch.Tensor) else None
             kind = kind or f"a {type(loss).__name__}"
             message = f"the loss of {self.what} is {kind}, not one number"
-            raise Failure("bad_input", message, hint=f"reduce it, as `loss.mean()`; {_STATE}")
-        wrong = next((name for name, one in more.items() if not isinstance(one, torch.Tensor)), None)
-        if wrong is not None or {"loss", "grad_norm"} & more.keys():
-            reserved = "loss and grad_norm are names of the step" if wrong is None else f"metric `{wrong}` is no tensor"
-            raise Failure("bad_input", f"{self.what}: {reserved}", hint=_STATE)
+            raise Failure("bad_input", message, hint=f"reduce it, as `loss.mean()`; {_METRICS}")
+        for name, one in more.items():
+            if not isinstance(one, torch.Tensor) or one.numel() != 1:
+                raise Failure("bad_input", f"metric `{name}` of {self.what} is not one number", hint=_METRICS)
+            if name in ("loss", "grad_norm"):
+                raise Failure("bad_input", f"a metric of {self.what} has the name `{name}`", hint="rename it")
         return loss.reshape(()), {str(name): one.detach() for name, one in more.items()}
 
     def _check_gradients(self, grads: Sequence[Any]) -> None:
@@ -270,6 +273,16 @@ class Training:
                 self.optimizer.update(param, grad, state, held["lr"], held[_STEP])
         self._clear(held)
         return {**out, "grad_norm": norm}
+
+    def sequence(self, first: list[Any], draw: Callable[[int], list[Any]]) -> list[tuple[list[Any], list[Any]]]:
+        """Returns inputs and outputs of calls that follow each other, from these states on."""
+        found = []
+        for salt in range(1, _CALLS + 1):
+            drawn = draw(salt)
+            given = [first[at] if at in self.states else drawn[at] for at in range(len(drawn))]
+            out, first = self.run(given)
+            found.append(([one for at, one in enumerate(given) if at not in self.states], list(out.values())))
+        return found
 
     def settle(self, inputs: list[Any]) -> None:
         """Changes states of a sample so that rounding of a gradient changes the update by as little.

@@ -165,7 +165,9 @@ fn code(error: &RuntimeError) -> Code {
         E::Store { source, .. } => source
             .downcast_ref()
             .map_or(Code::LoadFailed, code_of_store),
-        E::Devices | E::NeedsSession { .. } | E::State { .. } => Code::BadArgument,
+        E::Devices | E::NeedsSession { .. } | E::NoStep { .. } | E::State { .. } => {
+            Code::BadArgument
+        }
         E::NoRelease(_) | E::NoModule { .. } | E::NoOutput { .. } => Code::NotFound,
         E::BadInput { .. } | E::InputCount { .. } | E::InputNames { .. } | E::Shape { .. } => {
             Code::BadInput

@@ -297,17 +297,26 @@ mod tests {
 
     #[test]
     fn an_entry_becomes_the_modules_of_a_step() {
-        insta::assert_snapshot!(modules("optimizer = \"adamw\""), @"");
-        insta::assert_snapshot!(modules("loss = \"loss\"\noptimizer = \"sgd\"\nmomentum = 0.9\nclip = 1\naccumulate = true\nautocast = \"bfloat16\""), @"");
-        insta::assert_snapshot!(modules("optimizer = \"mine:lion\""), @"");
+        insta::assert_snapshot!(modules("optimizer = \"adamw\""), @r#"
+train.forward(x, lr) 2 {"part":"step","optimizer":"adamw","options":{"betas":[0.9,0.999],"eps":1e-8,"weight_decay":0.01},"clip":null,"autocast":null}
+train.eval.forward(x) 2 {"part":"eval","optimizer":"adamw","options":{"betas":[0.9,0.999],"eps":1e-8,"weight_decay":0.01},"clip":null,"autocast":null}
+"#);
+        insta::assert_snapshot!(modules("loss = \"loss\"\noptimizer = \"sgd\"\nmomentum = 0.9\nclip = 1\naccumulate = true\nautocast = \"bfloat16\""), @r#"
+train.gradients.loss(x) 2 {"part":"gradients","optimizer":"sgd","options":{"momentum":0.9,"weight_decay":0.0},"clip":1.0,"autocast":"bfloat16"}
+train.update.loss(lr) 1 {"part":"update","optimizer":"sgd","options":{"momentum":0.9,"weight_decay":0.0},"clip":1.0,"autocast":"bfloat16"}
+train.eval.loss(x) 2 {"part":"eval","optimizer":"sgd","options":{"momentum":0.9,"weight_decay":0.0},"clip":1.0,"autocast":"bfloat16"}
+"#);
+        insta::assert_snapshot!(modules("optimizer = \"mine:lion\""), @r#"
+train.forward(x, lr) 2 {"part":"step","optimizer":"mine:lion","options":{},"clip":null,"autocast":null}
+train.eval.forward(x) 2 {"part":"eval","optimizer":"mine:lion","options":{},"clip":null,"autocast":null}
+"#);
     }
 
     #[test]
     fn mistakes_are_named() {
         let train = |text: &str| wrong(&format!("kind = \"step\"\n{BATCH}[module.train]\n{text}"));
-        insta::assert_snapshot!(train(""), @"");
-        insta::assert_snapshot!(train("optimizer = \"adamx\""), @"");
-        insta::assert_snapshot!(train("optimizer = \"mine.py:lion\""), @"");
+        insta::assert_snapshot!(train(""), @r#"missing key `optimizer` in [module.train] | add `optimizer = "adamw"`"#);
+        insta::assert_snapshot!(train("optimizer = \"adamx\""), @"unknown optimizer `adamx` | known: `adamw`, `adam`, `sgd`, and `module:callable` for one of yours");
         insta::assert_snapshot!(train("optimizer = \"sgd\"\nbetas = [0.9, 0.99]"), @"");
         insta::assert_snapshot!(train("optimizer = \"adam\"\nbetas = [0.9, 1.0]\neps = -1.0"), @"");
         insta::assert_snapshot!(train("optimizer = \"adam\"\nclip = 0\nloss = \"a.b\"\nautocast = \"int8\"\naccumulate = 3"), @"");
