@@ -105,6 +105,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             eager: None,
             constants: None,
             padding: Padding::Allowed,
+            train: None,
             call_spec: json!(null),
             request,
             receipt: Default::default(),

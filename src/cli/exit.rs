@@ -73,6 +73,11 @@ impl Refusal {
         Self::new(USAGE, message, hint)
     }
 
+    /// Returns the error for work that was done and failed.
+    pub(super) fn failed(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(FAILED, message, hint)
+    }
+
     /// Returns the error for an object named on the command line that the store does not have.
     pub(super) fn missing(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::new(MISSING, message, hint)

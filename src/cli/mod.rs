@@ -15,7 +15,7 @@
 //! context, libtorch
 //! deps, diff, doctor, du, fields, gc, init, inspect, internal, log, ls, plan, progress, release, served, stats, why
 //! bench, build, check, export, phases, program, version
-//! report, run, show, verify
+//! report, run, show, train, verify
 //! ```
 
 /// Prints a formatted note to stderr, unless `--quiet` was given.
@@ -67,6 +67,7 @@ mod tests {
 }
 mod text;
 mod trace;
+mod train;
 mod trusted;
 mod verify;
 mod version;
@@ -157,6 +158,8 @@ enum Command {
     Man(help::ManArgs),
     /// Load from the store and run one module on saved inputs
     Run(served::RunArgs),
+    /// Train a module of kind `step` on batches of a file, without Python
+    Train(train::TrainArgs),
     /// Measure the time of a call for each bucket
     Bench(served::BenchArgs),
     /// List the libraries that a host needs to run releases, with their sizes
@@ -259,6 +262,7 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Completions(args) => help::completions(args, Cli::command()),
         Command::Man(args) => help::man(args, Cli::command()),
         Command::Run(args) => run::run(args, context),
+        Command::Train(args) => train::run(args, context),
         Command::Bench(args) => bench::run(args, context),
         Command::Deps(args) => deps::run(args, context),
         Command::Export(args) => export::run(args, context),

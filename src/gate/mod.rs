@@ -147,6 +147,8 @@ struct Bench<'a> {
     /// At the sizes of the bucket.
     sample: Sample,
     smaller: Vec<Sample>,
+    /// Calls of a training step that follow each other, from first values on.
+    sequence: Vec<Sample>,
 }
 
 impl<'a> Bench<'a> {
@@ -166,6 +168,7 @@ impl<'a> Bench<'a> {
             device,
             sample: Sample::default(),
             smaller: vec![],
+            sequence: vec![],
         };
         match &request.samples {
             Samples::File(file) => bench.read(file)?,
@@ -192,15 +195,21 @@ impl<'a> Bench<'a> {
             if prefix.is_empty() {
                 expected.extend(all("after", program.states.len())?);
             }
+            let states = match prefix.starts_with("sequence") {
+                true => vec![],
+                false => all("state", program.states.len())?,
+            };
             Ok(Sample {
                 inputs: inputs.collect::<Result<_, _>>()?,
-                states: all("state", program.states.len())?,
+                states,
                 expected,
             })
         };
         self.sample = take("")?;
         let smaller = (0..).map_while(|index| take(&format!("smaller.{index}.")).ok());
         self.smaller = smaller.collect();
+        let sequence = (0..).map_while(|index| take(&format!("sequence.{index}.")).ok());
+        self.sequence = sequence.collect();
         Ok(())
     }
 
@@ -358,6 +367,9 @@ impl<'a> Bench<'a> {
             Ok(rows) => rows,
             Err(message) => return Ok(Err(message)),
         };
+        if let Err(message) = self.follows(&model)? {
+            return Ok(Err(message));
+        }
         let mut deterministic = true;
         for later in &outputs[1..] {
             for (later, first) in later.iter().zip(&outputs[0]) {
@@ -410,6 +422,23 @@ impl<'a> Bench<'a> {
             report.others_wins = each(&|other| wins(other, &own[0])).into();
         }
         Ok(Ok(report))
+    }
+
+    /// Makes the calls of the sequence in one session, and compares each with eager. Returns the first difference.
+    fn follows(&self, model: &Model) -> Fallible<Result<(), String>> {
+        let mut caller = GateCaller::new(model, &self.request.program)?;
+        caller.session.reset();
+        for (number, sample) in self.sequence.iter().enumerate() {
+            let out = caller.call(sample)?;
+            out.check()?;
+            for (index, (got, eager)) in out.iter().zip(&sample.expected).enumerate() {
+                let got = got.to_device(Device::Cpu)?;
+                if let Err(why) = self.compare(index, &got, eager) {
+                    return Ok(Err(format!("call {} of a session: {why}", number + 1)));
+                }
+            }
+        }
+        Ok(Ok(()))
     }
 
     /// Compares the runtime's answers to smaller requests with eager at their own sizes. If a bucket gives wrong

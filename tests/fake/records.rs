@@ -264,6 +264,7 @@ impl Fake {
             eager: None,
             constants: None,
             padding: Padding::Allowed,
+            train: None,
             call_spec: Value::Null,
             request: Value::Null,
             receipt: Default::default(),

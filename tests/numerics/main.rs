@@ -18,6 +18,7 @@ mod prepared;
 mod receipts;
 mod slower;
 mod state;
+mod training;
 mod values;
 mod vlm;
 mod workers;

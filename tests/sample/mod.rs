@@ -176,6 +176,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
         eager: None,
         constants: None,
         padding: Padding::Allowed,
+        train: None,
         call_spec: json!(null),
         request,
         receipt: read(json!({

@@ -116,6 +116,7 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
         eager: None,
         constants: None,
         padding: Padding::Allowed,
+        train: None,
         call_spec: json!(null),
         request: json!({}),
         receipt: Default::default(),

@@ -143,6 +143,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         compile: Overrides::default(),
         gate: Default::default(),
         padding: Default::default(),
+        train: None,
     };
     paths.map(module).collect()
 }
@@ -205,6 +206,7 @@ fn one(
             dynamic: asked.map(|dims| dims.into_iter().collect::<BTreeMap<_, _>>()),
             structure,
             padding: module.padding,
+            train: module.train.clone(),
         },
         sizes: sizes.clone(),
         buckets: module.buckets.clone(),

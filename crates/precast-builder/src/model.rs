@@ -93,9 +93,15 @@ fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
     let modules = spec.modules.iter().map(|module| &module.compile);
     let layers = modules.chain([&spec.compile]).chain(command_line.layers());
     let passes = layers.flat_map(|layer| layer.passes.iter().flatten());
+    let trained = spec
+        .modules
+        .iter()
+        .filter_map(|module| module.train.as_ref());
+    let optimizers = trained.filter_map(|train| train.callable().map(str::to_owned));
     passes
         .chain(&spec.model.samples)
         .cloned()
+        .chain(optimizers)
         .collect::<BTreeSet<_>>()
         .into_iter()
         .collect()

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     plan::{OUT_OF_MEMORY, Pass},
-    spec::{Bounds, PaddingRule, SizedState, compile::InductorOptions},
+    spec::{Bounds, PaddingRule, SizedState, Train, compile::InductorOptions},
 };
 
 mod checked;
@@ -158,6 +158,9 @@ pub(crate) struct ModuleRequest {
     pub structure: Option<Value>,
     /// `trusted` if padding is not checked.
     pub padding: PaddingRule,
+    /// The part of a training step that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<Train>,
 }
 
 /// One line from a worker.

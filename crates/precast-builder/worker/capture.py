@@ -38,6 +38,7 @@ from . import (
     states,
     structure,
     tensors,
+    training,
 )
 from .torch_private import fake, overloads
 from .wire import Failure, Wire
@@ -71,6 +72,8 @@ class Traced:
     held: dynamic.Bounds | None
     limits: list[bounds.Bounds | None]
     ranges: list[list[int] | None]
+    # The part of a training step, if it is one.
+    training: training.Training | None = None
 
 
 def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
@@ -91,6 +94,8 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     that the spec names and the call only reads. If the call fails, the capture finds the written buffers, and a second
     capture takes them as inputs.
     """
+    if module.get("train"):
+        return _graph(opened, module, sizes, wire, training.Training(opened, module))
     key = (module["path"], module["method"])
     if key not in opened.states:
         called = call_of(opened, module)[1]
@@ -133,9 +138,37 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
         specs = samples.at_sizes(specs, sizes)
     else:
         exported = flat.export(wrapped, samples.lowest(specs, opened.device), opened.root, what)
+    graph, limits, ranges = _flat(opened, module, specs, kept, exported, what, wire)
+    run = functools.partial(states.run, wrapped, kept)
+    pure = (lambda *inputs: run(inputs)[0]) if kept else wrapped
+    return Traced(what, pure, run, specs, kept, sizes, graph, held, limits, ranges)
+
+
+def _graph(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire, part: training.Training) -> Traced:
+    """Captures a part of a training step."""
+    wire.event("capture")
+    specs, kept = part.specs, part.states
+    graph, limits, ranges = _flat(opened, module, specs, kept, part.export(), part.what, wire)
+    return Traced(
+        part.what, lambda *inputs: part.run(inputs)[0], part.run, specs, kept, sizes, graph, None, limits, ranges, part
+    )
+
+
+def _flat(
+    opened: Any,
+    module: dict[str, Any],
+    specs: list[dict[str, Any]],
+    kept: dict[int, Any],
+    exported: Any,
+    what: str,
+    wire: Wire,
+) -> tuple[flat.Flat, list[bounds.Bounds | None], list[list[int] | None]]:
+    """Returns the graph of an exported module, with the bounds of its inputs in the graph and in the record."""
     exported = operators.inline(exported, opened.device, opened.root)
     names = [spec["name"] for spec in specs]
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, kept)
+    if module.get("train"):
+        training.reshape(graph.graph)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
         passes.run(name, graph, opened.root)
@@ -151,9 +184,7 @@ def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     flat.own_outputs(graph)
     if not graph.outputs:
         raise Failure("capture", f"{what} returns no tensor")
-    run = functools.partial(states.run, wrapped, kept)
-    pure = (lambda *inputs: run(inputs)[0]) if kept else wrapped
-    return Traced(what, pure, run, specs, kept, sizes, graph, held, limits, ranges)
+    return graph, limits, ranges
 
 
 def _takes(wrapped: Any, specs: list[dict[str, Any]], device: str) -> bool:
@@ -189,6 +220,8 @@ class Answers:
     after: list[Any]
     outputs: list[dict[str, Any]]
     notes: list[str]
+    # Inputs and results of calls of a training step that follow each other.
+    sequence: list[tuple[list[Any], list[Any]]]
 
 
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
@@ -274,6 +307,11 @@ def _answers(traced: Traced, opened: Any) -> Answers:
     draw = functools.partial(samples.draw, drawn, tables, opened.device)
     inputs = draw()
     states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
+    sequence: list[tuple[list[Any], list[Any]]] = []
+    if traced.training is not None:
+        first = states.first(inputs, traced.states, opened)
+        sequence = traced.training.sequence(first, draw)
+        traced.training.settle(inputs)
     entry.seed()
     returned, after = _eager(traced, inputs, opened)
     results, names, notes = [], [], []
@@ -286,7 +324,9 @@ def _answers(traced: Traced, opened: Any) -> Answers:
             notes.append(f"output `{name}` of {what} is a {kind}: only tensors are returned, it is left out")
     if len(results) != len(graph.outputs):
         raise Failure("capture", f"{what} returns {len(results)} tensors, its graph {len(graph.outputs)}")
-    return Answers(drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes)
+    return Answers(
+        drawn, tables, inputs, returned, results, after, _outputs(graph, names, results, what), notes, sequence
+    )
 
 
 def _lowered(
@@ -308,6 +348,8 @@ def _padded(
     opened: Any, module: dict[str, Any], traced: Traced, answers: Answers, receipt: dict[str, Any]
 ) -> tuple[dict[str, str], list[padding.Unpadded]]:
     """Returns why dimensions can't be padded, if they can't, and answers at smaller sizes; adds to the receipt."""
+    if traced.training is not None:
+        return dict.fromkeys(traced.sizes, "a loss, and so the gradients, would count the padding"), []
     specs, drawn, tables, wrapped, device = traced.specs, answers.drawn, answers.tables, traced.wrapped, opened.device
     kept = {dim for at in traced.states for dim in specs[at]["dims"]}
     named = {dim for spec in specs for dim in spec["dims"]} - kept
@@ -329,7 +371,7 @@ def _padded(
 
 def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
     """Returns the record of an input; `values` are the bounds of its values."""
-    record = {**spec, **_layout(spec)}
+    record = {key: value for key, value in spec.items() if key != "sample"} | _layout(spec)
     return record if values is None else {**record, "bounds": values}
 
 
@@ -557,5 +599,8 @@ def _write_samples(out: Path, traced: Traced, answers: Answers, smaller: list[pa
             kind, number = ("in", index) if index < count else ("state", index - count)
             named[f"{prefix}{kind}.{number}"] = ins[at]
         named |= {f"{prefix}out.{index}": tensor for index, tensor in enumerate(outs)}
+    for number, (ins, outs) in enumerate(answers.sequence):
+        for kind, all_ in (("in", ins), ("out", outs)):
+            named |= {f"sequence.{number}.{kind}.{index}": tensor for index, tensor in enumerate(all_)}
     named |= {f"after.{index}": answers.after[at] for index, at in enumerate(traced.states)}
     return tensors.write(out / "samples.safetensors", named)

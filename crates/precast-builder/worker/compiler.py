@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from . import bounds, failures, prepacked, segment, segment_passes
 from .clock import Clock
-from .torch_private import errors, inductor, lowerings, versions
+from .torch_private import errors, inductor, lowerings, overloads, versions
 from .torch_private.cpp_toolchain import toolchain
 from .torch_private.early_launch import early_launch
 from .wire import Failure, Wire
@@ -119,7 +120,7 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
     if target.device == "cuda":
         # Inductor's freezing would put values of weights into the artifact.
         options["freezing"] = False
-    with _attention_kernel(target.attention):
+    with _attention_kernel(target.attention), _fixed_order(module, target.device):
         files = generate(module, inputs, options, target.isa, target.out, clock, weights)
     return result(files, weights)
 
@@ -154,6 +155,22 @@ def _attention_kernel(attention: str | None) -> AbstractContextManager[Any]:
     if attention is None:
         return nullcontext()
     return sdpa_kernel(SDPBackend.__members__[_ATTENTION[attention]])
+
+
+@contextmanager
+def _fixed_order(module: Any, device: str) -> Iterator[None]:
+    """Has the compiler sum gradients in an order that no thread decides, as those of an embedding's rows: a training on
+    the CPU that continues from a checkpoint then has the losses of an unbroken one.
+    """
+    names = (overloads.name_of(node.target) for node in module.graph.nodes if node.op == "call_function")
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(
+        before or (device == "cpu" and any(name.endswith("_backward") for name in names))
+    )
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def warm_up(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class Opened:
     place: str | None = None
     # Files of packages that offered passes. Keys cover them only if a program is compiled with such a pass.
     offering: set[str] = field(default_factory=set)
+    # Parameters without `requires_grad` in the entry's model: training keeps them as they are.
+    frozen: frozenset[str] = frozenset()
     # Path and method of a module -> the buffers that it writes into, as far as they are known.
     states: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     # Globs of buffers that are states and begin with other values than their own.
@@ -105,6 +107,7 @@ def open_model(
         for library in torch.ops.loaded_libraries:
             watch.note(library)
     training = sum(module.training for module in model.modules())
+    frozen = frozenset(name for name, one in model.named_parameters() if not one.requires_grad)
     notes = [_TRAINING] if training else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
@@ -128,8 +131,9 @@ def open_model(
     # Imported before or now, or named by a file of the project.
     tops = {name.partition(".")[0] for name in (set(sys.modules) - before) | named} & sys.modules.keys() | {"torch"}
     known = packages(tops), declared.declared(model, root)
-    place = _place(function, root)
-    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, place, unsaved=unsaved)
+    opened = Opened(root, entry, device, model, sources, *known, from_file, notes, training, _place(function, root))
+    opened.frozen, opened.unsaved = frozen, unsaved
+    return opened
 
 
 def load(root: Path, entry: str) -> Any:

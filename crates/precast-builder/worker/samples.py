@@ -66,6 +66,9 @@ def make(
 ) -> Any:
     """Returns a tensor for one input. `bound` is the exclusive upper bound of an index, None for other inputs."""
     dtype = getattr(torch, spec["dtype"])
+    if spec.get("sample"):
+        compared, filling = spec["sample"]
+        return torch.full(shape, compared if salt == 0 else filling, dtype=dtype, device=device)
     if spec.get("within"):
         return _positions(spec, shape, salt).to(dtype).to(device)
     generator = torch.Generator().manual_seed(seed(spec["name"], spec["dtype"], shape, salt))

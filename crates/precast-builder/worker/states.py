@@ -98,6 +98,19 @@ def run(wrapped: Any, states: Collection[int], inputs: Sequence[Any]) -> tuple[A
     return wrapped(*given), given
 
 
+def first(inputs: Sequence[Any], states: dict[int, Any], opened: Any) -> list[Any]:
+    """Returns inputs with the first values of states among them."""
+    given = list(inputs)
+    for at, value in states.items():
+        if value == "zeros":
+            given[at] = torch.zeros_like(given[at])
+        elif "output" in value:
+            given[at] = fillings.value(opened, value["output"]).clone()
+        else:
+            given[at] = opened.named().tensors[value["tensor"]].detach().clone()
+    return given
+
+
 def fill(
     inputs: list[Any],
     states: dict[int, Any],
@@ -109,13 +122,7 @@ def fill(
 
     `after` calls the module and returns the inputs after the call; `draw` returns the inputs of such a call.
     """
-    for at, first in states.items():
-        if first == "zeros":
-            inputs[at] = torch.zeros_like(inputs[at])
-        elif "output" in first:
-            inputs[at] = fillings.value(opened, first["output"]).clone()
-        else:
-            inputs[at] = opened.named().tensors[first["tensor"]].detach().clone()
+    inputs[:] = first(inputs, states, opened)
     for salt in range(1, samples.FILLING + 1) if states else ():
         given = after([inputs[at] if at in states else one for at, one in enumerate(draw(salt))])
         for at in states:

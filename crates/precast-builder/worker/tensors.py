@@ -71,7 +71,8 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
     def size(name: str) -> int:
         return tensors[name].numel() * tensors[name].element_size()
 
-    order = sorted(tensors, key=lambda name: (size(name) % ALIGN != 0, name))
+    # A tensor of odd size is followed by those with elements of the same size or smaller, which may start there.
+    order = sorted(tensors, key=lambda name: (size(name) % ALIGN != 0, -tensors[name].element_size(), name))
     header: dict[str, Any] = {}
     offset = 0
     for name in order:

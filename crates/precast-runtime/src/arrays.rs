@@ -249,6 +249,11 @@ pub(super) fn tensor(argument: &impl Argument) -> TensorRef<'_> {
     sealed::Input::tensor(argument)
 }
 
+/// Returns an argument as a value, in the same memory.
+pub(super) fn value(argument: &impl Argument) -> Value {
+    Value(Tensor(tensor(argument).own()))
+}
+
 #[cfg(feature = "ndarray")]
 mod with_ndarray {
     use ndarray::{ArrayBase, ArrayD, Data, Dimension, IxDyn};

@@ -1,6 +1,6 @@
 //! Everything that can go wrong between a store and an answer.
 
-use std::{io, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use precast_store::{
     Device, Digest,
@@ -421,6 +421,30 @@ pub enum RuntimeError {
         state: String,
         /// The difference.
         problem: String,
+    },
+    /// A module that is to be trained is no training step.
+    #[error("module `{module}` is no training step")]
+    NoStep {
+        /// Name of the module.
+        module: String,
+        /// The modules that are.
+        known: Vec<String>,
+    },
+    /// A checkpoint is damaged, or of another training. Nothing was changed.
+    #[error("checkpoint `{}`: {problem}", path.display())]
+    Checkpoint {
+        /// Path of the file.
+        path: PathBuf,
+        /// The difference.
+        problem: String,
+    },
+    /// A checkpoint can't be read or written. An earlier one of that name is as it was.
+    #[error("checkpoint `{}`", path.display())]
+    CheckpointFile {
+        /// Path of the file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
     },
     /// A step failed or threw; the message is its own. The inputs are untouched, and the model can still be called.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]

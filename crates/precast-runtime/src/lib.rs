@@ -66,6 +66,7 @@
 //! background, fixed
 //! model
 //! session
+//! trainer
 //! runtime, watch
 //! ```
 
@@ -119,6 +120,7 @@ mod stats;
 mod tensor;
 mod tensors;
 mod threads;
+mod trainer;
 mod trial;
 mod validate;
 mod variant;
@@ -141,6 +143,7 @@ pub use outputs::{Outputs, Served};
 pub use runtime::Runtime;
 pub use session::Session;
 pub use tensor::{Element, Tensor};
+pub use trainer::{Losses, Progress, Trainer};
 pub use trial::Trial;
 pub use weights::WeightSet;
 

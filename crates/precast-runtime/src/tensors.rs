@@ -1,6 +1,11 @@
 //! Tensors from and to safetensors files, for the command line and the gate.
 
-use std::{borrow::Cow, collections::BTreeMap, fs, io, path::Path};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+    fs, io,
+    path::Path,
+};
 
 use precast_store::record::Dtype;
 use safetensors::{SafeTensorError, SafeTensors, tensor::View};
@@ -91,6 +96,36 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFile
         SafeTensorError::IoError(error) => TensorFileError::Write(error),
         other => TensorFileError::Format(other),
     })
+}
+
+/// Returns tensors on any device as the bytes of a safetensors file.
+pub fn serialize(
+    tensors: &[(String, Tensor)],
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>, TensorFileError> {
+    let blobs = tensors
+        .iter()
+        .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
+    let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
+    Ok(safetensors::serialize(blobs, metadata)?)
+}
+
+/// Returns whether elements, as their bytes, are numbers: no exponent of a float has all of its bits set.
+pub fn is_finite(dtype: safetensors::Dtype, bytes: &[u8]) -> bool {
+    fn all<const N: usize>(bytes: &[u8], exponent: u64) -> bool {
+        bytes.as_chunks::<N>().0.iter().all(|chunk| {
+            let mut bits = [0; 8];
+            bits[..N].copy_from_slice(chunk);
+            u64::from_le_bytes(bits) & exponent != exponent
+        })
+    }
+    match dtype {
+        safetensors::Dtype::F16 => all::<2>(bytes, 0x7c00),
+        safetensors::Dtype::BF16 => all::<2>(bytes, 0x7f80),
+        safetensors::Dtype::F32 => all::<4>(bytes, 0x7f80_0000),
+        safetensors::Dtype::F64 => all::<8>(bytes, 0x7ff0_0000_0000_0000),
+        _ => true,
+    }
 }
 
 struct Blob {

@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::{
     Model, RuntimeError, error::Quarantined, host::now, replica::Replica, session::Session,
-    stats::ModuleStats, variant::Variant,
+    stats::ModuleStats, trainer::Trainer, variant::Variant,
 };
 
 /// Times from the beginning of a model's load.
@@ -47,6 +47,12 @@ impl Model {
     /// it this method waits like a call, and fails with [`RuntimeError::SessionsBusy`].
     pub fn session(&self) -> Result<Session<'_>, RuntimeError> {
         Session::open(self)
+    }
+
+    /// Opens a session that trains a module of kind `step`: see [`Trainer`]. Fails with [`RuntimeError::NoStep`] for
+    /// other modules.
+    pub fn trainer(&self, module: &str) -> Result<Trainer<'_>, RuntimeError> {
+        Trainer::new(self, module)
     }
 
     /// Returns the bytes of a session's states, each at its largest bucket.

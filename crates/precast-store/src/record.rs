@@ -303,6 +303,43 @@ impl Padding {
     }
 }
 
+/// A part of a training step, with its optimizer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Train {
+    /// The part.
+    pub part: TrainPart,
+    /// The optimizer, as the spec names it.
+    pub optimizer: String,
+}
+
+/// The parts of a training step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum TrainPart {
+    /// Loss, gradients and update.
+    Step,
+    /// Loss and gradients, which are added to their sums.
+    Gradients,
+    /// The update with the mean gradients.
+    Update,
+    /// The loss alone.
+    Eval,
+}
+
+impl TrainPart {
+    /// Returns its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Step => "step",
+            Self::Gradients => "gradients",
+            Self::Update => "update",
+            Self::Eval => "eval",
+        }
+    }
+}
+
 /// The captured graph, which eager runs in place of the steps, without Python.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
@@ -358,6 +395,9 @@ pub struct Program {
     /// Whether smaller requests are padded into the bucket.
     #[serde(flatten)]
     pub padding: Padding,
+    /// The part of a training step that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub train: Option<Train>,
     /// torch's pytree specs of the call (inputs, outputs) as it was captured.
     pub call_spec: Value,
     /// The explained request key.

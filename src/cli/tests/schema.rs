@@ -69,6 +69,7 @@ fn documents() -> Vec<(&'static str, Value)> {
         made::<why::WhyDocument>("why", "precast why --format json"),
         made::<super::super::bench::BenchDocument>("bench", "precast bench --format json"),
         made::<super::super::run::RunDocument>("run", "precast run --format json"),
+        made::<super::super::train::TrainDocument>("train", "precast train --format json"),
     ]
 }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | compiled | one for each bucket; with `dynamic`, one more for every size within bounds from 2, and one for each set of dynamic dimensions at size 1 |
 //! | left to eager | one eager program for each bucket |
+//! | a part of a training step | one for each bucket |
 //! | both, unless `fail_policy` is `raise` and it is compiled | one eager program for any size, for requests that no bucket covers |
 
 use precast_store::record::{self, Bounds, Sizes, form_name};
@@ -73,6 +74,10 @@ pub fn forms(module: &Module, settings: &Compile) -> Vec<Form> {
             optional: false,
         })
         .collect();
+    if module.train.is_some() {
+        // No batch of another size: its padding would be in the loss.
+        return forms;
+    }
     let largest = largest(module);
     let every = || {
         let unbounded = Bounds {

@@ -18,6 +18,7 @@
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
 //! | `padding`: the rule for padded requests | yes | no |
+//! | `[module.train]`: the part of a step, the optimizer with its options, `clip`, `autocast` | yes | no: in the graph |
 //! | whether `--tune` was given | yes | no: its choice is in `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -40,7 +41,7 @@ use serde_json::{Map, Value, json};
 
 use precast_store::canon::{self, Shared};
 
-use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedFirst, SizedState};
+use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedFirst, SizedState, Train};
 
 /// The version of the worker, a part of every key: a change in its capture or compilation makes every old artifact
 /// miss. A change that only makes new artifacts faster does not change the version.
@@ -96,6 +97,8 @@ pub struct RequestKey<'a> {
     pub settings: &'a Compile,
     /// The rule for padding a smaller request into it.
     pub padding: PaddingRule,
+    /// The part of a training step that it is.
+    pub train: Option<&'a Train>,
     /// Whether measurements choose it among several option sets.
     pub tuned: bool,
 }
@@ -180,7 +183,7 @@ impl RequestKey<'_> {
     /// Returns the fields that other requests of the model do not share.
     fn own(&self) -> Map<String, Value> {
         let inputs = self.inputs.map(|all| all.iter().map(canon::input));
-        fields([
+        let mut own = fields([
             ("kind", "request".into()),
             ("format", canon::FORMAT.into()),
             ("protocol", PROTOCOL.into()),
@@ -199,7 +202,11 @@ impl RequestKey<'_> {
             ("passes", json!(self.settings.passes)),
             ("padding", json!(self.padding)),
             ("tuned", self.tuned.into()),
-        ])
+        ]);
+        if let Some(train) = self.train {
+            own.insert("train".to_owned(), json!(train));
+        }
+        own
     }
 }
 

@@ -354,6 +354,7 @@ fn state(
         regions: &module.regions,
         settings,
         padding: module.padding,
+        train: module.train.as_ref(),
         tuned: false,
     };
     let tuned = RequestKey { tuned: true, ..key };

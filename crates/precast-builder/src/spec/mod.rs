@@ -6,11 +6,12 @@
 //! [model]      name, entry = "module:callable", weights = "auto" | "x.safetensors", samples = "module:callable", context
 //! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
 //! [compile]    defaults of the settings, see `compile`
-//! [[module]]   name, path, method, regions, padding, and any setting of [compile]
+//! [[module]]   name, kind, path, method, regions, padding, and any setting of [compile]
 //!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
 //!   [module.state]     input or buffer = "zeros" | "own" | a module | { shape = [1, "context"], first }: kept from call to call
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
+//!   [module.train]     loss, optimizer with its options, clip, accumulate, autocast: for `kind = "step"`
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
 //! ```
 //!
@@ -31,6 +32,7 @@ pub(crate) mod parse;
 mod reader;
 mod setting;
 mod states;
+pub mod train;
 
 use std::{
     collections::BTreeSet,
@@ -47,6 +49,7 @@ pub use inputs::is_identifier;
 pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
 pub use states::{Filler, FirstValue, SizedFirst, SizedState, StateSpec};
+pub use train::Train;
 
 use precast_store::{
     record::{Dtype, Input, Layout, Pad, Sizes},
@@ -147,6 +150,8 @@ pub struct Module {
     pub gate: Gate,
     /// Whether padding is checked.
     pub padding: PaddingRule,
+    /// The part of a training step that it is, if it is one.
+    pub train: Option<Train>,
 }
 
 /// The rule for padding a smaller request into a bucket.

@@ -17,6 +17,7 @@ use super::{
     inputs,
     reader::{KeyValue, Reader, Section, Span},
     states,
+    train,
 };
 use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
@@ -32,7 +33,8 @@ pub(crate) const MODEL: &[&str] = &[
 ];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
-    "name", "path", "method", "regions", "inputs", "state", "buckets", "gate", "padding",
+    "name", "kind", "path", "method", "regions", "inputs", "state", "buckets", "gate", "padding",
+    "train",
 ];
 
 /// The table of each key, for keys that are in another table.
@@ -50,6 +52,10 @@ const HOMES: &[(&str, &str)] = &[
     ("regions", "[[module]]"),
     ("gate", "[[module]]"),
     ("padding", "[[module]]"),
+    ("kind", "[[module]]"),
+    ("train", "[[module]]"),
+    ("optimizer", "[module.train]"),
+    ("loss", "[module.train]"),
     ("rtol", "[module.gate]"),
     ("atol", "[module.gate]"),
 ];
@@ -255,7 +261,12 @@ fn modules<'t>(reader: &mut Reader<'t>, top: &Section<'t>) -> Option<Vec<Module>
     let read: Vec<_> = (items.iter())
         .map(|item| Some((module(reader, item)?, item.place.clone())))
         .collect();
-    let read: Vec<(Module, Span)> = read.into_iter().collect::<Option<_>>()?;
+    let read: Vec<(Vec<Module>, Span)> = read.into_iter().collect::<Option<_>>()?;
+    let each = |(modules, place): (Vec<Module>, Span)| {
+        let modules = modules.into_iter();
+        modules.map(move |module| (module, place.clone()))
+    };
+    let read: Vec<(Module, Span)> = read.into_iter().flat_map(each).collect();
     for (later, (module, place)) in read.iter().enumerate() {
         if let Some((_, other)) = read[..later]
             .iter()
@@ -289,7 +300,8 @@ fn clash(a: &Module, b: &Module) -> bool {
         }
 }
 
-fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
+/// Reads one entry: one module, or those of a training step.
+fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<Module>> {
     let section = reader.table(field, "[[module]]")?;
     let homes = [
         HOMES,
@@ -339,7 +351,7 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
             }
         }
     }
-    Some(Module {
+    let module = Module {
         name: name?,
         path: path?.unwrap_or_default(),
         method: method?.unwrap_or_else(|| "forward".to_owned()),
@@ -350,7 +362,23 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Module> {
         compile,
         gate: gate?.unwrap_or_default(),
         padding: padding?.unwrap_or_default(),
-    })
+        train: None,
+    };
+    let kind = optional(&section, "kind", |field| {
+        reader.choice(field, "kind", &[("step", ())])
+    });
+    if kind?.is_some() {
+        return train::parts(reader, &section, module);
+    }
+    if let Some(field) = section.field("train") {
+        let help = "add `kind = \"step\"` to this [[module]]";
+        reader.wrong_help(
+            &field.place,
+            "[module.train] is for modules of kind `step`",
+            help,
+        );
+    }
+    Some(vec![module])
 }
 
 fn gate<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Gate> {

@@ -105,6 +105,7 @@ fn module_request(slot: &mut Slot<'_>, job: &Job<'_>) -> Result<ModuleRequest, T
         dynamic: item.form.dynamic.clone(),
         structure,
         padding: module.padding,
+        train: module.train.clone(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Instant};
 
 use precast_store::{
     Digest,
-    record::{ArtifactKind, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step},
+    record::{ArtifactKind, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step, Train},
 };
 
 use super::CapturedProgram;
@@ -139,6 +139,10 @@ fn record(
         eager,
         constants,
         padding: Padding::new(&form.sizes, &captured.exact),
+        train: job.module.train.as_ref().map(|train| Train {
+            part: train.part,
+            optimizer: train.optimizer.clone(),
+        }),
         call_spec: captured.call_spec.clone(),
         request: job.request.clone(),
         receipt: captured.receipt.clone().receipt(captured.seconds),

@@ -8,6 +8,7 @@
 | `archives` | archives of torch.export, made from parts |
 | `drafts` | breaks of a capture, and the sizes that it decides on |
 | `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
+| `tracing` | a function with its backward pass as one graph |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |

@@ -91,6 +91,14 @@ def is_mutable(overload: Any) -> bool:
     return overload._schema.is_mutable
 
 
+def is_random(node: Any) -> bool:
+    """Returns whether an operation draws random numbers. Attention does so for dropout."""
+    if not is_overload(node.target) or torch.Tag.nondeterministic_seeded not in node.target.tags:
+        return False
+    takes = any(one.name == "dropout_p" for one in node.target._schema.arguments)
+    return not takes or (argument(node, "dropout_p") or 0.0) != 0.0
+
+
 def writes_into(tensor: Any) -> int:
     """Returns the number of writes into a tensor so far.
 

@@ -154,6 +154,9 @@ impl RuntimeError {
             Self::SessionLimit { .. } => SESSION_LIMIT,
             Self::SessionFailed { .. } => SESSION_FAILED,
             Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
+            Self::NoStep { known, .. } => return of_steps(known),
+            Self::Checkpoint { .. } => CHECKPOINT,
+            Self::CheckpointFile { .. } => CHECKPOINT_FILE,
             Self::NoModule { module, known, .. } => return of_module(module, known),
             Self::BadInput { problem, .. } => return problem.hint(),
             Self::InputCount { names, .. } => {
@@ -208,6 +211,10 @@ const NEEDS_SESSION: &str =
     "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states";
 const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with more `Runtime::sessions` and a higher `session_limit`";
 const SESSION_LIMIT: &str = "raise `Runtime::session_limit`, or build the model with fewer or smaller buckets of its states";
+const CHECKPOINT: &str =
+    "name a checkpoint of this module, or remove the file to start from an earlier one";
+const CHECKPOINT_FILE: &str =
+    "its folder must be there, with space left, and this user must be allowed to write there";
 const SESSION_FAILED: &str =
     "`Session::reset` starts it anew; a session that was saved can be loaded";
 const REFUSED: &str = "libtorch refused it: there may be too little memory";
@@ -245,6 +252,13 @@ fn of_target(mismatches: &[Mismatch]) -> String {
 /// Returns whether a library does not load for want of libtorch_python.
 fn needs_python(reason: &TorchError) -> bool {
     matches!(reason, TorchError::Loader(text) if text.starts_with("libtorch_python"))
+}
+
+fn of_steps(known: &[String]) -> String {
+    match known {
+        [] => "the model has none: a module of the spec with `kind = \"step\"` is one".to_owned(),
+        known => format!("the model has {}", known.join(", ")),
+    }
 }
 
 /// Returns the remedy for a module that is not there: the known one with the nearest name, or all of them.

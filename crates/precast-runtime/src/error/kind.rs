@@ -42,9 +42,9 @@ macro_rules! table {
 }
 
 table! {
-    BadArgument: Devices NeedsSession OutputDtype State;
+    BadArgument: Devices NeedsSession NoStep OutputDtype State;
     NotFound: NoRelease NoModule NoOutput;
-    BadInput: BadInput InputCount InputNames Shape;
+    BadInput: BadInput Checkpoint CheckpointFile InputCount InputNames Shape;
     NoFit: NoBucket;
     Busy: Busy SessionsBusy;
     LoadFailed: Store NoDevice UnknownHost Libtorch NoShim WrongTarget WrongArtifact WrongRecord Unreadable

@@ -171,6 +171,22 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             state: "cache.k".into(),
             problem: "the model has no state of this name".into(),
         },
+        E::NoStep {
+            module: "encode".into(),
+            known: vec![],
+        },
+        E::NoStep {
+            module: "encode".into(),
+            known: vec!["train".into()],
+        },
+        E::Checkpoint {
+            path: "run/step-0000000100.safetensors".into(),
+            problem: "it lacks the state `head.weight`".into(),
+        },
+        E::CheckpointFile {
+            path: "run/step-0000000100.safetensors".into(),
+            source: io(ErrorKind::StorageFull),
+        },
         E::NoThreads {
             wanted: 8,
             found: 3,

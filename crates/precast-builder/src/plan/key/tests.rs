@@ -139,6 +139,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         regions: &module.regions,
         settings: &settings.compile,
         padding: module.padding,
+        train: module.train.as_ref(),
         tuned,
     };
     assert_eq!(key.digest(), key.explained().0);
@@ -237,6 +238,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             regions: &[],
             settings: &Compile::default(),
             padding: PaddingRule::Checked,
+            train: None,
             tuned: false,
         };
         same_again(key.explained());

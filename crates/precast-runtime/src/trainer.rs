@@ -1,0 +1,313 @@
+//! A trainer: the states of a training step in a session, from batch to batch, and from them checkpoints and releases.
+//!
+//! A build makes the modules of a step (`kind = "step"` in the spec): the step itself, or its two halves, and the loss
+//! alone. They share parameters, buffers and the optimizer's tensors by name, as the states of one session. A parameter
+//! has its name in the weight set, so [`Trainer::publish`] only puts its value in the place of the old one.
+
+mod checkpoint;
+
+use precast_store::{
+    Digest, Store,
+    record::{First, Program, Provenance, Release, Train, TrainPart},
+};
+use safetensors::SafeTensors;
+
+use super::{
+    Model, RuntimeError, Session, Tensor, Value,
+    arrays::{self, Argument, refused},
+    error::in_store,
+    outputs::Outputs,
+    source::NoRelease,
+    tensors,
+};
+
+pub use checkpoint::Progress;
+
+/// The input with the learning rate.
+const RATE: &str = "lr";
+
+/// The results of a step.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Losses {
+    /// The loss of the batch, before the update.
+    pub loss: f64,
+    /// The global norm of the gradients before clipping; none without an update.
+    pub grad_norm: Option<f64>,
+    /// The metrics of the module, by name.
+    pub metrics: Vec<(String, f64)>,
+}
+
+impl Losses {
+    /// Returns whether the loss and the norm are numbers.
+    pub fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_none_or(f64::is_finite)
+    }
+}
+
+/// A module of kind `step`, trained in this process, without Python. From [`Model::trainer`].
+///
+/// ```no_run
+/// # use precast_runtime::{Device, Runtime, Store, Value};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = Store::open("artifacts")?;
+/// let model = Runtime::new(&store, Device::Cpu)?.load("gpt")?;
+/// let mut trainer = model.trainer("train")?;
+/// trainer.set_lr(1e-3);
+/// let (ids, targets) = (Value::new(&[1_i64; 64], &[4, 16])?, Value::new(&[2_i64; 64], &[4, 16])?);
+/// for _ in 0..100 {
+///     let losses = trainer.step(&[("ids", &ids), ("targets", &targets)])?;
+///     println!("{:.3}", losses.loss);
+/// }
+/// trainer.save("step.safetensors".as_ref())?;
+/// trainer.publish(&store)?;
+/// # Ok(()) }
+/// ```
+pub struct Trainer<'m> {
+    model: &'m Model,
+    session: Session<'m>,
+    /// The module, as the spec names it.
+    module: String,
+    train: Train,
+    lr: f32,
+    /// Free for the caller, and kept in checkpoints.
+    progress: Progress,
+}
+
+impl<'m> Trainer<'m> {
+    pub(super) fn new(model: &'m Model, module: &str) -> Result<Self, RuntimeError> {
+        let first = |part| part_of(model, module, part);
+        let train = first(TrainPart::Step).or_else(|| first(TrainPart::Gradients));
+        let Some(train) = train.and_then(|program| program.train.clone()) else {
+            let mut known = model.modules();
+            known.retain(|name| {
+                [TrainPart::Step, TrainPart::Gradients]
+                    .iter()
+                    .any(|part| part_of(model, name, *part).is_some())
+            });
+            return Err(RuntimeError::NoStep {
+                module: module.to_owned(),
+                known: known.into_iter().map(str::to_owned).collect(),
+            });
+        };
+        Ok(Self {
+            model,
+            session: model.session()?,
+            module: module.to_owned(),
+            train,
+            lr: 1e-3,
+            progress: Progress::default(),
+        })
+    }
+
+    /// Sets the learning rate of the next steps. It is an input: nothing is compiled again.
+    pub fn set_lr(&mut self, lr: f32) {
+        self.lr = lr;
+    }
+
+    /// Returns the number of updates, and the caller's own data position and seed.
+    pub fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    /// Sets the position in the data and the seed of its order, which checkpoints keep.
+    pub fn set_position(&mut self, position: u64, seed: u64) {
+        self.progress.position = position;
+        self.progress.seed = seed;
+    }
+
+    /// Makes one step on a batch, by the names of the module's inputs: loss, gradients, update. With `accumulate` in the
+    /// spec, the update has the mean of these gradients and of those of earlier [`Self::accumulate`] calls.
+    ///
+    /// A refused batch (another size, a missing input, an index out of range) changes nothing. A loss that is no number
+    /// is returned: the parameters are then spoilt, and [`Self::load`] brings back the last checkpoint.
+    pub fn step<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
+        if self.train.part == TrainPart::Gradients {
+            let losses = self.accumulate(batch)?;
+            let grad_norm = self.update()?;
+            return Ok(Losses {
+                grad_norm: Some(grad_norm),
+                ..losses
+            });
+        }
+        let module = self.module.clone();
+        let losses = self.call(&module, batch, true)?;
+        self.progress.step += 1;
+        Ok(losses)
+    }
+
+    /// Adds the gradients of a batch to those of the next update, for a module with `accumulate` in the spec.
+    pub fn accumulate<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
+        let module = format!("{}.{}", self.module, TrainPart::Gradients.name());
+        self.call(&module, batch, false)
+    }
+
+    /// Returns the loss of a batch in eval mode. It changes nothing.
+    pub fn eval_step<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
+        let module = format!("{}.{}", self.module, TrainPart::Eval.name());
+        self.call(&module, batch, false)
+    }
+
+    /// Updates the parameters with the mean of the accumulated gradients. Returns their norm.
+    fn update(&mut self) -> Result<f64, RuntimeError> {
+        let module = format!("{}.{}", self.module, TrainPart::Update.name());
+        let losses = self.call::<Value>(&module, &[], true)?;
+        self.progress.step += 1;
+        Ok(losses.grad_norm.unwrap_or(f64::NAN))
+    }
+
+    fn call<A: Argument>(
+        &mut self,
+        module: &str,
+        batch: &[(&str, A)],
+        rate: bool,
+    ) -> Result<Losses, RuntimeError> {
+        let mut inputs: Vec<(&str, Value)> = batch
+            .iter()
+            .map(|(name, value)| (*name, arrays::value(value)))
+            .collect();
+        if rate {
+            inputs.push((RATE, Value::new(&[self.lr], &[])?));
+        }
+        losses(&self.session.run_named(module, &inputs)?)
+    }
+
+    /// Publishes the parameters as a new weight set of the model, in a new release with the programs of its newest one.
+    /// A process that serves the model takes it with [`Runtime::weights_of`](super::Runtime::weights_of) and
+    /// [`Model::swap`]: nothing is built.
+    ///
+    /// Fails, and publishes nothing, if a parameter has NaN or infinity.
+    pub fn publish(&mut self, store: &Store) -> Result<Release, RuntimeError> {
+        let name = self.model.name().to_owned();
+        let failed = || in_store(format!("model `{name}`"));
+        let newest = store.releases().get(&name, None);
+        let newest = newest.map_err(|error| failed()(error.into()))?;
+        let Some(newest) = newest else {
+            return Err(RuntimeError::NoRelease(NoRelease {
+                model: name,
+                release: None,
+                partial: None,
+                known: vec![],
+            }));
+        };
+        let weights = self.weights(store, newest.weights)?;
+        let object = store.objects().put_bytes(&weights);
+        let release = Release {
+            name: None,
+            rollback: None,
+            weights: Some(object.map_err(|error| failed()(error.into()))?),
+            provenance: Provenance::now(),
+            ..newest
+        };
+        let put = store.releases().put(&release);
+        put.map(|(release, _)| release)
+            .map_err(|error| failed()(error.into()))
+    }
+
+    /// Returns a weight set as a safetensors file, with the values of the session's parameters and buffers.
+    fn weights(&mut self, store: &Store, old: Option<Digest>) -> Result<Vec<u8>, RuntimeError> {
+        let what = || in_store(format!("the weights of model `{}`", self.model.name()));
+        let map = |old: Digest| store.objects().map(&old);
+        let old = old.map(map).transpose();
+        let old = old.map_err(|error| what()(error.into()))?;
+        let old = match &old {
+            Some(bytes) => tensors::read(bytes).map_err(|error| what()(error.into()))?,
+            None => Default::default(),
+        };
+        let mut all = old;
+        let trained: Vec<(String, String)> = self
+            .programs()
+            .iter()
+            .flat_map(|program| &program.states)
+            .filter_map(|state| match &state.first {
+                First::Tensor(name) => Some((state.name.clone(), name.clone())),
+                First::Zeros => None,
+            })
+            .collect();
+        for (state, name) in trained {
+            let value = self.session.state(&state)?;
+            let value = value.to_device(super::Device::Cpu).map_err(refused)?;
+            let known = all.get(&name).map(|old| (old.dtype(), old.shape()));
+            if known != Some((value.dtype(), value.shape())) {
+                return Err(RuntimeError::State {
+                    state,
+                    problem: "the newest release has no weight of its name, dtype and shape"
+                        .to_owned(),
+                });
+            }
+            all.insert(name, value);
+        }
+        let all: Vec<(String, Tensor)> = all.into_iter().collect();
+        let written = tensors::serialize(&all, None);
+        let written = written.map_err(|error| what()(error.into()))?;
+        if let Some(name) = spoilt(&written) {
+            return Err(RuntimeError::State {
+                state: name,
+                problem: "it has NaN or infinity, so it is not published".to_owned(),
+            });
+        }
+        Ok(written)
+    }
+
+    /// Returns one program of each part.
+    fn programs(&self) -> Vec<&'m Program> {
+        let parts = [
+            TrainPart::Step,
+            TrainPart::Gradients,
+            TrainPart::Update,
+            TrainPart::Eval,
+        ];
+        let found = parts.iter();
+        found
+            .filter_map(|part| part_of(self.model, &self.module, *part))
+            .collect()
+    }
+}
+
+/// Returns the name of a part of a module.
+fn name_of(module: &str, part: TrainPart) -> String {
+    match part {
+        TrainPart::Step => module.to_owned(),
+        part => format!("{module}.{}", part.name()),
+    }
+}
+
+/// Returns a program of a part of a training step.
+fn part_of<'m>(model: &'m Model, module: &str, part: TrainPart) -> Option<&'m Program> {
+    let programs = model.programs(&name_of(module, part)).into_iter();
+    let is = |program: &&Program| {
+        program
+            .train
+            .as_ref()
+            .is_some_and(|train| train.part == part)
+    };
+    programs.into_iter().find(is)
+}
+
+/// Returns the numbers of a call.
+fn losses(out: &Outputs) -> Result<Losses, RuntimeError> {
+    out.check()?;
+    let mut losses = Losses::default();
+    for (name, tensor) in out.named() {
+        let number = number(tensor).map_err(refused)?;
+        match name {
+            "loss" => losses.loss = number,
+            "grad_norm" => losses.grad_norm = Some(number),
+            metric => losses.metrics.push((metric.to_owned(), number)),
+        }
+    }
+    Ok(losses)
+}
+
+fn number(tensor: &Tensor) -> Result<f64, super::TorchError> {
+    let tensor = tensor.to_device(super::Device::Cpu)?;
+    let values = tensor.to_dtype(precast_store::record::Dtype::Float64)?;
+    Ok(values.to_vec::<f64>()?.first().copied().unwrap_or(f64::NAN))
+}
+
+/// Returns the name of a tensor of a safetensors file that has NaN or infinity.
+fn spoilt(file: &[u8]) -> Option<String> {
+    let file = SafeTensors::deserialize(file).ok()?;
+    let mut views = file.iter();
+    let found = views.find(|(_, view)| !tensors::is_finite(view.dtype(), view.data()));
+    found.map(|(name, _)| name.to_owned())
+}

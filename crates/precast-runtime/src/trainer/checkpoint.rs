@@ -1,0 +1,228 @@
+//! Checkpoints: one safetensors file with every state of a training step, and how far the training came.
+//!
+//! A file is written whole: under a temporary name in its folder, flushed to the disk, then renamed over an earlier one.
+//! So a process that is killed at any moment leaves the earlier file or the new one. The header has a digest of all
+//! tensors: a changed byte is found.
+//!
+//! A trainer that loads a file continues as if it had not ended: the same programs on the same states give the same
+//! losses, bit for bit, on the same CPU with the same number of threads.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    fs::File,
+    io::Write as _,
+    path::Path,
+};
+
+use precast_store::Digest;
+use safetensors::SafeTensors;
+use serde::{Deserialize, Serialize};
+
+use super::Trainer;
+use crate::{Device, RuntimeError, Tensor, arrays::refused, tensors};
+
+/// The format of the header.
+const FORMAT: u32 = 1;
+
+/// The key of the header in the file's metadata.
+const KEY: &str = "precast.checkpoint";
+
+/// How far a training came.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Progress {
+    /// The number of updates.
+    pub step: u64,
+    /// The position in the data, as [`Trainer::set_position`] got it.
+    pub position: u64,
+    /// The seed of the data's order, as [`Trainer::set_position`] got it.
+    pub seed: u64,
+}
+
+/// The header of a file.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
+struct Header {
+    format: u32,
+    model: String,
+    module: String,
+    optimizer: String,
+    progress: Progress,
+    /// The digest of the programs' IDs.
+    programs: Digest,
+    /// The digest of all tensors.
+    content: Digest,
+}
+
+impl Trainer<'_> {
+    /// Writes a checkpoint, whole or not at all.
+    pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let states = self.states()?;
+        let header = Header {
+            format: FORMAT,
+            model: self.model.name().to_owned(),
+            module: self.module.clone(),
+            optimizer: self.train.optimizer.clone(),
+            progress: self.progress.clone(),
+            programs: self.programs_digest(),
+            content: content(&states).map_err(refused)?,
+        };
+        let text = serde_json::to_string(&header)
+            .map_err(|error| wrong(path, format!("its header can't be written: {error}")))?;
+        let bytes = tensors::serialize(&states, Some(HashMap::from([(KEY.to_owned(), text)])));
+        let bytes = bytes.map_err(|error| wrong(path, error.to_string()))?;
+        write(path, &bytes).map_err(|source| unusable(path, source))
+    }
+
+    /// Continues from a checkpoint. Returns whether the programs are those that wrote it: only then are the losses the
+    /// same bit by bit.
+    ///
+    /// Changes nothing, and fails with [`RuntimeError::Checkpoint`], if the file is truncated or changed, or of another
+    /// model, module, optimizer or format.
+    pub fn load(&mut self, path: &Path) -> Result<bool, RuntimeError> {
+        let bytes = std::fs::read(path).map_err(|source| unusable(path, source))?;
+        let header = header(&bytes).map_err(|problem| wrong(path, problem))?;
+        self.fits(&header).map_err(|problem| wrong(path, problem))?;
+        let read = tensors::read(&bytes).map_err(|error| wrong(path, error.to_string()))?;
+        let states: Vec<(String, Tensor)> = read.into_iter().collect();
+        if content(&states).map_err(refused)? != header.content {
+            return Err(wrong(
+                path,
+                "its tensors were changed after it was written".to_owned(),
+            ));
+        }
+        let states: BTreeMap<String, Tensor> = states.into_iter().collect();
+        self.check(&states)
+            .map_err(|problem| wrong(path, problem))?;
+        self.session.reset();
+        for (name, value) in &states {
+            self.session.set_state(name, value)?;
+        }
+        self.progress = header.progress;
+        Ok(header.programs == self.programs_digest())
+    }
+
+    fn fits(&self, header: &Header) -> Result<(), String> {
+        let own = [
+            ("model", self.model.name(), &header.model),
+            ("module", &self.module, &header.module),
+            ("optimizer", &self.train.optimizer, &header.optimizer),
+        ];
+        for (what, own, other) in own {
+            if own != *other {
+                return Err(format!("it is of {what} `{other}`, not of `{own}`"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares the tensors of a file with the states of the programs.
+    fn check(&self, states: &BTreeMap<String, Tensor>) -> Result<(), String> {
+        let programs = self.programs();
+        let mut wanted = BTreeMap::new();
+        for state in programs.iter().flat_map(|program| &program.states) {
+            wanted.insert(&state.name, &state.layout);
+        }
+        if let Some(name) = states.keys().find(|name| !wanted.contains_key(name)) {
+            return Err(format!(
+                "it has the state `{name}`, and the module has none of that name"
+            ));
+        }
+        for (name, layout) in wanted {
+            let Some(tensor) = states.get(name) else {
+                return Err(format!("it lacks the state `{name}`"));
+            };
+            if tensor.dtype() != Some(layout.dtype) || tensor.shape() != layout.shape {
+                return Err(format!(
+                    "its state `{name}` is {} {:?}, not {} {:?}",
+                    tensor.dtype_name(),
+                    tensor.shape(),
+                    layout.dtype,
+                    layout.shape
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns copies of all states, by name.
+    fn states(&mut self) -> Result<Vec<(String, Tensor)>, RuntimeError> {
+        let programs = self.programs();
+        let states = programs.iter().flat_map(|program| &program.states);
+        let mut names: Vec<&String> = states.map(|state| &state.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        let copy = |name: &String| {
+            let state = self.session.state(name)?;
+            let state = state.to_device(Device::Cpu).map_err(refused)?;
+            Ok((name.clone(), state))
+        };
+        names.into_iter().map(copy).collect()
+    }
+
+    /// Returns a digest of the programs of all parts.
+    fn programs_digest(&self) -> Digest {
+        let programs = self.programs();
+        let ids = programs.iter().map(|program| program.id.to_string());
+        let all: Vec<String> = ids.collect();
+        Digest::of(all.join(" ").as_bytes())
+    }
+}
+
+fn wrong(path: &Path, problem: String) -> RuntimeError {
+    RuntimeError::Checkpoint {
+        path: path.to_owned(),
+        problem,
+    }
+}
+
+fn unusable(path: &Path, source: std::io::Error) -> RuntimeError {
+    RuntimeError::CheckpointFile {
+        path: path.to_owned(),
+        source,
+    }
+}
+
+/// Reads the header of a file.
+fn header(bytes: &[u8]) -> Result<Header, String> {
+    let (_, metadata) = SafeTensors::read_metadata(bytes)
+        .map_err(|error| format!("it is no safetensors file, or was cut off: {error}"))?;
+    let metadata = metadata.metadata().as_ref();
+    let text = metadata.and_then(|known| known.get(KEY));
+    let text = text.ok_or("it is no checkpoint")?;
+    #[derive(Deserialize)]
+    struct Format {
+        format: u32,
+    }
+    let bad = |error: serde_json::Error| format!("its header can't be read: {error}");
+    let Format { format } = serde_json::from_str(text).map_err(bad)?;
+    if format != FORMAT {
+        return Err(format!(
+            "it has format {format}, and this version reads {FORMAT}"
+        ));
+    }
+    serde_json::from_str(text).map_err(bad)
+}
+
+/// Returns the digest of tensors, sorted by name.
+fn content(states: &[(String, Tensor)]) -> Result<Digest, crate::TorchError> {
+    let mut all = String::new();
+    for (name, tensor) in states {
+        let digest = Digest::of(&tensor.to_bytes()?);
+        all += &format!("{name} {digest}\n");
+    }
+    Ok(Digest::of(all.as_bytes()))
+}
+
+/// Writes a file under a temporary name, and renames it when it is on the disk.
+fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let folder = match path.parent() {
+        Some(folder) if folder != Path::new("") => folder,
+        _ => Path::new("."),
+    };
+    let mut file = tempfile::Builder::new()
+        .prefix(".checkpoint-")
+        .tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.as_file().sync_all()?;
+    file.persist(path).map_err(|error| error.error)?;
+    File::open(folder)?.sync_all()
+}

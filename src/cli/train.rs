@@ -1,0 +1,350 @@
+//! `precast train`: steps on batches of a file, with checkpoints.
+
+mod data;
+mod rate;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use self::{
+    data::{Batch, Data},
+    rate::Schedule,
+};
+use super::{
+    Context,
+    exit::{INTERRUPTED, Refusal},
+    internal,
+    progress::seconds,
+    served::PlaceArgs,
+};
+use crate::{
+    Model, Runtime,
+    runtime::{Loading, Losses, Trainer, command::tensors},
+};
+
+/// The number of checkpoints that are kept.
+const KEPT: usize = 2;
+
+#[derive(clap::Args)]
+pub(super) struct TrainArgs {
+    /// The module of kind `step`, as the spec names it
+    module: String,
+    /// A safetensors file: a tensor for each input of the batch, with one row for each example
+    #[arg(long, value_name = "FILE")]
+    data: PathBuf,
+    /// Number of steps, with those of an earlier run that is continued
+    #[arg(long)]
+    steps: u64,
+    /// The learning rate, after the warm-up
+    #[arg(long, default_value_t = 1e-3)]
+    lr: f32,
+    /// The learning rate from the warm-up to the last step
+    #[arg(long, value_enum, default_value_t = Schedule::Constant)]
+    schedule: Schedule,
+    /// Steps in which the learning rate rises from 0
+    #[arg(long, default_value_t = 0)]
+    warmup: u64,
+    /// Batches of one update, for a module with `accumulate`
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    accumulate: u64,
+    /// The seed of the order of the batches
+    #[arg(long, default_value_t = 0)]
+    seed: u64,
+    /// A folder for checkpoints: a run continues from the newest one in it
+    #[arg(long, value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
+    /// Steps between checkpoints
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
+    every: u64,
+    /// Publish the weights as a new release at the end
+    #[arg(long)]
+    publish: bool,
+    #[command(flatten)]
+    place: PlaceArgs,
+}
+
+/// `precast train MODULE --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct TrainDocument {
+    model: String,
+    module: String,
+    /// Updates, with those of earlier runs.
+    steps: u64,
+    /// The loss of each step of this run, in order.
+    losses: Vec<f64>,
+    /// The metrics of the last step, by name.
+    metrics: Vec<(String, f64)>,
+    /// Elements of the first input that this run's steps had in a second: tokens of a language model.
+    tokens_per_second: f64,
+    seconds: f64,
+    /// The newest checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    checkpoint: Option<PathBuf>,
+    /// The number of the published release.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    release: Option<u64>,
+}
+
+pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
+    let (store, name, device) = args.place.open(context)?;
+    args.place.libtorch.open()?;
+    let model = Runtime::new(&store, device)?
+        .loading(Loading::OnDemand)
+        .trial(internal::trial(&store, context)?)
+        .load(&name)?;
+    let mut trainer = model.trainer(&args.module)?;
+    let data = Data::open(&args.data, inputs(&model, &args.module))?;
+    let mut newest = resume(args, &mut trainer)?;
+    trainer.set_position(trainer.progress().position, args.seed);
+
+    let started = Instant::now();
+    let bar = Bar::new(args.steps, trainer.progress().step);
+    let mut losses = Vec::new();
+    let mut last = Losses::default();
+    while trainer.progress().step < args.steps && !context.cancel.load(Ordering::Relaxed) {
+        let position = trainer.progress().position;
+        let batches = data.batches(position, args.accumulate, args.seed)?;
+        trainer.set_lr(args.schedule.rate(args, trainer.progress().step));
+        last = step(&mut trainer, &batches)?;
+        losses.push(last.loss);
+        trainer.set_position(position + args.accumulate, args.seed);
+        let step = trainer.progress().step;
+        if !last.is_finite() {
+            return Err(not_a_number(args, step, &batches, newest.as_deref())?);
+        }
+        if step.is_multiple_of(args.every) || step == args.steps {
+            newest = save(args, &mut trainer)?.or(newest);
+        }
+        bar.step(
+            step,
+            &last,
+            losses.len() as u64 * data.elements() * args.accumulate,
+        );
+    }
+    bar.end();
+
+    let took = started.elapsed().as_secs_f64();
+    let cancelled = context.cancel.load(Ordering::Relaxed);
+    if cancelled {
+        newest = save(args, &mut trainer)?.or(newest);
+    }
+    let release = match args.publish && !cancelled {
+        true => Some(trainer.publish(&store)?.seq),
+        false => None,
+    };
+    let tokens = losses.len() as u64 * data.elements() * args.accumulate;
+    let document = TrainDocument {
+        model: model.name().to_owned(),
+        module: args.module.clone(),
+        steps: trainer.progress().step,
+        losses,
+        metrics: last.metrics,
+        tokens_per_second: tokens as f64 / took.max(1e-9),
+        seconds: took,
+        checkpoint: newest,
+        release,
+    };
+    context.show(&document, || print(&document, context))?;
+    Ok(if cancelled { INTERRUPTED } else { 0 })
+}
+
+/// Returns the inputs of a batch: of the part that has the loss.
+fn inputs<'m>(model: &'m Model, module: &str) -> Vec<&'m crate::record::Input> {
+    let eval = format!("{module}.eval");
+    let programs = model.programs(&eval);
+    let size = |program: &&crate::record::Program| program.sizes.values().product::<i64>();
+    let largest = programs.into_iter().max_by_key(size);
+    largest.map_or(vec![], |program| program.inputs.iter().collect())
+}
+
+/// Makes one step: on the last batch, after the gradients of the earlier ones.
+fn step(trainer: &mut Trainer<'_>, batches: &[Batch]) -> Result<Losses> {
+    let Some((last, before)) = batches.split_last() else {
+        return Ok(Losses::default());
+    };
+    let mut sum = 0.0;
+    for batch in before {
+        sum += trainer.accumulate(&batch.named())?.loss;
+    }
+    let losses = trainer.step(&last.named())?;
+    let loss = (sum + losses.loss) / batches.len() as f64;
+    Ok(Losses { loss, ..losses })
+}
+
+/// Loads the newest checkpoint of the folder. Returns its path.
+fn resume(args: &TrainArgs, trainer: &mut Trainer<'_>) -> Result<Option<PathBuf>> {
+    let Some(folder) = &args.checkpoint else {
+        return Ok(None);
+    };
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("can't make the folder `{}`", folder.display()))?;
+    let Some(newest) = saved(folder)?.pop() else {
+        return Ok(None);
+    };
+    let same = trainer.load(&newest)?;
+    let progress = trainer.progress();
+    if progress.seed != args.seed {
+        let message = format!(
+            "`{}` was written with `--seed {}`, not {}",
+            newest.display(),
+            progress.seed,
+            args.seed
+        );
+        return Err(Refusal::usage(message, "name the same seed, or another folder").into());
+    }
+    note!(
+        "continues from step {}: `{}`",
+        progress.step,
+        newest.display()
+    );
+    if !same {
+        note!("other programs wrote it: losses may differ from those of an unbroken run");
+    }
+    Ok(Some(newest))
+}
+
+/// Returns the checkpoints of a folder, the newest last.
+fn saved(folder: &Path) -> Result<Vec<PathBuf>> {
+    let what = || format!("can't read the folder `{}`", folder.display());
+    let entries = std::fs::read_dir(folder).with_context(what)?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.with_context(what)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let number = name
+            .and_then(|name| name.strip_prefix("step-")?.strip_suffix(".safetensors"))
+            .and_then(|number| number.parse::<u64>().ok());
+        found.extend(number.map(|number| (number, path.clone())));
+    }
+    found.sort_unstable();
+    Ok(found.into_iter().map(|(_, path)| path).collect())
+}
+
+/// Writes a checkpoint, and removes those before the last ones. Returns its path.
+fn save(args: &TrainArgs, trainer: &mut Trainer<'_>) -> Result<Option<PathBuf>> {
+    let Some(folder) = &args.checkpoint else {
+        return Ok(None);
+    };
+    let path = folder.join(format!("step-{:010}.safetensors", trainer.progress().step));
+    trainer.save(&path)?;
+    let all = saved(folder)?;
+    for old in &all[..all.len().saturating_sub(KEPT)] {
+        // One that stays costs space only.
+        let _ = std::fs::remove_file(old);
+    }
+    Ok(Some(path))
+}
+
+/// Returns the error for a loss or a norm that is no number; keeps the batches of the step in a file.
+fn not_a_number(
+    args: &TrainArgs,
+    step: u64,
+    batches: &[Batch],
+    newest: Option<&Path>,
+) -> Result<anyhow::Error> {
+    let folder = args.checkpoint.clone().unwrap_or_default();
+    let path = folder.join(format!("not-a-number-{step}.safetensors"));
+    let named = batches.iter().enumerate().flat_map(|(index, batch)| {
+        let prefix = match batches.len() {
+            1 => String::new(),
+            _ => format!("{index}."),
+        };
+        let tensors = batch.tensors.iter();
+        tensors.map(move |(name, tensor)| (format!("{prefix}{name}"), tensor.share()))
+    });
+    tensors::write(&path, &named.collect::<Vec<_>>())
+        .with_context(|| format!("can't write `{}`", path.display()))?;
+    let message = format!("the loss or the norm of the gradients of step {step} is no number");
+    let good = newest.map_or("there is no checkpoint".to_owned(), |newest| {
+        format!("the checkpoint `{}` is of before", newest.display())
+    });
+    let hint = format!(
+        "its batch is in `{}`; {good}; lower `--lr`, or set `clip` in the spec",
+        path.display()
+    );
+    Ok(Refusal::failed(message, hint).into())
+}
+
+fn print(document: &TrainDocument, context: &Context) -> Result<()> {
+    let out = &context.out;
+    let loss = document
+        .losses
+        .last()
+        .map_or(String::new(), |loss| format!(", loss {loss:.4}"));
+    let (module, steps) = (&document.module, document.steps);
+    writeln!(out, "trained {module} to step {steps}{loss}")?;
+    for (name, value) in &document.metrics {
+        writeln!(out, "{name}: {value:.4}")?;
+    }
+    if let Some(path) = &document.checkpoint {
+        writeln!(out, "checkpoint: {}", path.display())?;
+    }
+    if let Some(seq) = document.release {
+        writeln!(out, "published {} release {seq}", document.model)?;
+    }
+    note!(
+        "{} steps in {}, {:.0} tokens/s",
+        document.losses.len(),
+        seconds(document.seconds),
+        document.tokens_per_second
+    );
+    Ok(())
+}
+
+/// The progress: a bar on a terminal, else some lines.
+struct Bar {
+    bar: ProgressBar,
+    started: Instant,
+    first: u64,
+    /// Steps between lines.
+    lines: u64,
+}
+
+impl Bar {
+    fn new(steps: u64, first: u64) -> Self {
+        let bar = ProgressBar::new(steps);
+        let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left");
+        bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+        bar.set_position(first);
+        Self {
+            bar,
+            started: Instant::now(),
+            first,
+            lines: (steps / 20).max(1),
+        }
+    }
+
+    fn step(&self, step: u64, losses: &Losses, tokens: u64) {
+        let took = self
+            .started
+            .elapsed()
+            .max(Duration::from_micros(1))
+            .as_secs_f64();
+        let norm = losses.grad_norm.unwrap_or(0.0);
+        let (steps, tokens) = ((step - self.first) as f64 / took, tokens as f64 / took);
+        let text = format!(
+            "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {tokens:.0} tokens/s",
+            losses.loss
+        );
+        if self.bar.is_hidden() {
+            if step.is_multiple_of(self.lines) {
+                note!("step {step}: {text}");
+            }
+            return;
+        }
+        self.bar.set_message(text);
+        self.bar.set_position(step);
+    }
+
+    fn end(&self) {
+        self.bar.finish_and_clear();
+    }
+}

@@ -1,0 +1,178 @@
+"""Training: the graph of a step equals backward() and torch.optim; what can't be trained is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .support import Project, part, spec
+
+SOURCE = """
+import torch
+from torch.nn import functional as F
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.norm = torch.nn.Embedding(11, 8), torch.nn.BatchNorm1d(8)
+        self.qkv, self.head = torch.nn.Linear(8, 24), torch.nn.Linear(8, 11, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.register_buffer("places", torch.randn(4, 8))
+
+    def logits(self, ids):
+        x = self.norm((self.embed(ids) + self.places * self.scale).transpose(1, 2)).transpose(1, 2)
+        q, k, v = self.qkv(x).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        x = x + F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 8)
+        return self.head(x)
+
+    def forward(self, ids, targets):
+        logits = self.logits(ids)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        return loss, {"accuracy": (logits.argmax(-1) == targets).float().mean()}
+
+def update(param, grad, state, lr, step):
+    state["kept"].mul_(0.9).add_(grad)
+    param.sub_(lr * state["kept"].sign())
+
+update.state = ("kept",)
+
+def reads(param, grad, state, lr, step):
+    if float(grad.sum()) > 0:
+        param.sub_(lr * grad)
+
+def load():
+    torch.manual_seed(0)
+    return Net()
+"""
+
+ADAM = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
+OPTIMIZERS: list[tuple[str, dict[str, Any], float | None]] = [
+    ("adamw", ADAM, None),
+    ("adamw", ADAM, 0.05),
+    ("adam", ADAM, None),
+    ("sgd", {"momentum": 0.9, "weight_decay": 0.01}, 0.05),
+    ("sgd", {"momentum": 0.0, "weight_decay": 0.0}, None),
+]
+
+
+def train(part: str = "step", optimizer: str = "adamw", options: dict[str, Any] | None = None, **more: Any) -> Any:
+    """Returns the protocol's `train`."""
+    options = (ADAM if options is None else options) if ":" not in optimizer else {}
+    return {"part": part, "optimizer": optimizer, "options": options, "clip": None, "autocast": None, **more}
+
+
+def batch(part: str = "step") -> list[dict[str, Any]]:
+    """Returns the inputs of a part."""
+    both = [{**spec(name, "int64", [2, 4]), "range": [0, 11]} for name in ("ids", "targets")]
+    rate = [spec("lr", "float32", [])]
+    return {"step": both + rate, "update": rate}.get(part, both)
+
+
+class Training(Project):
+    def check(self, opened: Any, **module: Any) -> dict[str, Any]:
+        """Captures, and compares the captured steps and eager's calls with backward() and torch.optim."""
+        captured = self.capture(opened, **module)
+        weights, samples = self.weights(opened, captured), self.samples(captured)
+        runs = [lambda: self.composed(captured, weights)]
+        runs.append(lambda: self.run_eager(captured, self.given(captured, samples), weights))
+        for run in runs:
+            for index, got in enumerate(run()[: len(captured["outputs"])]):
+                torch.testing.assert_close(got, samples[f"out.{index}"], rtol=1e-4, atol=1e-5)
+            for index, state in enumerate(self.states):
+                expected, name = samples[f"after.{index}"], captured["states"][index]["name"]
+                torch.testing.assert_close(
+                    state, expected, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
+                )
+        return captured
+
+    def test_a_step_is_that_of_torch_optim(self) -> None:
+        opened = self.open(SOURCE)
+        for optimizer, options, clip in OPTIMIZERS:
+            with self.subTest(optimizer=optimizer, options=options, clip=clip):
+                request = train(optimizer=optimizer, options=options, clip=clip)
+                captured = self.check(opened, specs=batch(), train=request)
+                self.assertEqual([one["name"] for one in captured["outputs"]], ["loss", "accuracy", "grad_norm"])
+        names = [one["name"] for one in self.capture(opened, specs=batch(), train=train())["states"]]
+        # A tied parameter is one state, a frozen one none, and a buffer that is only read is a weight.
+        own = ["embed.weight", "norm.weight", "norm.bias", "qkv.weight", "qkv.bias"]
+        buffers = ["norm.running_mean", "norm.running_var", "norm.num_batches_tracked"]
+        moments = [f"optimizer.{kind}.{name}" for kind in ("exp_avg", "exp_avg_sq") for name in own]
+        self.assertEqual(names, [*own, *buffers, *moments, "optimizer.step"])
+        self.assertFalse(any(module.training for module in opened.model.modules()))
+
+    def test_the_samples_notice_a_wrong_update(self) -> None:
+        opened = self.open(SOURCE)
+        captured = self.capture(opened, specs=batch(), train=train())
+        samples = {name: one.clone() for name, one in self.samples(captured).items()}
+        wrong = {**ADAM, "weight_decay": 0.0}
+        captured = self.capture(opened, specs=batch(), train=train(options=wrong))
+        other = self.samples(captured)
+        first = [one["name"] for one in captured["states"]].index("qkv.weight")
+        differs = (samples[f"after.{first}"] - other[f"after.{first}"]).abs().max()
+        self.assertGreater(float(differs), 1e-4)
+
+    def test_an_optimizer_of_the_project(self) -> None:
+        name = self.write(SOURCE)
+        opened = part("entry").open_model(self.root, f"{name}:load", "cpu", [f"{name}:update"])
+        captured = self.check(opened, specs=batch(), train=train(optimizer=f"{name}:update"))
+        self.assertIn("optimizer.kept.qkv.bias", [one["name"] for one in captured["states"]])
+        failure = self.fails("capture", self.capture, opened, specs=batch(), train=train(optimizer=f"{name}:reads"))
+        self.assertIn("reads a value of a tensor", failure.message)
+        self.assertIn(f"{name}.py:", failure.location)
+        failure = self.fails("entry_call", self.capture, opened, specs=batch(), train=train(optimizer=f"{name}:load"))
+        self.assertIn("can't be called as an optimizer", failure.message)
+
+    def test_gradients_are_accumulated_and_the_update_takes_their_mean(self) -> None:
+        opened = self.open(SOURCE)
+        captured = self.check(opened, specs=batch("gradients"), train=train("gradients"))
+        self.assertEqual([one["name"] for one in captured["outputs"]], ["loss", "accuracy"])
+        captured = self.check(opened, specs=batch("update"), train=train("update", clip=0.05))
+        self.assertEqual([one["name"] for one in captured["outputs"]], ["grad_norm"])
+        after = {one["name"]: self.states[at] for at, one in enumerate(captured["states"])}
+        self.assertEqual(int(after["optimizer.batches"]), 0)
+        self.assertEqual(float(after["optimizer.gradient.qkv.bias"].abs().max()), 0.0)
+
+    def test_eval_has_the_loss_and_changes_nothing(self) -> None:
+        opened = self.open(SOURCE)
+        captured = self.check(opened, specs=batch("eval"), train=train("eval"))
+        samples = self.samples(captured)
+        for index in range(len(captured["states"])):
+            self.assertTrue(torch.equal(samples[f"state.{index}"], samples[f"after.{index}"]))
+
+    def test_autocast(self) -> None:
+        opened = self.open(SOURCE)
+        captured = self.capture(opened, specs=batch(), train=train(autocast="bfloat16"))
+        weights, samples = self.weights(opened, captured), self.samples(captured)
+        results = self.composed(captured, weights)
+        torch.testing.assert_close(results[0], samples["out.0"], rtol=2e-2, atol=2e-2)
+        self.assertEqual(captured["compute_dtypes"][0], "bfloat16")
+
+    def test_what_stops_training_is_named(self) -> None:
+        def refused(code: str, change: tuple[str, str], **request: Any) -> Any:
+            opened = self.open(SOURCE.replace(*change))
+            return self.fails(code, self.capture, opened, specs=batch(), train=train(**request))
+
+        failure = refused("bad_input", ("targets.flatten())", 'targets.flatten(), reduction="none")'))
+        self.assertEqual(failure.message, "the loss of module `m` is float32[8], not one number")
+        extra = ("self.scale = ", "self.unused = torch.nn.Linear(2, 2)\n        self.scale = ")
+        failure = refused("bad_input", extra)
+        self.assertIn("parameter `unused.weight` and 1 more has no gradient", failure.message)
+        failure = refused("bad_input", ("loss = F.cross", "with torch.no_grad():\n          loss = F.cross"))
+        self.assertIn("depends on no parameter", failure.message)
+        failure = refused("capture", ("self.head(x)", "self.head(F.dropout(x, 0.5, self.training))"))
+        self.assertIn("draws random numbers", failure.message)
+        self.assertIsNotNone(failure.location)
+        failure = refused(
+            "capture",
+            ("        logits = ", "        if float(self.qkv.bias.sum()) > 0: ids = ids + 0\n        logits = "),
+        )
+        self.assertIn("reads a value of a tensor", failure.message)
+        operator = (
+            "@torch.library.custom_op('training::cut', mutates_args=())\ndef cut(x: torch.Tensor) -> torch.Tensor:\n"
+        )
+        operator += "    return x * 2\ncut.register_fake(lambda x: torch.empty_like(x))\n\nclass Net("
+        opened = self.open(SOURCE.replace("class Net(", operator).replace("self.head(x)", "self.head(cut(x))"))
+        failure = self.fails("capture", self.capture, opened, specs=batch(), train=train())
+        self.assertIn("training.cut", failure.message)
