@@ -26,30 +26,55 @@ CHAT = Path(__file__).parents[1] / "examples" / "chat"
 TOKENS = 48
 
 
-def rate(model: Any, generated: Any, prompts: list[Any]) -> float:
-    """Returns the tokens a second of `generate`, without those of prompts."""
-    generated(model, prompts[0], TOKENS)
+def of_eager() -> float:
+    """Returns the rate of `generate` with a static cache."""
+    import eager
+    from model import load
+
+    model = load()
     seconds, tokens = 0.0, 0
-    for ids in prompts:
-        _, first = generated(model, ids, 1)
-        own, whole = generated(model, ids, TOKENS)
+    for ids in prompts():
+        _, first = eager.generated(model, ids, 1)
+        own, whole = eager.generated(model, ids, TOKENS)
         seconds, tokens = seconds + whole - first, tokens + len(own) - 1
     return tokens / seconds
 
 
-def of_torch(compiled: bool) -> float:
-    """Returns the rate of `generate` with a static cache, in eager or with a compiled `forward`."""
-    sys.path.insert(0, str(CHAT))
-    import eager
-    import torch
-    from model import load, tokenizer
+def of_compile() -> float:
+    """Returns the rate of steps with a compiled `forward` and a static cache of 512, as Precast has.
 
-    words, model = tokenizer(), load()
-    if compiled:
-        model.forward = torch.compile(model.forward)
+    `generate` makes a cache of another size for each prompt, for which it compiles again.
+    """
+    import torch
+    from model import load
+    from transformers import StaticCache
+
+    model = load()
+    step = torch.compile(model.forward)
+    seconds, tokens = 0.0, 0
+    with torch.inference_mode():
+        for number, ids in enumerate([*prompts()[:1], *prompts()]):
+            cache = StaticCache(config=model.config, max_cache_len=512)
+            logits = model(input_ids=ids, past_key_values=cache, use_cache=True).logits
+            # The first answer compiles.
+            for at in range(TOKENS - 1):
+                started = time.perf_counter()
+                token = logits[:, -1:].argmax(-1)
+                place = torch.tensor([[ids.shape[1] + at]])
+                logits = step(input_ids=token, position_ids=place, past_key_values=cache, use_cache=True).logits
+                if number:
+                    seconds, tokens = seconds + time.perf_counter() - started, tokens + 1
+    return tokens / seconds
+
+
+def prompts() -> list[Any]:
+    """Returns the tokens of the questions."""
+    import eager
+    from model import tokenizer
+
+    words, options = tokenizer(), {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
     asked = [[{"role": "user", "content": question}] for question in eager.QUESTIONS]
-    options = {"add_generation_prompt": True, "return_tensors": "pt", "return_dict": False}
-    return rate(model, eager.generated, [words.apply_chat_template(one, **options) for one in asked])
+    return [words.apply_chat_template(one, **options) for one in asked]
 
 
 def of_genai(folder: Path) -> float:
@@ -95,7 +120,8 @@ def main() -> None:
     parser.add_argument("--way", choices=["eager", "compile", "genai"])
     args = parser.parse_args()
     if args.way is not None:
-        print(of_genai(args.folder) if args.way == "genai" else of_torch(args.way == "compile"))
+        sys.path.insert(0, str(CHAT))
+        print({"eager": of_eager, "compile": of_compile, "genai": lambda: of_genai(args.folder)}[args.way]())
         return
     ways = ["precast", "eager", "compile", *(["genai"] if args.genai else [])]
     rates: dict[str, list[float]] = {way: [] for way in ways}

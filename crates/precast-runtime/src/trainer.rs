@@ -220,7 +220,7 @@ impl<'m> Trainer<'m> {
             .flat_map(|program| &program.states)
             .filter_map(|state| match &state.first {
                 First::Tensor(name) => Some((state.name.clone(), name.clone())),
-                First::Zeros => None,
+                First::Zeros | First::Output { .. } => None,
             })
             .collect();
         for (state, name) in trained {
