@@ -1,6 +1,7 @@
 //! Arguments of a call: nested values of Python as the flat inputs of a module.
 
-use precast_runtime::{Outputs, RuntimeError, Tensor};
+use precast_runtime::{Outputs, RuntimeError, Tensor, Value};
+use precast_store::record::{Dtype, Input};
 use pyo3::{
     prelude::*,
     types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple},
@@ -9,6 +10,7 @@ use smallvec::SmallVec;
 
 use crate::{
     errors,
+    loaded::Loaded,
     tensors::{self, Library},
 };
 
@@ -73,6 +75,87 @@ struct Found {
 enum Argument {
     At(usize),
     Named(String),
+}
+
+/// Takes the inputs of a module beside tokens and positions, in order or by name.
+pub fn others(
+    loaded: &Loaded,
+    module: &str,
+    args: &Bound<'_, PyTuple>,
+    kwargs: Option<&Bound<'_, PyDict>>,
+) -> PyResult<Vec<Value>> {
+    let programs = loaded.model.programs(module);
+    let inputs = programs.first().map_or(&[][..], |program| &program.inputs);
+    let tokens = inputs.iter().position(|input| input.within.is_none());
+    let others = inputs
+        .iter()
+        .enumerate()
+        .filter(|&(at, input)| Some(at) != tokens && input.within.is_none());
+    let others: Vec<&Input> = others.map(|(_, input)| input).collect();
+    let names = others.iter().map(|input| format!("`{}`", input.name));
+    let names = names.collect::<Vec<_>>().join(", ");
+    let refused = |message: String| {
+        let hint = match names.is_empty() {
+            true => "it takes tokens alone".to_owned(),
+            false => format!("beside tokens it takes {names}"),
+        };
+        errors::bad_input(message, &hint)
+    };
+    if args.len() > others.len() {
+        let count = args.len();
+        return Err(refused(format!(
+            "`{module}` got {count} inputs beside tokens"
+        )));
+    }
+    for name in kwargs.into_iter().flat_map(|kwargs| kwargs.keys()) {
+        let name: String = name.extract()?;
+        let place = others.iter().position(|input| input.name == name);
+        let problem = match place {
+            None => "is none of its inputs",
+            Some(place) if place < args.len() => "is given twice",
+            Some(_) => continue,
+        };
+        return Err(refused(format!("`{name}` of `{module}` {problem}")));
+    }
+    let value = |(at, input): (usize, &&Input)| {
+        let named = || {
+            kwargs
+                .map(|kwargs| kwargs.get_item(&input.name))
+                .transpose()
+        };
+        let given = match args.get_item(at) {
+            Ok(given) => Some(given),
+            Err(_) => named()?.flatten(),
+        };
+        let given = given.ok_or_else(|| refused(format!("`{module}` lacks `{}`", input.name)))?;
+        value_of(input, &given)
+    };
+    others.iter().enumerate().map(value).collect()
+}
+
+/// Returns a copy of a tensor, or a value with this number in all elements.
+fn value_of(input: &Input, given: &Bound<'_, PyAny>) -> PyResult<Value> {
+    let sizes = input
+        .layout
+        .shape
+        .iter()
+        .map(|&size| usize::try_from(size).unwrap_or(0));
+    let shape: Vec<usize> = sizes.collect();
+    let count = shape.iter().product();
+    let number = given.is_instance_of::<PyFloat>() || given.is_instance_of::<PyInt>();
+    let value = match input.layout.dtype {
+        _ if !number => Value::try_from(&tensors::take(given, &input.name)?.0),
+        Dtype::Float32 => Value::new(&vec![given.extract::<f32>()?; count], &shape),
+        Dtype::Float64 => Value::new(&vec![given.extract::<f64>()?; count], &shape),
+        Dtype::Int64 => Value::new(&vec![given.extract::<i64>()?; count], &shape),
+        Dtype::Int32 => Value::new(&vec![given.extract::<i32>()?; count], &shape),
+        Dtype::Bool => Value::new(&vec![given.is_truthy()?; count], &shape),
+        other => {
+            let message = format!("`{}` is {other}, and a number is none", input.name);
+            return Err(errors::bad_input(message, "give a tensor"));
+        }
+    };
+    value.map_err(|error| errors::runtime(&error))
 }
 
 /// Takes the arguments of a call, and returns the library of the first tensor.

@@ -134,15 +134,34 @@ impl Session {
     }
 
     /// Runs the module `prefill` on the tokens of a prompt, after the tokens of the session. Returns the outputs for
-    /// the last tokens.
-    fn prefill(&self, py: Python<'_>, tokens: Vec<i64>) -> PyResult<Py<PyAny>> {
-        let outputs = self.with(py, |session| session.prefill(&tokens, &[]))?;
+    /// the last tokens. Further arguments are the module's other inputs, in order or by name: tensors, or one number
+    /// for all elements.
+    #[pyo3(signature = (tokens, /, *args, **kwargs))]
+    fn prefill(
+        &self,
+        py: Python<'_>,
+        tokens: Vec<i64>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        let loaded = self.loaded()?;
+        let others = inputs::others(&loaded, "prefill", args, kwargs)?;
+        let outputs = self.with(py, |session| session.prefill(&tokens, &others))?;
         self.answer(py, outputs, tensors::imported(py))
     }
 
-    /// Runs the module `decode` on the next token.
-    fn decode(&self, py: Python<'_>, token: i64) -> PyResult<Py<PyAny>> {
-        let outputs = self.with(py, |session| session.decode(token, &[]))?;
+    /// Runs the module `decode` on the next token, as `prefill` does.
+    #[pyo3(signature = (token, /, *args, **kwargs))]
+    fn decode(
+        &self,
+        py: Python<'_>,
+        token: i64,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        let loaded = self.loaded()?;
+        let others = inputs::others(&loaded, "decode", args, kwargs)?;
+        let outputs = self.with(py, |session| session.decode(token, &others))?;
         self.answer(py, outputs, tensors::imported(py))
     }
 

@@ -49,7 +49,7 @@ class Counter(torch.nn.Module):
 
 
 class Chat(torch.nn.Module):
-    """Tokens to logits of the next one, by the sum of all tokens before and a mood, which `start` gives."""
+    """Tokens to logits of the next one, by the sum of all tokens before, a mood, which `start` gives, and warmth."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,10 +60,10 @@ class Chat(torch.nn.Module):
     def start(self, style: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"mood": torch.tanh(style) * 4}
 
-    def forward(self, ids: torch.Tensor, at: torch.Tensor) -> torch.Tensor:
+    def forward(self, ids: torch.Tensor, at: torch.Tensor, warmth: torch.Tensor) -> torch.Tensor:
         self.seen.index_copy_(1, at, self.table(ids))
         before = torch.arange(self.seen.shape[1]) <= at[:, None]
-        return self.head(before.float() @ self.seen[0] + self.mood)[None]
+        return self.head(before.float() @ self.seen[0] + self.mood)[None] * warmth
 
 
 class Everything(torch.nn.Module):

@@ -16,8 +16,7 @@ use super::{
     error::Problem,
     inputs,
     reader::{KeyValue, Reader, Section, Span},
-    states,
-    train,
+    states, train,
 };
 use control::{globs, overrides};
 pub(super) use control::{option, reaches, setting};
