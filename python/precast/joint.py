@@ -135,6 +135,8 @@ class _Cut:
             cut = min_cut_rematerialization_partition(
                 joint.graph_module, None, num_fwd_outputs=count, static_lifetime_input_indices=static
             )
+        # Graph modules: they hold the constant tensors of their graphs.
+        self.modules = cut
         self.forward, self.backward = (one.graph for one in cut)
 
     def _source(self, node: fx.Node) -> tuple[str, str]:
@@ -249,7 +251,8 @@ class _Runs(nn.Module):
             elif node.op == "output":
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             else:
-                raise BuildError(f"the training graph has a constant tensor, `{node.target}`")
+                assert node.op == "get_attr", node.op
+                env[node] = getattr(graph.owning_module, node.target)
         return ()
 
 
