@@ -207,10 +207,9 @@ def causes() -> Iterator[None]:
     try:
         yield
     except BuildError as error:
-        failed = getattr(getattr(error, "result", None), "failed", [])
-        if not failed:
+        if not error.failures:
             raise
-        raise CompileFailed("; ".join(f"{row.program}: {row.message}" for row in failed[:3])) from error
+        raise CompileFailed("; ".join(error.failures[:3])) from error
 
 
 def build_settings(config: CompileConfig) -> dict[str, Any]:

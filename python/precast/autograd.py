@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import joint, pairs
+from . import pairs
 from .artifacts import ArtifactEngine, build_settings, causes, refusals
 from .draws import Draw
 from .engine import Passed, Refused
@@ -27,6 +27,10 @@ from .regions import resized
 if TYPE_CHECKING:
     from .config import CompileConfig
     from .training import PairRegion
+
+
+# The version of the names of inputs and outputs.
+_FORMAT = 1
 
 
 class PairEngine(ArtifactEngine):
@@ -43,11 +47,13 @@ class PairEngine(ArtifactEngine):
         self._binding = threading.Lock()
 
     def _distinguished(self) -> dict[str, Any]:
-        return {"kind": "autograd", "state": self._region.state}
+        return {"kind": "autograd", "format": _FORMAT, "state": self._region.state}
 
     def _build(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
     ) -> None:
+        from . import joint  # imports Inductor, which a process that finds its release does not need
+
         region = self._region
         captures = []
         for point in region.points or [{}]:

@@ -92,16 +92,21 @@ def build_spec(
 
     `settings` decides keys of `[compile]` for this build, as `{"mode": "max-autotune", "encode.dynamic": True}`.
     `progress` shows the build: a bar on a terminal and in a notebook, else lines on standard error. A build that ends
-    with an error after its plan raises a `BuildError` with the `BuildResult` as its attribute `result`, else None.
+    with an error after its plan raises a `BuildError` with the `BuildResult` as its attribute `result`, else None. Its
+    attribute `failures` names the programs that failed.
     """
     result: objects.BuildResult | None = None
+    failures: list[str] = []
     shown = progress_of() if progress else None
 
     def on_event(event: command.Json) -> None:
         nonlocal result
         if event["event"] == "finished":
             result = objects.BuildResult(event)
-        elif shown is not None:
+            return
+        if event["event"] == "failed":
+            failures.append(f"{event['module']} {event['bucket']}: {event['message']}")
+        if shown is not None:
             shown.event(event)
 
     options = _options(
@@ -125,7 +130,7 @@ def build_spec(
         with _file(spec) as file:
             return objects.BuildResult(command.run("build", *options, *file, on_event=on_event))
     except BuildError as error:
-        error.result = result
+        error.result, error.failures = result, failures
         raise
     finally:
         if shown is not None:

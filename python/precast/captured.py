@@ -18,7 +18,7 @@ from . import replay
 from .capture import Capture
 from .errors import BuildError
 from .nesting import DTYPES
-from .replay import BUFFERS, CAPTURED, WEIGHTS, Program, quiet
+from .replay import BUFFERS, CAPTURED, EXAMPLES, WEIGHTS, Program, quiet
 
 
 def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
@@ -36,12 +36,16 @@ def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
 
 @dataclass
 class Function:
-    """A function of a model: its inputs with their bucketed dimensions, the nesting of its result, its programs."""
+    """A function of a model: its inputs with their bucketed dimensions, the nesting of its result, its programs.
+
+    `real`: a build checks the programs with the values of the inputs, not with drawn ones.
+    """
 
     inputs: dict[str, torch.Tensor]
     dims: list[list[str | None]]
     outputs: Any
     programs: list[Program]
+    real: bool = False
 
 
 def function(capture: Capture) -> Function:
@@ -67,6 +71,8 @@ def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, 
             described[name]["same"] = first[id(tensor)]
     write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
     torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
+    examples = {name: [*map(_plain, one.inputs.values())] for name, one in functions.items() if one.real}
+    torch.save(examples, folder / EXAMPLES)
     described_functions: dict[str, Any] = {}
     number = itertools.count()
     for name, one in functions.items():
@@ -94,6 +100,10 @@ def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, 
     }
     (folder / CAPTURED).write_text(json.dumps(document, indent=1), "utf-8")
     shutil.copyfile(replay.__file__, folder / "replay.py")
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def _operators(program: Program) -> set[str]:

@@ -70,7 +70,7 @@ def replaced(graph: fx.Graph) -> list[tuple[fx.Node, Draw]]:
     found: list[tuple[fx.Node, Draw]] = []
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _random(node.target):
+        if node.op != "call_function" or not _random(node):
             continue
         if node.target is not aten.native_dropout.default or not node.args[2] or node.args[1] in (0, 1):
             raise BuildError(
@@ -101,9 +101,15 @@ def axes_in_memory(tensor: Tensor) -> tuple[int, ...]:
     return tuple(sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis)))
 
 
-def _random(target: Any) -> bool:
-    tags = getattr(target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
+def _random(node: fx.Node) -> bool:
+    """Returns whether an operation draws random numbers; attention does with a dropout probability other than 0."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    arguments = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    if "dropout_p" not in arguments:
+        return True
+    at = arguments.index("dropout_p")
+    return bool(node.args[at] if at < len(node.args) else node.kwargs.get("dropout_p", 0))
 
 
 def _call(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -57,8 +58,9 @@ class BuildError(Error):
     """The command failed.
 
     `document` is its error document, as `--format json` writes it. `result` is the `BuildResult` of a build whose
-    programs were tried.
+    programs were tried, and `failures` names the programs that failed, with the cause.
     """
 
     document: Any = None
     result: Any = None
+    failures: Sequence[str] = ()

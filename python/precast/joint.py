@@ -21,7 +21,8 @@ Parameters and buffers are weights of both programs, under their own names. View
 program, so that no saved value shares memory with a parameter, an input or an output.
 
 The functions of torch that are private: `aot_export_joint_with_descriptors` for the graph and the meaning of its inputs
-and outputs, `min_cut_rematerialization_partition` for the cut, `select_decomp_table` for Inductor's decompositions.
+and outputs, `min_cut_rematerialization_partition` for the cut, `select_decomp_table` for Inductor's decompositions, and
+`_compiling_state_context`, so that `torch.compiler.is_compiling()` is true as in an export.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch._inductor.lowering  # the partitioner reads it
 from torch import Tensor, fx, nn
+from torch._export.utils import _compiling_state_context
 from torch._functorch._aot_autograd import descriptors as meaning
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -46,13 +49,14 @@ from .replay import INNER, Program, quiet
 from .saved import Saved, first, reorder, separate
 from .smoke import restored_buffers
 
-# Random operations stay whole: they become inputs.
-_WHOLE = ("dropout", "bernoulli", "rand", "uniform", "normal", "exponential", "multinomial")
+# Operations that stay whole. Random ones become inputs. A maximum pool would save offsets in its window: with
+# others than its own, a backward call reads memory out of bounds.
+_WHOLE = ("dropout", "bernoulli", "rand", "uniform", "normal", "exponential", "multinomial", "max_pool")
 
 
 @dataclass
 class Function:
-    """One program of a pair: its inputs in order, the names of its outputs, and the exported program."""
+    """One program of a pair: its inputs in order with their values in one call, and the names of its outputs."""
 
     inputs: dict[str, Tensor]
     outputs: list[str]
@@ -80,7 +84,7 @@ def capture(net: nn.Module, call: Call, grads: Sequence[bool]) -> Pair:
     ]
     with restored_buffers(net), torch.inference_mode(False), torch.enable_grad():
         try:
-            with contextlib.ExitStack() as stack, quiet():
+            with contextlib.ExitStack() as stack, quiet(), _compiling_state_context():
                 joint = aot_export_joint_with_descriptors(stack, flat, tuple(inputs), decompositions=_decompositions())
                 found = _Cut(joint, call, net)
         except BuildError:
@@ -89,7 +93,24 @@ def capture(net: nn.Module, call: Call, grads: Sequence[bool]) -> Pair:
             raise failure(net, "forward", error) from error
     with undisturbed(net), quiet(), _without_autocast():
         forward, backward = found.functions(net)
+        _fill(forward, backward, found, net, inputs)
     return Pair(forward, backward)
+
+
+def _fill(forward: Function, backward: Function, cut: _Cut, net: nn.Module, inputs: Sequence[Tensor]) -> None:
+    """Puts the values of one call into the inputs of both programs, with random tangents."""
+    held = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
+    given = {name: one.detach() for name, one in zip(cut.call.names, inputs, strict=True)}
+    for number, (_, draw) in enumerate(cut.random):
+        given[draw.name(number)] = draw.sample(inputs[0].device)
+    forward.inputs = {name: given[name] for name in forward.inputs}
+    results = forward.program.run(held.__getitem__, list(forward.inputs.values()))
+    values = {f"input.{name}": one for name, one in given.items()} | given
+    values |= dict(zip(forward.outputs, results, strict=True))
+    generator = torch.Generator().manual_seed(0)
+    for name, one in backward.inputs.items():
+        random = name.startswith("tangent.")
+        backward.inputs[name] = torch.randn(one.shape, generator=generator).to(one) if random else values[name]
 
 
 class _Cut:
@@ -114,6 +135,8 @@ class _Cut:
             cut = min_cut_rematerialization_partition(
                 joint.graph_module, None, num_fwd_outputs=count, static_lifetime_input_indices=static
             )
+        # Graph modules: they hold the constant tensors of their graphs.
+        self.modules = cut
         self.forward, self.backward = (one.graph for one in cut)
 
     def _source(self, node: fx.Node) -> tuple[str, str]:
@@ -228,7 +251,8 @@ class _Runs(nn.Module):
             elif node.op == "output":
                 return fx.node.map_arg(node.args[0], env.__getitem__)
             else:
-                raise BuildError(f"the training graph has a constant tensor, `{node.target}`")
+                assert node.op == "get_attr", node.op
+                env[node] = getattr(graph.owning_module, node.target)
         return ()
 
 

@@ -16,11 +16,11 @@ import torch
 from . import building, captured, replay
 from .batches import TOLERANCES
 from .capture import device_of
-from .joint import Function, Pair
 from .nesting import Call
 from .spec import Compile, Gate, Input, Module, Spec
 
 if TYPE_CHECKING:
+    from .joint import Function, Pair
     from .objects import BuildResult
 
 # Registers the operators that Inductor's decompositions call.
@@ -78,25 +78,18 @@ def _gate(net: torch.nn.Module, backward: Function) -> Gate:
     nothing. The smoke test compares real gradients, each by its norm.
     """
     held = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
-    generator = torch.Generator().manual_seed(0)
-    largest, coarsest = 0.0, 0.0
-    given = [
-        torch.randn(one.shape, generator=generator).to(one) if one.is_floating_point() else one
-        for one in backward.inputs.values()
-    ]
+    given = list(backward.inputs.values())
     with torch.no_grad():
-        for one in backward.program.run(held.__getitem__, given):
-            finite = one.detach().double().nan_to_num(0, 0, 0)
-            largest = max(largest, float(finite.abs().max()) if one.numel() else 0.0)
-    for one in given:
-        coarsest = max(coarsest, TOLERANCES.get(one.dtype, (0.0, 0.0))[1])
+        results = backward.program.run(held.__getitem__, given)
+    largest = max((float(one.double().nan_to_num(0, 0, 0).abs().max()) for one in results if one.numel()), default=0.0)
+    coarsest = max(TOLERANCES.get(one.dtype, (0.0, 0.0))[1] for one in given)
     return Gate(atol=coarsest * largest)
 
 
 def _function(one: Function) -> captured.Function:
     dims: list[list[str | None]] = [[None] * tensor.dim() for tensor in one.inputs.values()]
     nesting = {"dict": {name: {"tensor": at} for at, name in enumerate(one.outputs)}}
-    return captured.Function(one.inputs, dims, nesting, [one.program])
+    return captured.Function(one.inputs, dims, nesting, [one.program], real=True)
 
 
 def _input(tensor: torch.Tensor) -> Input:

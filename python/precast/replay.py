@@ -10,6 +10,7 @@ needs torch and nothing else:
 | `program0.pt2`, … | one program of torch.export for each range of sizes, without weights |
 | `weights.safetensors` | parameters and persistent buffers; the spec's `weights` names it |
 | `buffers.pt` | the other buffers |
+| `examples.pt` | the inputs of one call of a function, for functions that take no drawn values |
 
 The module that `load` returns has the caller's parameters and buffers under their own names, and an empty submodule for
 each of the caller's. A call runs the program that takes the sizes of its inputs. A function
@@ -35,7 +36,7 @@ import torch
 
 # The captured module is an attribute of the module that torch.export captures: its tensors have this prefix.
 INNER = "m."
-CAPTURED, WEIGHTS, BUFFERS = "captured.json", "weights.safetensors", "buffers.pt"
+CAPTURED, WEIGHTS, BUFFERS, EXAMPLES = "captured.json", "weights.safetensors", "buffers.pt", "examples.pt"
 
 Sizes = dict[str, int]
 
@@ -129,6 +130,9 @@ def load() -> torch.nn.Module:
         if not hasattr(getattr(torch.ops, space), operator):
             raise LookupError(f"no operator `{name}` in a worker: `imports` names the modules that register operators")
     model = Replay({name: _function(folder, one) for name, one in captured["functions"].items()})
+    with open(folder / EXAMPLES, "rb") as file:
+        # A build checks its programs with these.
+        model.precast_examples = torch.load(file, weights_only=True)
     for path in captured["modules"]:
         _submodule(model, path)
     with open(folder / BUFFERS, "rb") as file:

@@ -133,7 +133,7 @@ class Compilation:
         """Returns the answer to one call."""
         if torch.compiler.is_compiling() or bypassed():
             return self.module(*args, **kwargs)
-        if self._later is not None and not self.module.training:
+        if self._later is not None and (self.config.kind == "autograd" or not self.module.training):
             sample, self._later = self._later, None
             self._open(sample)
         whole = self.regions.get("")

@@ -74,6 +74,14 @@ def test_equal_blocks_share_one_pair(blocks: Path) -> None:
     assert len(releases) == 1 and not any(region["attempt"]["built"] for region in regions.values())
 
 
+def test_a_copy_trains_by_regions(blocks: Path) -> None:
+    module = copy.deepcopy(maybe_compile(net(), config(blocks), None, torch.ones(2, 4)))
+    module(torch.ones(2, 4)).sum().backward()
+    report = module.precast_report()
+    assert report["artifact"] == 3 and report["reasons"] == {}
+    assert all(one.grad is not None for one in module.parameters())
+
+
 def test_whole_steps_of_regions_agree(blocks: Path) -> None:
     module = maybe_compile(net(), config(blocks), None, torch.ones(2, 4))
     assert isinstance(module, CompiledModule)

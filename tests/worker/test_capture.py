@@ -166,6 +166,17 @@ class RegionsTest(Project):
             self.assertEqual(row, sorted(row, reverse=True))
             self.assertEqual(set(row), {0, 1})
 
+    def test_samples_are_the_examples_of_a_captured_model(self) -> None:
+        opened = self.open(STACK)
+        ids, mask = torch.full((2, 5), 7), torch.ones(2, 5, dtype=torch.int64)
+        opened.model.precast_examples = {"forward": [ids, mask]}
+        specs = [("ids", "int64", [2, 5]), ("mask", "int64", [2, 5])]
+        samples = self.samples(self.capture(opened, inputs=specs))
+        self.assertTrue(torch.equal(samples["in.0"], ids) and torch.equal(samples["in.1"], mask))
+        # Another function has none.
+        captured = self.capture(opened, inputs=specs[:1], method="encode")
+        self.assertFalse(torch.equal(self.samples(captured)["in.0"], ids))
+
     def test_a_method_and_a_submodule(self) -> None:
         opened = self.open(STACK)
         captured = self.capture(opened, inputs=[IDS], sizes=SIZES, method="encode")

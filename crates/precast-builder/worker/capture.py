@@ -244,7 +244,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         }
 
     wire.event("eager")
-    answers = _answers(traced, opened)
+    answers = _answers(traced, opened, _examples(opened, module))
     receipt = measure.eager(traced.wrapped, answers.inputs, opened.device)
     entry.seed()
     if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened)[0])):
@@ -299,13 +299,23 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     return captured
 
 
-def _answers(traced: Traced, opened: Any) -> Answers:
-    """Runs the module on sample inputs."""
+def _examples(opened: Any, module: dict[str, Any]) -> list[Any] | None:
+    """Returns the inputs of one real call, by the function's name, where the model was captured with them.
+
+    Drawn values may be no values of a call: the index of a maximum, which a backward function reads.
+    """
+    known = getattr(opened.model, "precast_examples", None)
+    found = known.get(module["method"]) if isinstance(known, dict) and not module["path"] else None
+    return None if found is None else [value.to(opened.device) for value in found]
+
+
+def _answers(traced: Traced, opened: Any, examples: list[Any] | None) -> Answers:
+    """Runs the module on its examples, or on sample inputs."""
     graph, what = traced.graph, traced.what
     tables = [samples.table_of(node) for node in graph.inputs]
     drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
     draw = functools.partial(samples.draw, drawn, tables, opened.device)
-    inputs = draw()
+    inputs = draw() if examples is None else examples
     states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
     sequence: list[tuple[list[Any], list[Any]]] = []
     if traced.training is not None:
