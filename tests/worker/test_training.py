@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .support import Project, part, spec
+from .support import Project, Quiet, part, spec
 
 SOURCE = """
 import torch
@@ -176,3 +176,16 @@ class Training(Project):
         opened = self.open(SOURCE.replace("class Net(", operator).replace("self.head(x)", "self.head(cut(x))"))
         failure = self.fails("capture", self.capture, opened, specs=batch(), train=train())
         self.assertIn("training.cut", failure.message)
+
+    def test_a_check_names_what_stops_training(self) -> None:
+        def findings(change: tuple[str, str] | None = None) -> list[Any]:
+            opened = self.open(SOURCE.replace(*change) if change else SOURCE)
+            module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": batch(), "train": train()}
+            checked = part("check").check(opened, {"module": module, "sizes": {}}, Quiet())
+            self.assertEqual(checked["captured"], not checked["findings"])
+            return [(one["category"], one["severity"]) for one in checked["findings"]]
+
+        self.assertEqual(findings(), [])
+        dropout = ("self.head(x)", "self.head(F.dropout(x, 0.5, self.training))")
+        self.assertEqual(findings(dropout), [("random", "high")])
+        self.assertEqual(findings(("targets.flatten())", 'targets.flatten(), reduction="none")')), [("step", "high")])

@@ -78,15 +78,16 @@ impl<'m> Trainer<'m> {
         let first = |part| part_of(model, module, part);
         let train = first(TrainPart::Step).or_else(|| first(TrainPart::Gradients));
         let Some(train) = train.and_then(|program| program.train.clone()) else {
-            let mut known = model.modules();
-            known.retain(|name| {
-                [TrainPart::Step, TrainPart::Gradients]
-                    .iter()
-                    .any(|part| part_of(model, name, *part).is_some())
+            let halves = format!(".{}", TrainPart::Gradients.name());
+            let steps = model.modules().into_iter().filter_map(|name| {
+                let name = name.strip_suffix(&halves).unwrap_or(name);
+                let either = part_of(model, name, TrainPart::Step)
+                    .or_else(|| part_of(model, name, TrainPart::Gradients));
+                either.map(|_| name.to_owned())
             });
             return Err(RuntimeError::NoStep {
                 module: module.to_owned(),
-                known: known.into_iter().map(str::to_owned).collect(),
+                known: steps.collect(),
             });
         };
         Ok(Self {

@@ -23,6 +23,7 @@ pub const CATEGORIES: &[&str] = &[
     "in-place",
     "training",
     "training-mode",
+    "step",
     "expand",
     "fixed-size",
     "symbolic-flag",

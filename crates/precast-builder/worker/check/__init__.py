@@ -10,6 +10,7 @@ Several checks run on a module; each finds problems that the others can't:
 | `shapes` | captures with free sizes, and runs at size one | lines that fix a bucketed dimension to one size |
 | `graphs` | the captured graph, or the eager run | operators that no CUDA graph has, and readers of padding |
 | `regions` | parts of the captured graph | repeated submodules that can't share an artifact, and their differences |
+| `steps` | the captured part of a training step | losses, optimizers and operators that stop training |
 | `recompiles` | calls through torch.compile (optional) | recompilations and graph breaks of torch.compile |
 | `cost` | calls on fake tensors (optional) | FLOPs and bytes of each bucket, and their minimum time on this machine |
 
@@ -30,7 +31,7 @@ from .. import capture, entry, failures, samples, structure
 from ..call import INNER
 from ..torch_private import fake
 from ..wire import Failure, Wire
-from . import breaks, buckets, calls, fixes, observe
+from . import breaks, buckets, calls, fixes, observe, steps
 from .cost import costs
 from .finding import HIGH, MEDIUM, Finding, Fix, ordered
 from .graphs import Graphs
@@ -46,6 +47,8 @@ __all__ = ["check"]
 
 def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Checked` for one module."""
+    if request["module"].get("train"):
+        return steps.check(opened, request, wire)
     started = time.perf_counter()
     subject = Subject.of(opened, request, wire)
     sources, unknown = subject.sources, subject.unknown

@@ -25,6 +25,7 @@ CATEGORIES = {
     "in-place": "forward writes into an input, a parameter or a buffer",
     "training": "forward takes a step of training",
     "training-mode": "the model is in training mode",
+    "step": "a training step can't be captured",
     "expand": "strides change with a bucketed dimension",
     "fixed-size": "a bucketed dimension has one size only",
     "symbolic-flag": "a flag follows from sizes",
