@@ -7,7 +7,7 @@
 | standard output | one JSON document, or one for each line: events, the result last |
 | standard error | JSON documents: an error is raised, a warning goes to `warnings`, a note to the logger `precast` |
 | Ctrl-C | reaches the command once, which ends its workers and keeps finished artifacts. A second one ends it at once |
-| a killed caller | leaves the command, which goes on to its end |
+| a killed caller | ends the command as Ctrl-C does: its standard input is a pipe that the caller holds |
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def _running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], 
     """
     in_main = threading.current_thread() is threading.main_thread()
     process = subprocess.Popen(
-        [find(), *arguments],
-        stdin=subprocess.DEVNULL,
+        [find(), "--until-stdin-ends", *arguments],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
@@ -125,7 +125,7 @@ def _running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], 
         env={"PRECAST_PYTHON": sys.executable, **os.environ},
         process_group=0 if in_main else None,
     )
-    assert process.stdout is not None and process.stderr is not None
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     errors: list[str] = []
     # Read beside the output: a full pipe would stop the command.
     reader = threading.Thread(target=errors.extend, args=(process.stderr,), daemon=True)
@@ -138,6 +138,7 @@ def _running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], IO[str], 
         raise
     finally:
         reader.join()
+        process.stdin.close()
         process.stdout.close()
         process.stderr.close()
 

@@ -202,3 +202,31 @@ def test_each_ctrl_c_reaches_the_command_once(presses: int, quick: bool, tmp_pat
     output, _ = caller.communicate(timeout=30)
     assert output == "interrupted\n"
     assert (tmp_path / "precast.signals").read_text() == str(presses)
+
+
+def test_a_killed_caller_ends_its_build(tmp_path: Path) -> None:
+    spec = Path(__file__).parent / "model" / "precast.toml"
+    text = f"""
+        from precast import command
+        arguments = ["--file={spec}", "--store={tmp_path / "artifacts"}"]
+        command.run("build", *arguments, on_event=lambda event: print("event", flush=True))
+    """
+    caller = subprocess.Popen([sys.executable, "-c", textwrap.dedent(text)], stdout=subprocess.PIPE, text=True)
+    assert caller.stdout is not None
+    assert caller.stdout.readline() == "event\n"
+    (child,) = Path(f"/proc/{caller.pid}/task/{caller.pid}/children").read_text().split()
+    assert b"build" in Path(f"/proc/{child}/cmdline").read_bytes()
+    caller.kill()
+    caller.wait()
+    end = time.monotonic() + 30
+    while _runs(child):
+        assert time.monotonic() < end, "the build outlived its caller"
+        time.sleep(0.1)
+
+
+def _runs(process: str) -> bool:
+    """Returns whether a process runs: it is there, and no zombie."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False

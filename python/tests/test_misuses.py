@@ -11,6 +11,7 @@ from pathlib import Path
 import precast
 import pytest
 import torch
+from model.model import load as eager
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -111,3 +112,59 @@ def test_an_expanded_input_of_one_row(model: precast.Model) -> None:
     """Strides of zero: a kernel that trusts its sizes reads beyond the memory."""
     ids = torch.arange(3).expand(2, 3)
     assert torch.equal(model.encode(ids, ONES), model.encode(ids.contiguous(), ONES))
+
+
+def adapters(seed: int) -> torch.Tensor:
+    """Returns the difference that a LoRA adapter of rank 2 makes to the weight of `encode.layer`."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(8, 2, generator=generator) @ torch.randn(2, 8, generator=generator)
+
+
+def test_a_merged_adapter_is_seen_and_adapters_are_swapped(store: Path) -> None:
+    """diffusers-torchao 42: LoRA weights that compiled code does not see, or that need a compile."""
+    module = eager().encode
+    own = {f"encode.{name}": tensor for name, tensor in module.named_parameters()}
+    base = module.layer.weight.detach().clone()
+
+    def agrees(model: precast.Model) -> None:
+        torch.testing.assert_close(model.encode(ONES, ONES), module(ONES, ONES))
+
+    with torch.no_grad(), precast.load(store, "tiny", weights=own) as merged:
+        for change in (0.5 * adapters(1), -0.5 * adapters(1), 2.0 * adapters(2)):
+            module.layer.weight.add_(change)
+            agrees(merged)
+    with torch.no_grad(), precast.load(store, "tiny") as model:
+        module.layer.weight.copy_(base)
+        before = model.encode(ONES, ONES)
+        for seed in (1, 2, 1):
+            module.layer.weight.copy_(base + adapters(seed))
+            model.swap({**own, "encode.layer.weight": base + adapters(seed)})
+            agrees(model)
+        # An adapter of another model changes nothing.
+        with pytest.raises(precast.LoadError, match=r"encode\.layer\.weight"):
+            model.swap({**own, "encode.layer.weight": torch.zeros(8, 9)})
+        agrees(model)
+        model.swap("tiny")
+        assert torch.equal(model.encode(ONES, ONES), before)
+
+
+@torch.library.custom_op("misuses::by_numpy", mutates_args=())
+def by_numpy(x: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(x.numpy() * 2)
+
+
+@by_numpy.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+class Custom(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return by_numpy(x) + 1
+
+
+def test_a_custom_operator_that_no_package_can_hold(tmp_path: Path) -> None:
+    """pytorch 134581: a package that lacks the operators that it calls. Here the build names the operator."""
+    message = "no operator `misuses::by_numpy` in a worker: `imports` names the modules that register operators"
+    with pytest.raises(precast.BuildError, match=message):
+        precast.build(Custom(), torch.ones(3), name="custom", store=tmp_path / "store", progress=False)

@@ -46,6 +46,9 @@ pub(super) struct Global {
     /// Print more; twice for even more
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(super) verbose: u8,
+    /// End as after Ctrl-C when standard input ends: the caller was killed
+    #[arg(long, global = true, hide = true)]
+    pub(super) until_stdin_ends: bool,
 }
 
 /// The global options and the output of a command.

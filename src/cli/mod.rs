@@ -75,12 +75,14 @@ mod why;
 
 use std::{
     ffi::OsString,
+    io,
     path::PathBuf,
     process::ExitCode,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
 };
 
 use anyhow::Result;
@@ -227,6 +229,14 @@ fn run(args: Vec<OsString>) -> u8 {
             cancel.clone(),
         );
         let _ = signal_hook::flag::register(signal, cancel.clone());
+    }
+    if global.until_stdin_ends {
+        let cancel = cancel.clone();
+        thread::spawn(move || {
+            // An error is an end too.
+            let _ = io::copy(&mut io::stdin(), &mut io::sink());
+            cancel.store(true, Ordering::Relaxed);
+        });
     }
     let context = Context {
         store: global.store.unwrap_or_else(|| PathBuf::from("artifacts")),

@@ -326,6 +326,20 @@ fn an_interrupted_build_keeps_finished_programs() {
 }
 
 #[test]
+fn a_build_ends_with_its_standard_input_where_the_caller_asks_for_that() {
+    let sandbox = Sandbox::steered(&["compile hangs batch=1"]);
+    let mut command = sandbox.command(&["--until-stdin-ends", "build", "-j", "1", "-q"]);
+    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+    wait_until("nothing was published", || {
+        sandbox.run(&["ls"]).stdout.contains("batch=4")
+    });
+    drop(child.stdin.take());
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
+    assert_eq!(compiled(&sandbox), 1);
+}
+
+#[test]
 fn unanswered_sizes_are_reported() {
     let sandbox = Sandbox::steered(&["takes 2 to 40"]);
     sandbox.append("precast.toml", "\n[compile]\nhealthcheck = false\n");

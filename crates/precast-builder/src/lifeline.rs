@@ -3,7 +3,6 @@
 //! A killed build (`kill -9`, or the kernel's OOM killer) can't end its children, so the kernel does. Each child holds
 //! the read end of a pipe; only the build has the write end. When that end closes, the kernel sends `SIGKILL` to the
 //! child's process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the
-//! child's process group (`O_ASYNC`, `F_SETSIG`, `F_SETOWN`: fcntl(2)). These settings belong to the open pipe, so the
 //! child's program need not support them.
 //! `PR_SET_PDEATHSIG` does not fit: it is bound to the thread that starts the child, and workers outlive that thread.
 //! It also does not end the compilers that a worker has started.
