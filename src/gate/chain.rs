@@ -116,11 +116,11 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
 /// Returns the modules whose outputs are first values of states.
 fn fillers(chain: &[ChainProgram]) -> BTreeSet<&str> {
     let states = chain.iter().flat_map(|one| &one.program.states);
-    let module = |state| match state {
-        &First::Output { ref module, .. } => Some(module.as_str()),
+    let modules = states.filter_map(|state| match &state.first {
+        First::Output { module, .. } => Some(module.as_str()),
         _ => None,
-    };
-    states.filter_map(|state| module(&state.first)).collect()
+    });
+    modules.collect()
 }
 
 /// Loads the programs, or their exported graphs.
