@@ -1,0 +1,55 @@
+"""Training through `maybe_compile` on a CUDA device. Skipped where there is none."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from precast import CompileConfig, maybe_compile
+from torch import Tensor, nn
+
+if not torch.cuda.is_available():
+    pytest.skip("no CUDA device", allow_module_level=True)
+
+
+class Block(nn.Module):
+    def __init__(self, drop: float = 0.0) -> None:
+        super().__init__()
+        self.norm, self.drop = nn.LayerNorm(64), nn.Dropout(drop)
+        self.qkv, self.out = nn.Linear(64, 192), nn.Linear(64, 64)
+        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 3, 4, 16).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.drop(self.out(y.transpose(1, 2).reshape(x.shape)))
+        return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def losses(module: nn.Module, half: bool) -> list[float]:
+    """Returns the losses of six steps of AdamW."""
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3, fused=True)
+    found = []
+    for seed in range(6):
+        torch.manual_seed(seed)
+        x = torch.randn(4, 32, 64, device="cuda")
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16, enabled=half):
+            loss = (module(x) - x.flip(0)).float().square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize(("drop", "half"), [(0.0, False), (0.0, True), (0.25, False)])
+def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool) -> None:
+    torch.manual_seed(0)
+    plain = Block(drop).cuda().train()
+    config = CompileConfig(kind="autograd", store=tmp_path, name="block")
+    module = maybe_compile(copy.deepcopy(plain), config)
+    torch.testing.assert_close(losses(module, half), losses(plain, half), rtol=3e-2 if half else 1e-4, atol=1e-4)
+    report = module.precast_report()
+    assert report["artifact"] == 6, report
