@@ -137,6 +137,16 @@ def measure(case: str, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
     return table
 
 
+def made(module: str) -> dict[str, Any]:
+    """Returns the command of a measurement, its date and the machine."""
+    from precast.command import find
+
+    from .machine import describe
+
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"schema": 1, "command": f"python -m {module}", "date": date, "machine": describe(Path(find()).parent)}
+
+
 def main() -> None:
     """Prints one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -153,7 +163,8 @@ def main() -> None:
     try:
         cases = [given.case] if given.case else CASES
         tables = {case: measure(case, folder / case, given.rounds, given.steps) for case in cases}
-        print(json.dumps({"rounds": given.rounds, "steps": given.steps, "cases": tables}))
+        measured = {"rounds": given.rounds, "steps": given.steps, "cases": tables}
+        print(json.dumps({**made("benches.training"), **measured}))
     finally:
         if given.folder is None:
             shutil.rmtree(folder, ignore_errors=True)
