@@ -113,16 +113,17 @@ def run(way: str, case: str, folder: Path, steps: int) -> dict[str, Any]:
 
 
 def measure(case: str, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Returns the figures of all ways."""
+    """Returns the figures of all ways; those of cold starts only in a new folder."""
+    fresh = not folder.exists()
     ways = [way for way in WAYS if case == "encoder" or "regions" not in way]
-    cold = {way: run(way, case, folder, 0) for way in ways}
+    cold = {way: run(way, case, folder, 0) for way in ways} if fresh else {}
     seen: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for _ in range(rounds):
         for way in ways:
             seen[way].append(run(way, case, folder, steps))
     table = {}
     for way in ways:
-        row: dict[str, Any] = {"cold_start": round(cold[way]["start"], 2)}
+        row: dict[str, Any] = {"cold_start": round(cold[way]["start"], 2)} if cold else {}
         for part in ("start", "step", "peak_mib"):
             values = [each[part] for each in seen[way]]
             beside = [each[part] / mine[part] for each, mine in zip(seen[way], seen["precast"], strict=True)]
@@ -137,23 +138,35 @@ def measure(case: str, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
     return table
 
 
+def made(module: str) -> dict[str, Any]:
+    """Returns the command of a measurement, its date and the machine."""
+    from precast.command import find
+
+    from .machine import describe
+
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"schema": 1, "command": f"python -m {module}", "date": date, "machine": describe(Path(find()).parent)}
+
+
 def main() -> None:
     """Prints one JSON document."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--case", choices=CASES)
-    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--folder", type=Path, help="the stores and caches of an earlier run")
     parser.add_argument("--child", choices=WAYS)
     given = parser.parse_args()
     if given.child:
         print(json.dumps(child(given.child, given.case, given.folder, given.steps)))
         return
     folder = given.folder or Path(tempfile.mkdtemp())
+    folder.mkdir(exist_ok=True)
     try:
         cases = [given.case] if given.case else CASES
         tables = {case: measure(case, folder / case, given.rounds, given.steps) for case in cases}
-        print(json.dumps({"rounds": given.rounds, "steps": given.steps, "cases": tables}))
+        measured = {"rounds": given.rounds, "steps": given.steps, "cases": tables}
+        print(json.dumps({**made("benches.training"), **measured}))
     finally:
         if given.folder is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -72,7 +72,8 @@ def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, 
     write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
     torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
     examples = {name: [*map(_plain, one.inputs.values())] for name, one in functions.items() if one.real}
-    torch.save(examples, folder / EXAMPLES)
+    if examples:
+        torch.save(examples, folder / EXAMPLES)
     described_functions: dict[str, Any] = {}
     number = itertools.count()
     for name, one in functions.items():

@@ -193,7 +193,9 @@ class Region:
                 return answer
 
             if self.config.healthcheck and self.config.smoketest_steps:
-                result = self._compared(lambda *a, **k: engine.answer(a, k), eager, args, kwargs)
+                result = self._compared(
+                    lambda *a, **k: engine.answer(a, k), eager, args, kwargs, notes.get("built", True)
+                )
                 notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
                 if not result.ok:
                     engine.close()
@@ -217,8 +219,10 @@ class Region:
         """Returns the arguments that the programs are captured with."""
         return args, kwargs
 
-    def _compared(self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SmokeResult:
-        """Returns the result of the smoke test."""
+    def _compared(
+        self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool
+    ) -> SmokeResult:
+        """Returns the result of the smoke test, of programs that were `built` now, or found in the store."""
         test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
         return test.compare(compiled, eager, self.module, args, kwargs)
 

@@ -10,7 +10,7 @@ needs torch and nothing else:
 | `program0.pt2`, … | one program of torch.export for each range of sizes, without weights |
 | `weights.safetensors` | parameters and persistent buffers; the spec's `weights` names it |
 | `buffers.pt` | the other buffers |
-| `examples.pt` | the inputs of one call of a function, for functions that take no drawn values |
+| `examples.pt` | the inputs of one call, for functions that take no drawn values; absent without such functions |
 
 The module that `load` returns has the caller's parameters and buffers under their own names, and an empty submodule for
 each of the caller's. A call runs the program that takes the sizes of its inputs. A function
@@ -130,9 +130,10 @@ def load() -> torch.nn.Module:
         if not hasattr(getattr(torch.ops, space), operator):
             raise LookupError(f"no operator `{name}` in a worker: `imports` names the modules that register operators")
     model = Replay({name: _function(folder, one) for name, one in captured["functions"].items()})
-    with open(folder / EXAMPLES, "rb") as file:
-        # A build checks its programs with these.
-        model.precast_examples = torch.load(file, weights_only=True)
+    if (folder / EXAMPLES).exists():
+        with open(folder / EXAMPLES, "rb") as file:
+            # A build checks its programs with these.
+            model.precast_examples = torch.load(file, weights_only=True)
     for path in captured["modules"]:
         _submodule(model, path)
     with open(folder / BUFFERS, "rb") as file:
