@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::{
     Dynamic, InputSpec, Module,
+    callable::{callable_help, is_callable},
     inputs::is_identifier,
-    parse::{callable_help, is_callable},
     reader::{KeyValue, Reader, Section},
 };
 
