@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Model, Runtime,
-    runtime::{Loading, Losses, Trainer, command::tensors},
+    runtime::{Loading, Trainer, command::tensors, training::Losses},
 };
 
 /// The number of checkpoints that are kept.

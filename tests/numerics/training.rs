@@ -11,7 +11,7 @@ use std::{
 
 use precast::{
     Model, Runtime, Store,
-    runtime::{Losses, RuntimeError, Tensor, Trainer, Value, command::tensors},
+    runtime::{RuntimeError, Tensor, Trainer, Value, command::tensors, training::Losses},
 };
 use serde_json::{Value as Json, json};
 
