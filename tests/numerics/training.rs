@@ -389,8 +389,11 @@ fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
         let text = String::from_utf8(output.stderr).unwrap();
         (output.status.code().unwrap(), text)
     };
-    let good = run(&file, &["--steps", "10", "--every", "5"]);
-    assert_eq!(good.0, 0, "{}", good.1);
+    let more = ["--steps", "10", "--every", "5", "--format", "json"];
+    let good = train(&file, &saved, &more).output().unwrap();
+    let good: Json = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!(good["steps"], 10);
+    assert_eq!(good["losses"].as_array().unwrap().len(), 10);
     let (code, text) = run(&file, &["--steps", "40", "--every", "100", "--lr", "1e30"]);
     assert_eq!(code, 1, "{text}");
     assert!(
