@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -116,6 +116,15 @@ chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its 
 	$(PY) $(CHAT)/eager.py target/chat
 	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
 	@echo 'now ask it: LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive'
+
+TRAIN := examples/train
+
+train: build ## train a small GPT from Rust, swap it into a model that answers, and draw its losses beside eager's
+	$(CARGO) build --release -p precast-train
+	target/release/precast build -f $(TRAIN)/precast.toml --store $(STORE)
+	$(PY) $(TRAIN)/eager.py target/train 600 0.003
+	LIBTORCH=$(VENV)/libtorch target/release/train --store $(STORE) --rows target/train/rows.bin \
+		--eager target/train/eager.json --draw target/train/losses.svg
 
 # A Python of their own, which sees .venv's packages and has the wheel.
 EXAMPLES := .venv-examples/bin

@@ -86,6 +86,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             regions: &module.regions,
             settings: &settings.compile,
             padding: Default::default(),
+            train: None,
             tuned: false,
         };
         let (id, request) = key.explained();

@@ -18,7 +18,7 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
     (
         "Running, in production",
-        &["deps", "export", "run", "bench", "stats"],
+        &["deps", "export", "run", "train", "bench", "stats"],
     ),
     (
         "Looking, at what is there and why",

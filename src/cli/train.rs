@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     Model, Runtime,
-    runtime::{Loading, Losses, Trainer, command::tensors},
+    runtime::{Loading, Trainer, command::tensors, training::Losses},
 };
 
 /// The number of checkpoints that are kept.
@@ -132,11 +132,18 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     bar.end();
 
     let took = started.elapsed().as_secs_f64();
-    let cancelled = context.cancel.load(Ordering::Relaxed);
-    if cancelled {
-        newest = save(args, &mut trainer)?.or(newest);
+    if context.cancel.load(Ordering::Relaxed) {
+        let step = trainer.progress().step;
+        match save(args, &mut trainer)? {
+            Some(path) => note!(
+                "interrupted after step {step}: go on from `{}`",
+                path.display()
+            ),
+            None => note!("interrupted after step {step}: `--checkpoint` would have kept it"),
+        }
+        return Ok(INTERRUPTED);
     }
-    let release = match args.publish && !cancelled {
+    let release = match args.publish {
         true => Some(trainer.publish(&store)?.seq),
         false => None,
     };
@@ -153,7 +160,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         release,
     };
     context.show(&document, || print(&document, context))?;
-    Ok(if cancelled { INTERRUPTED } else { 0 })
+    Ok(0)
 }
 
 /// Returns the inputs of a batch: of the part that has the loss.

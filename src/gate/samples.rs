@@ -6,8 +6,11 @@ use precast_store::{
     record::{Dtype, Input, Program, Sizes},
 };
 
+/// The input with the learning rate.
+const RATE: &str = "lr";
+
 /// Returns inputs of these sizes: integers within the bounds of the record, or zeros; floats from a normal
-/// distribution; positions in a state from the first one on.
+/// distribution; positions in a state from the first one on; a learning rate of 0.
 pub(crate) fn samples(
     program: &Program,
     sizes: &Sizes,
@@ -51,6 +54,10 @@ fn drawn(
                 let low = first(low, count, input.within.as_deref().unwrap_or_default());
                 let values: Vec<i64> = (0..elements).map(|at| low + at % count).collect();
                 Tensor::from_slice(&values, &shape)?
+            }
+            // The first update of Adam has the sign of each gradient, and rounding decides it where a gradient is zero.
+            (_, _) if program.train.is_some() && input.name == RATE => {
+                Tensor::zeros(&shape, dtype, Device::Cpu)?
             }
             (dtype, _) if dtype.is_float() => {
                 let values: Vec<f32> = (0..elements).map(|_| random.normal()).collect();

@@ -45,6 +45,8 @@ const WRONG: &[&[&str]] = &[
     &["run", "affine", "--inputs", "precast.toml"],
     &["run", "affine", "--inputs", "wrong.safetensors"],
     &["run", "nothing", "--inputs", "wrong.safetensors"],
+    &["train", "affine", "--data", "x.safetensors"],
+    &["train", "affine", "--data", "x.safetensors", "--steps", "1"],
     &["bench", "affine", "--seconds", "0"],
     &["bench", "affine", "--at", "seq=1"],
     &["deps", "nothing"],

@@ -11,7 +11,7 @@ use std::{
 
 use precast::{
     Model, Runtime, Store,
-    runtime::{Losses, RuntimeError, Tensor, Trainer, Value, command::tensors},
+    runtime::{RuntimeError, Tensor, Trainer, Value, command::tensors, training::Losses},
 };
 use serde_json::{Value as Json, json};
 
@@ -325,6 +325,8 @@ fn train(data: &Path, folder: &Path, more: &[&str]) -> Command {
     ];
     let mut command = precast(&lab(SPEC).store, &[&own, more].concat());
     command.env("LIBTORCH", libtorch()).stdin(Stdio::null());
+    // Threads that spin slow each other down on a busy machine.
+    command.env("OMP_WAIT_POLICY", "passive");
     command
 }
 
@@ -336,9 +338,9 @@ fn a_run_that_is_killed_at_any_moment_continues_bit_by_bit() {
     data(&file, 200);
     let more = [
         "--steps",
-        "1500",
+        "300",
         "--every",
-        "37",
+        "7",
         "--lr",
         "0.003",
         "--schedule",
@@ -368,7 +370,7 @@ fn a_run_that_is_killed_at_any_moment_continues_bit_by_bit() {
         run.wait().unwrap();
     }
     assert!(train(&file, &broken, &more).status().unwrap().success());
-    let last = "step-0000001500.safetensors";
+    let last = "step-0000000300.safetensors";
     let (whole, broken) = (whole.join(last), broken.join(last));
     assert!(std::fs::read(whole).unwrap() == std::fs::read(broken).unwrap());
 }
@@ -387,8 +389,11 @@ fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
         let text = String::from_utf8(output.stderr).unwrap();
         (output.status.code().unwrap(), text)
     };
-    let good = run(&file, &["--steps", "10", "--every", "5"]);
-    assert_eq!(good.0, 0, "{}", good.1);
+    let more = ["--steps", "10", "--every", "5", "--format", "json"];
+    let good = train(&file, &saved, &more).output().unwrap();
+    let good: Json = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!(good["steps"], 10);
+    assert_eq!(good["losses"].as_array().unwrap().len(), 10);
     let (code, text) = run(&file, &["--steps", "40", "--every", "100", "--lr", "1e30"]);
     assert_eq!(code, 1, "{text}");
     assert!(

@@ -143,7 +143,7 @@ pub use outputs::{Outputs, Served};
 pub use runtime::Runtime;
 pub use session::Session;
 pub use tensor::{Element, Tensor};
-pub use trainer::{Losses, Progress, Trainer};
+pub use trainer::Trainer;
 pub use trial::Trial;
 pub use weights::WeightSet;
 
@@ -173,6 +173,11 @@ pub mod errors {
 /// Sources of records and objects, for [`Runtime::over`]. A [`Store`] is one.
 pub mod sources {
     pub use crate::source::{Source, SourceError};
+}
+
+/// The results of a [`Trainer`]'s steps, and how far it came.
+pub mod training {
+    pub use crate::trainer::{Losses, Progress};
 }
 
 /// Items for the command `precast` only. They may change with every version.

@@ -92,7 +92,7 @@ impl<'m> Trainer<'m> {
         };
         Ok(Self {
             model,
-            session: model.session()?,
+            session: Session::open(model)?,
             module: module.to_owned(),
             train,
             lr: 1e-3,

@@ -23,6 +23,7 @@
 //! a submodule that does not exist) are found later, by the build.
 
 mod buckets;
+mod callable;
 pub mod check;
 pub mod compile;
 mod error;
@@ -41,12 +42,12 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use callable::{callable_help, is_callable};
 pub use compile::{
     Backend, Bounds, Compile, Dynamic, Effective, FailPolicy, Mode, Origin, Overrides, effective,
 };
 pub use error::{Problem, SpecError};
 pub use inputs::is_identifier;
-pub use parse::{callable_help, is_callable};
 pub use setting::CommandLine;
 pub use states::{Filler, FirstValue, SizedFirst, SizedState, StateSpec};
 pub use train::Train;

@@ -12,7 +12,9 @@ use toml::de::DeTable;
 
 use super::{
     Dim, Dynamic, Gate, Model, Module, Overrides, PaddingRule, SCHEMA, Spec, SpecError, TargetSpec,
-    WeightsFrom, buckets, check, compile,
+    WeightsFrom, buckets,
+    callable::callable,
+    check, compile,
     error::Problem,
     inputs,
     reader::{KeyValue, Reader, Section, Span},
@@ -413,32 +415,6 @@ fn name<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
         reader.wrong_help(&field.place, message, help);
     }
     Some(text.to_owned())
-}
-
-/// Reads `module:callable`.
-fn callable<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<String> {
-    let text = reader.string(field)?;
-    if !is_callable(text) {
-        let message = format!("{} must be `module:callable`, not `{text}`", field.name);
-        reader.wrong_help(&field.place, message, callable_help(text));
-    }
-    Some(text.to_owned())
-}
-
-/// Returns whether a text has the form `module:callable`.
-pub fn is_callable(text: &str) -> bool {
-    text.split_once(':').is_some_and(|(module, callable)| {
-        module.split('.').all(inputs::is_identifier)
-            && callable.split('.').all(inputs::is_identifier)
-    })
-}
-
-/// Returns a hint for a text that is no `module:callable`.
-pub fn callable_help(text: &str) -> String {
-    match text.split_once(".py:") {
-        Some((module, callable)) => format!("write `{}:{callable}`", module.replace('/', ".")),
-        None => "write `model:load` for the function `load` in `model.py`".to_owned(),
-    }
 }
 
 /// Reads the FQN of a submodule.

@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 
 use super::{
     Dynamic, InputSpec, Module,
+    callable::{callable_help, is_callable},
     inputs::is_identifier,
-    parse::{callable_help, is_callable},
     reader::{KeyValue, Reader, Section},
 };
 
@@ -317,13 +317,21 @@ train.eval.forward(x) 2 {"part":"eval","optimizer":"mine:lion","options":{},"cli
         let train = |text: &str| wrong(&format!("kind = \"step\"\n{BATCH}[module.train]\n{text}"));
         insta::assert_snapshot!(train(""), @r#"missing key `optimizer` in [module.train] | add `optimizer = "adamw"`"#);
         insta::assert_snapshot!(train("optimizer = \"adamx\""), @"unknown optimizer `adamx` | known: `adamw`, `adam`, `sgd`, and `module:callable` for one of yours");
-        insta::assert_snapshot!(train("optimizer = \"sgd\"\nbetas = [0.9, 0.99]"), @"");
-        insta::assert_snapshot!(train("optimizer = \"adam\"\nbetas = [0.9, 1.0]\neps = -1.0"), @"");
-        insta::assert_snapshot!(train("optimizer = \"adam\"\nclip = 0\nloss = \"a.b\"\nautocast = \"int8\"\naccumulate = 3"), @"");
-        insta::assert_snapshot!(wrong(&format!("kind = \"step\"\nregions = [\"a\"]\nmethod = \"f\"\n{BATCH}[module.train]\noptimizer = \"sgd\"")), @"");
-        insta::assert_snapshot!(wrong("kind = \"step\"\n[module.train]\noptimizer = \"sgd\""), @"");
-        insta::assert_snapshot!(wrong(&format!("kind = \"steps\"\n{BATCH}")), @"");
-        insta::assert_snapshot!(wrong(&format!("{BATCH}[module.train]\noptimizer = \"sgd\"")), @"");
-        insta::assert_snapshot!(wrong("kind = \"step\"\n[module.inputs]\nlr = { dtype = \"float32\", shape = [2] }\n[module.train]\noptimizer = \"sgd\""), @"");
+        insta::assert_snapshot!(train("optimizer = \"sgd\"\nbetas = [0.9, 0.99]"), @"unknown key `betas` in [module.train] | known keys: `loss`, `optimizer`, `clip`, `accumulate`, `autocast`, `momentum`, `weight_decay`");
+        insta::assert_snapshot!(train("optimizer = \"adam\"\nbetas = [0.9, 1.0]\neps = -1.0"), @"`eps` in [module.train] must not be negative | 0 leaves it out");
+        insta::assert_snapshot!(train("optimizer = \"adam\"\nclip = 0\nloss = \"a.b\"\nautocast = \"int8\"\naccumulate = 3"), @r#"
+`clip` in [module.train] must be above 0 | leave it out for no limit
+`a.b` is not the name of a method | write the name alone, as `loss`
+unknown dtype `int8` | known: `bfloat16`
+`accumulate` in [module.train] must be true or false, not an integer | write `true` or `false`, without quotes
+"#);
+        insta::assert_snapshot!(wrong(&format!("kind = \"step\"\nregions = [\"a\"]\nmethod = \"f\"\n{BATCH}[module.train]\noptimizer = \"sgd\"")), @r#"
+a module of kind `step` has no `regions` | a step is one artifact
+a module of kind `step` has no `method` | `loss` in [module.train] is the method
+"#);
+        insta::assert_snapshot!(wrong("kind = \"step\"\n[module.train]\noptimizer = \"sgd\""), @"a module of kind `step` needs `inputs` | write the batch under [module.inputs]: what the loss takes");
+        insta::assert_snapshot!(wrong(&format!("kind = \"steps\"\n{BATCH}")), @"unknown kind `steps` | did you mean `step`? known: `step`");
+        insta::assert_snapshot!(wrong(&format!("{BATCH}[module.train]\noptimizer = \"sgd\"")), @r#"[module.train] is for modules of kind `step` | add `kind = "step"` to this [[module]]"#);
+        insta::assert_snapshot!(wrong("kind = \"step\"\n[module.inputs]\nlr = { dtype = \"float32\", shape = [2] }\n[module.train]\noptimizer = \"sgd\""), @"`lr` is the learning rate, an input that the step has by itself | rename the input of the loss");
     }
 }
