@@ -56,4 +56,3 @@ def test_a_module_fills_the_states_of_a_session(chats: Path, tmp_path: Path) -> 
         session.run("start", style * 0)
         session.close()
     assert answers[0] != answers[1]
-
