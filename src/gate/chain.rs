@@ -13,7 +13,7 @@ use precast_runtime::{
 };
 use precast_store::{
     Device, Digest,
-    record::{Dtype, First, Input, Program, receipt::Gate},
+    record::{Dtype, First, Input, Program, State, receipt::Gate},
 };
 
 use super::{
@@ -114,13 +114,13 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
 }
 
 /// Returns the modules whose outputs are first values of states.
-fn fillers(chain: &[ChainProgram]) -> BTreeSet<&str> {
+fn fillers<'a>(chain: &'a [ChainProgram]) -> BTreeSet<&'a str> {
     let states = chain.iter().flat_map(|one| &one.program.states);
-    let module = |state| match state {
-        &First::Output { ref module, .. } => Some(module.as_str()),
+    let module = |state: &'a State| match &state.first {
+        First::Output { module, .. } => Some(module.as_str()),
         _ => None,
     };
-    states.filter_map(|state| module(&state.first)).collect()
+    states.filter_map(module).collect()
 }
 
 /// Loads the programs, or their exported graphs.
