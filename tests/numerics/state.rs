@@ -190,6 +190,17 @@ fn a_release_is_compared_with_eager_from_call_to_call() {
 }
 
 #[test]
+fn a_host_compares_a_session_with_eager_too() {
+    let gated = lab(DECODER).json(&["verify", "--host", "decoder"]);
+    let release = &gated["releases"][0];
+    assert_eq!(release["passed"], true, "{release:#}");
+    assert_eq!(
+        release["chain"],
+        serde_json::json!({"tokens": 32, "error": null, "not_compared": null})
+    );
+}
+
+#[test]
 fn a_session_that_outgrows_its_context_moves_into_the_next() {
     let model = decoder();
     let mut session = model.session().unwrap();

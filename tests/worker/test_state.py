@@ -207,9 +207,7 @@ class State(Project):
         failure = self.fails("bad_input", capture, ["mood", "pace"], method="half")
         self.assertEqual(failure.message, "module `start` has no output `pace`, and fills that state")
         failure = self.fails("bad_input", capture, ["mood", "pace"], method="wide")
-        self.assertEqual(
-            failure.message, "module `start` gives state `mood` float32 [2, 4], and it is float32 [1, 4]"
-        )
+        self.assertEqual(failure.message, "module `start` gives state `mood` float32 [2, 4], and it is float32 [1, 4]")
         failure = self.fails("bad_input", capture, ["mood", "pace"], method="writes")
         self.assertEqual(failure.message, "module `start` fills states, and has one: `scale`")
         self.assertEqual(opened.model.scale.tolist(), [2.0])
@@ -221,7 +219,9 @@ class State(Project):
         opened = self.open(FILLED, unsaved=["mood", "pace"])
         inputs = [("x", "float32", [1, 4])]
         own = [{**named(name), "first": "own"} for name in ("mood", "pace")]
-        self.assertEqual([one["first"] for one in self.capture(opened, inputs=inputs, state=own)["states"]], ["zeros"] * 2)
+        self.assertEqual(
+            [one["first"] for one in self.capture(opened, inputs=inputs, state=own)["states"]], ["zeros"] * 2
+        )
         opened.model.pace.fill_(1)
         failure = self.fails("bad_input", self.capture, opened, inputs=inputs, state=own)
         self.assertEqual(failure.message, "state `pace` begins with values that the weight set lacks")

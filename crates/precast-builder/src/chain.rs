@@ -5,26 +5,18 @@
 //! ([`ChainRequest`]), with its weights, before it is published. A release with the programs and the weights of the
 //! newest one is not compared again.
 
-use std::collections::BTreeSet;
-
 use precast_store::{
     StoreError,
-    record::{First, Program, Release, Shim},
+    record::{Program, Release, Shim},
 };
 
 use super::{
     BuildError,
-    gate::{ChainProgram, ChainRequest, GateProcess, LIMIT, StoredWeights},
+    gate::{ChainRequest, GateProcess, LIMIT, StoredWeights, chain},
     limits::{Limits, Stop},
     options::Options,
 };
 use crate::plan::Plan;
-
-/// The modules of a chain, as a session calls them.
-const MODULES: [&str; 2] = ["prefill", "decode"];
-
-/// The number of tokens that `decode` generates.
-const TOKENS: u32 = 32;
 
 /// Compares the modules with states of a release with eager. Returns the number of generated tokens; none if the release
 /// has no such modules, or if one of them has `healthcheck = false`.
@@ -35,17 +27,30 @@ pub(super) fn check(
     weights: &StoredWeights,
     shim: &Shim,
 ) -> Result<Option<u64>, BuildError> {
-    let programs = programs(options, plan, release)?;
-    let has = |module: &&str| programs.iter().any(|one| one.program.module == **module);
-    if !MODULES.iter().all(has) {
+    let modules = &options.spec.modules;
+    let checked = |program: &Program| {
+        let mut items = plan.items.iter().chain(&plan.beyond);
+        items.all(|item| {
+            modules[item.module].name != program.module || item.settings.compile.healthcheck
+        })
+    };
+    let tolerances = |program: &Program| {
+        let module = modules.iter().find(|module| module.name == program.module);
+        module.map_or((None, None), |module| (module.gate.rtol, module.gate.atol))
+    };
+    let records = options.store.records();
+    let programs = release.programs.iter().map(|id| records.program(id));
+    let programs = programs.filter_map(Result::transpose);
+    let programs = programs.collect::<Result<Vec<_>, StoreError>>()?;
+    let Some(programs) = chain::programs(programs, checked, tolerances) else {
         return Ok(None);
-    }
+    };
     let request = ChainRequest {
         store: options.store.path().to_owned(),
         chain: programs,
         shim: shim.clone(),
         weights: weights.clone(),
-        tokens: TOKENS,
+        tokens: chain::TOKENS,
     };
     let process = GateProcess {
         command: &options.gate,
@@ -58,51 +63,4 @@ pub(super) fn check(
         Err(BuildError::Gate { message, .. }) => Err(BuildError::Chain { message }),
         Err(error) => Err(error),
     }
-}
-
-/// Returns the programs of a chain and of the modules that fill its states, with the tolerances of their modules.
-/// Programs without states or without a graph that eager could run are left out, as are modules that the spec does not
-/// check.
-fn programs(
-    options: &Options<'_>,
-    plan: &Plan,
-    release: &Release,
-) -> Result<Vec<ChainProgram>, StoreError> {
-    let modules = &options.spec.modules;
-    let unchecked = |name: &str| {
-        let mut items = plan.items.iter().chain(&plan.beyond);
-        items.any(|item| modules[item.module].name == name && !item.settings.compile.healthcheck)
-    };
-    let mut programs = Vec::new();
-    for id in &release.programs {
-        programs.extend(options.store.records().program(id)?);
-    }
-    let in_chain =
-        |program: &Program| MODULES.contains(&&*program.module) && !program.states.is_empty();
-    let fillers: BTreeSet<String> = programs
-        .iter()
-        .filter(|program| in_chain(program))
-        .flat_map(|program| &program.states)
-        .filter_map(|state| match &state.first {
-            First::Output { module, .. } => Some(module.clone()),
-            _ => None,
-        })
-        .collect();
-    let mut found = Vec::new();
-    for program in programs {
-        let name = program.module.as_str();
-        let fits = in_chain(&program) || fillers.contains(name);
-        if !fits || program.eager.is_none() || unchecked(name) {
-            continue;
-        }
-        let module = modules.iter().find(|module| module.name == name);
-        let given = program.receipt.gate_given.as_ref();
-        found.push(ChainProgram {
-            rtol: module.and_then(|module| module.gate.rtol),
-            atol: module.and_then(|module| module.gate.atol),
-            compute_dtypes: given.map_or(vec![], |given| given.compute_dtypes.clone()),
-            program,
-        });
-    }
-    Ok(found)
 }

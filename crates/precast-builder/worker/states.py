@@ -39,7 +39,7 @@ def _own(opened: Any, name: str, buffer: Any) -> Any:
         return {"tensor": named.name_of(name)}
     if not buffer.any():
         return "zeros"
-    hint = "a state of another module with `first = \"zeros\"` has this buffer, or the file of weights lacks it"
+    hint = 'a state of another module with `first = "zeros"` has this buffer, or the file of weights lacks it'
     raise Failure("bad_input", f"state `{name}` begins with values that the weight set lacks", hint=hint, spec=name)
 
 

@@ -242,10 +242,15 @@ impl Variant {
             let mut pairs = pairs.filter(|(spec, _)| within(spec));
             pairs.all(|(_, given)| outside(&given.meta(), [i64::MIN, size]).is_none())
         };
-        let sizes = self
-            .sizes
-            .iter()
-            .filter_map(|sizes| sizes.get(dim).copied());
+        // A program for many sizes has one size in a dimension of its states.
+        let records = self.programs.iter().map(|program| &program.record);
+        let fixed = |record: &&Arc<record::Program>| {
+            let dynamic = record.dynamic.as_ref();
+            dynamic.is_none_or(|dynamic| !dynamic.contains_key(dim))
+        };
+        let sizes = records
+            .filter(fixed)
+            .filter_map(|record| record.sizes.get(dim).copied());
         let enough = sizes.clone().filter(|&size| size >= least && allows(size));
         enough.min().or(sizes.max()).unwrap_or(least)
     }

@@ -10,7 +10,7 @@ use owo_colors::OwoColorize;
 use super::{super::python::PythonArgs, Context};
 use crate::{
     Device, RuntimeError, Target,
-    build::gate::host::{GatedProgram, GatedRelease, HostGates, HostOptions},
+    build::gate::host::{GatedChain, GatedProgram, GatedRelease, HostGates, HostOptions},
     cli::{build, exit, libtorch::LibtorchArgs, name},
     record::Program,
     runtime,
@@ -84,6 +84,9 @@ fn gate_release(model: &str, options: &HostOptions<'_>, context: &Context) -> Re
         }
     })?;
     printed?;
+    if let Some(chain) = &gated.chain {
+        print_chain(chain, context)?;
+    }
     if let (Some(seq), true) = (gated.runs_as, new) {
         let (head, torch) = ("published".green().bold().to_string(), &host.torch);
         note!("{head} {name} release {seq}: it runs under torch {torch} too");
@@ -103,6 +106,26 @@ fn not_older(program: &Program, device: Device, host: &Target) -> Result<(), Run
         device,
         mismatches: program.target.mismatches(host),
     })
+}
+
+/// Prints the comparison of `prefill` and `decode` in one session.
+fn print_chain(chain: &GatedChain, context: &Context) -> Result<()> {
+    if context.out.json() {
+        return Ok(());
+    }
+    let modules = "`prefill` and `decode`";
+    let line = match (&chain.error, chain.tokens, &chain.not_compared) {
+        (Some(error), ..) => format!("{}  {modules} in a session: {error}", "failed".red().bold()),
+        (None, Some(tokens), _) => {
+            let passed = "passed".green();
+            format!("{passed}  {modules}, {tokens} tokens of a session as eager")
+        }
+        (None, None, why) => {
+            let why = why.as_deref().unwrap_or_default();
+            format!("{modules} were not compared in a session: {why}")
+        }
+    };
+    context.out.line(line)
 }
 
 fn print(program: &GatedProgram, context: &Context) -> Result<()> {

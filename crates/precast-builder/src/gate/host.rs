@@ -2,7 +2,7 @@
 //!
 //! An artifact needs functions that newer versions of torch keep, so it may run there. Its gates decide: each program
 //! is compared with eager under that torch, with the tolerances of its first gate. Inputs are drawn from the program's
-//! record, and the program's own graph is eager. If all pass, the release is published again with the shim for that
+//! record, and the program's own graph is eager. `prefill` and `decode` are compared in one session too. If all pass, the release is published again with the shim for that
 //! torch, and every host with that torch runs the release from then on.
 
 use std::{
@@ -16,7 +16,7 @@ use precast_store::{
 };
 use serde::Serialize;
 
-use super::{GateProcess, GateRequest, LIMIT, Samples};
+use super::{ChainRequest, GateProcess, GateRequest, LIMIT, Samples, StoredWeights, chain};
 use crate::{
     BuildError, GateCommand, Launcher,
     limits::{Limits, Stop},
@@ -52,7 +52,9 @@ pub struct GatedRelease {
     pub torch: String,
     /// Its programs.
     pub programs: Vec<GatedProgram>,
-    /// Whether every program passed.
+    /// The comparison of `prefill` and `decode` in one session; none for a release without these modules.
+    pub chain: Option<GatedChain>,
+    /// Whether everything passed.
     pub passed: bool,
     /// Number of the release that may run here; none if a gate failed.
     pub runs_as: Option<u64>,
@@ -72,6 +74,18 @@ pub struct GatedProgram {
     pub max_abs: Option<f64>,
     /// The reason of a failure.
     pub error: Option<String>,
+}
+
+/// The result of the comparison of `prefill` and `decode` with eager, call by call.
+#[derive(Clone, Debug, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GatedChain {
+    /// Number of compared tokens; none without a comparison.
+    pub tokens: Option<u64>,
+    /// The difference from eager, if there is one.
+    pub error: Option<String>,
+    /// The reason why they were not compared, if they were not.
+    pub not_compared: Option<String>,
 }
 
 /// A release and its programs.
@@ -111,6 +125,7 @@ impl HostGates {
             built_with: built_with.unwrap_or_default(),
             torch: host.torch.clone(),
             programs: Vec::new(),
+            chain: None,
             passed: true,
             runs_as: None,
         };
@@ -120,12 +135,75 @@ impl HostGates {
             each(&result);
             gated.programs.push(result);
         }
+        if gated.passed {
+            gated.chain = self.chain(options, &shim)?;
+            let error = gated.chain.as_ref().and_then(|chain| chain.error.as_ref());
+            gated.passed = error.is_none();
+        }
         if !gated.passed {
             return Ok((gated, false));
         }
         let (published, new) = publish(options.store, self.release, shim)?;
         gated.runs_as = Some(published.seq);
         Ok((gated, new))
+    }
+
+    /// Compares `prefill` and `decode` in one session with eager. None for a release without these modules.
+    fn chain(
+        &self,
+        options: &HostOptions<'_>,
+        shim: &Shim,
+    ) -> Result<Option<GatedChain>, BuildError> {
+        if !chain::has_chain(&self.programs) {
+            return Ok(None);
+        }
+        let without = |why: &str| {
+            Ok(Some(GatedChain {
+                tokens: None,
+                error: None,
+                not_compared: Some(why.to_owned()),
+            }))
+        };
+        // A module that its build did not compare has no gate in its receipts.
+        let checked =
+            |program: &Program| program.steps.is_empty() || program.receipt.gate_given.is_some();
+        let tolerances = |program: &Program| {
+            let given = program.receipt.gate_given.as_ref();
+            given.map_or((None, None), |given| (given.rtol, given.atol))
+        };
+        let Some(programs) = chain::programs(self.programs.clone(), checked, tolerances) else {
+            return without("a module has no graph that eager could run, or no gate");
+        };
+        let request = ChainRequest {
+            store: options.store.path().to_owned(),
+            chain: programs,
+            shim: shim.clone(),
+            weights: StoredWeights {
+                object: self.release.weights,
+                aliases: self.release.aliases.clone(),
+            },
+            tokens: chain::TOKENS,
+        };
+        let process = GateProcess {
+            command: &options.gate,
+            limits: &Limits::new(None),
+            limit: LIMIT,
+            stop: &Stop::new(&options.cancel),
+        };
+        let (tokens, error) = match process.ask(&request) {
+            Ok(gate) if gate.steps.is_none() => {
+                return without("a session can't call them with tokens alone");
+            }
+            Ok(gate) => (gate.steps, None),
+            Err(BuildError::Interrupted) => return Err(BuildError::Interrupted),
+            Err(BuildError::Gate { message, .. }) => (None, Some(message)),
+            Err(error) => (None, Some(error.to_string())),
+        };
+        Ok(Some(GatedChain {
+            tokens,
+            error,
+            not_compared: None,
+        }))
     }
 
     fn gate(

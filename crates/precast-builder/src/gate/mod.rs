@@ -23,11 +23,13 @@
 //! | `choice` | the gates of a program's candidates, and the fastest one |
 //! | `sign_test` | the faster one of two programs |
 //! | `reuse` | an earlier gate with the same inputs |
+//! | `chain` | the programs of `prefill` and `decode` that are compared in one session |
 //! | `host` | the gates of a release under another torch |
 //!
 //! The code of the process is in `src/gate` of the command; the checks themselves are in `src/gate/compare.rs`.
 
 pub(crate) mod candidates;
+pub(crate) mod chain;
 pub(crate) mod choice;
 pub mod host;
 mod process;
