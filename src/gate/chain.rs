@@ -13,7 +13,7 @@ use precast_runtime::{
 };
 use precast_store::{
     Device, Digest,
-    record::{Dtype, First, Input, Program, State, receipt::Gate},
+    record::{Dtype, First, Input, Program, receipt::Gate},
 };
 
 use super::{
