@@ -86,7 +86,6 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             regions: &module.regions,
             settings: &settings.compile,
             padding: Default::default(),
-            train: None,
             tuned: false,
         };
         let (id, request) = key.explained();
