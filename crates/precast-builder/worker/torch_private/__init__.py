@@ -10,6 +10,7 @@
 | `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
 | `tracing` | a function with its backward pass as one graph |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
+| `storages` | memory of tensors: whether something still uses it |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |
 | `modules` | tables of parameters and buffers; the mark of `torch.compiler.disable` |
