@@ -8,6 +8,7 @@
 | `conv_epilogues` | CUDA | batch norms in filters, filters channels last, bias, addition and ReLU in cuDNN's kernel |
 | `split_k` | CUDA | small-batch GEMM: products of at most 64 rows, with the sum split over the device |
 | `single_tile_attention` | CUDA | attention to at most 128 keys, in one kernel |
+| `decode` | CUDA | products of one row with the operations beside them, and attention of one query to a cache |
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 from .convolutions import ConvEpilogues
 from .linear import FusedLinear
 from .products import SmallProducts
+from .single_row import Decode
 from .small_batch import SingleTileAttention, SplitK
 
 
@@ -50,3 +52,4 @@ small_products = SmallProducts()
 conv_epilogues = ConvEpilogues()
 split_k = SplitK()
 single_tile_attention = SingleTileAttention()
+decode = Decode()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from . import products, small_batch
+from . import products, single_row, small_batch
 
 _EARLY = {"triton.enable_pdl": True}
 
@@ -26,6 +26,9 @@ def offers(device: str, graphs: list[Any]) -> list[dict[str, Any]]:
     attends = any(small_batch.attends(node) for node in nodes)
     if fuse and any(small_batch.is_attention(node) for node in nodes):
         found.append({"passes": fuse, "options": {"attention": "efficient"}})
+    if any((single_row.takes(node) and _weight(node.args[1])) or single_row.attends(node) for node in nodes):
+        # Small operations beside the kernels share one launch.
+        found.append({"passes": ["precast_kernels:decode"], "options": {"combo_kernels": True}})
     if any(small_batch.splits(node) and _weight(node.args[1]) for node in nodes):
         split = [*fuse, "precast_kernels:split_k"]
         found.append({"passes": split, "options": _EARLY})

@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     Digest, Model, Runtime, Store,
-    gate::samples,
+    gate::samples_of_full,
     record::{Program, Sizes, bucket_name, split_model},
     runtime::{Outputs, Served, Tensor, counters::Rung, cuda::synchronize},
 };
@@ -132,7 +132,8 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         let (bucket, place) = (bucket_name(&sizes), place + 1);
         let took = seconds(args.seconds * parts);
         note!("measuring {bucket}, {place} of {all}, about {took}");
-        let inputs = samples(program, &sizes, device)?;
+        // With full states: a session whose positions fit into a smaller bucket stays there.
+        let inputs = samples_of_full(program, &sizes, device)?;
         let answer = Caller::of(&model, program)?.run(&inputs)?;
         synchronize(device)?;
         first_answer_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());

@@ -18,7 +18,7 @@ use precast_store::{
 
 use super::{
     Fallible,
-    compare::{Tolerances, compare, equal},
+    compare::{Choice, Tolerances, compare, equal, last_row, single},
     first, open, samples,
 };
 
@@ -228,12 +228,7 @@ fn differences(
         let same = equal(got, eager).map_err(|error| failed(&error))?;
         let tied = || {
             let (at, error) = logits?;
-            let scores = last_row(&expected[at])?;
-            let score = |token: &Tensor| {
-                let token = usize::try_from(single(token)?).ok()?;
-                scores.get(token).copied()
-            };
-            Some(score(eager)? - score(got)? <= 2.0 * error)
+            Some(Choice::of(&expected[at], got, eager, error)?.tied())
         };
         if !same && tied() != Some(true) {
             return Err(format!("output `{}` differs from eager's", output.name));
@@ -254,18 +249,4 @@ fn choice(outputs: &Outputs) -> Fallible<Option<i64>> {
     };
     let best = (0..row.len()).max_by(|&a, &b| row[a].total_cmp(&row[b]));
     Ok(best.map(i64::try_from).transpose()?)
-}
-
-/// Returns the number in an integer tensor of one element.
-fn single(tensor: &Tensor) -> Option<i64> {
-    let values = tensor.to_vec::<i64>().ok()?;
-    <[i64; 1]>::try_from(values).ok().map(|[value]| value)
-}
-
-/// Returns the last row of a tensor of floats.
-fn last_row(tensor: &Tensor) -> Option<Vec<f64>> {
-    tensor.dtype().filter(|dtype| dtype.is_float())?;
-    let width = usize::try_from(*tensor.shape().last()?).ok()?;
-    let values = tensor.to_dtype(Dtype::Float64).ok()?.to_vec::<f64>().ok()?;
-    Some(values[values.len().checked_sub(width)?..].to_vec())
 }

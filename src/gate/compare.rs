@@ -3,6 +3,9 @@
 //! `compare` checks the shape, the dtype and the values of integers. `errors` checks NaN, infinity and the tolerance of
 //! floats. They apply to outputs, and to states after the call where eager's are known, at the sizes of the bucket and
 //! at smaller ones. A padded sample that fails does not refuse the program: its smaller dimensions become exact.
+//!
+//! Two right programs in half precision may choose different tokens: their logits differ in the last digits. So a
+//! `Choice` that differs from eager's is accepted if the logits agree and no other logit lies clearly between the two.
 
 use half::{bf16, f16};
 use precast_builder::gate::tolerance;
@@ -147,6 +150,72 @@ fn limits(tolerances: Tolerances, dtype: Dtype, largest: f64) -> (f64, f64) {
     )
 }
 
+/// An integer that is chosen by scores, as a token by its logits, where an artifact chose another than eager.
+#[derive(Debug)]
+pub struct Choice {
+    /// Eager's scores.
+    scores: Vec<f64>,
+    /// The scores of the artifact's choice and of eager's.
+    got: f64,
+    eager: f64,
+    /// The largest difference of the artifact's scores.
+    error: f64,
+}
+
+impl Choice {
+    /// Returns the choice; None for outputs that are not an index and scores.
+    pub fn of(scores: &Tensor, got: &Tensor, eager: &Tensor, error: f64) -> Option<Self> {
+        let scores = last_row(scores)?;
+        let score = |token: &Tensor| scores.get(usize::try_from(single(token)?).ok()?).copied();
+        let (got, eager) = (score(got)?, score(eager)?);
+        Some(Self {
+            scores,
+            got,
+            eager,
+            error,
+        })
+    }
+
+    /// Returns whether the artifact's choice has as high a score as eager's, within the difference.
+    pub fn tied(&self) -> bool {
+        self.eager - self.got <= 2.0 * self.error
+    }
+
+    /// Returns whether no other score lies clearly between the two: a random number at the border between two tokens
+    /// chooses one or the other.
+    pub fn near(&self) -> bool {
+        let (low, high) = (self.got.min(self.eager), self.got.max(self.eager));
+        let margin = 2.0 * self.error;
+        !self
+            .scores
+            .iter()
+            .any(|&score| score > low + margin && score < high - margin)
+    }
+
+    /// Returns the row of an accepted choice.
+    pub fn row(&self, name: &str) -> Compared {
+        Compared {
+            name: name.to_owned(),
+            equal: Some(false),
+            ..Compared::default()
+        }
+    }
+}
+
+/// Returns the number in an integer tensor of one element.
+pub fn single(tensor: &Tensor) -> Option<i64> {
+    let values = tensor.to_vec::<i64>().ok()?;
+    <[i64; 1]>::try_from(values).ok().map(|[value]| value)
+}
+
+/// Returns the last row of a tensor of floats.
+pub fn last_row(tensor: &Tensor) -> Option<Vec<f64>> {
+    tensor.dtype().filter(|dtype| dtype.is_float())?;
+    let width = usize::try_from(*tensor.shape().last()?).ok()?;
+    let values = tensor.to_dtype(Dtype::Float64).ok()?.to_vec::<f64>().ok()?;
+    Some(values[values.len().checked_sub(width)?..].to_vec())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -179,6 +248,24 @@ mod tests {
         };
         let output = output(dtype, eager.len() as i64);
         compare(tolerances, &output, &tensor(got), &tensor(eager))
+    }
+
+    #[test]
+    fn a_choice_is_near_where_no_score_lies_between() {
+        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+        let scores = Tensor::from_slice(&[1.0_f32, 3.0, 2.99, 2.0], &[1, 4]).unwrap();
+        let index = |at: i64| Tensor::from_slice(&[at], &[1]).unwrap();
+        let chosen = |got, eager| Choice::of(&scores, &index(got), &index(eager), 0.01);
+        let found = |got, eager| chosen(got, eager).map(|one| (one.tied(), one.near()));
+        assert_eq!(found(2, 1), Some((true, true)));
+        assert_eq!(found(3, 2), Some((false, true)));
+        // 3 is as near to 1 as 2 is, which lies within the difference of 1.
+        assert_eq!(found(3, 1), Some((false, true)));
+        assert_eq!(found(0, 1), Some((false, false)));
+        assert_eq!(found(0, 3), Some((false, true)));
+        assert_eq!(found(4, 1), None);
+        assert_eq!(found(-1, 1), None);
     }
 
     #[test]

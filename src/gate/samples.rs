@@ -16,6 +16,28 @@ pub(crate) fn samples(
     sizes: &Sizes,
     device: Device,
 ) -> Result<Vec<Tensor>, TorchError> {
+    drawn(program, sizes, device, |low, _, _| low)
+}
+
+/// Returns such inputs, with the last positions of the states.
+pub(crate) fn samples_of_full(
+    program: &Program,
+    sizes: &Sizes,
+    device: Device,
+) -> Result<Vec<Tensor>, TorchError> {
+    drawn(program, sizes, device, |low, count, dim| {
+        let end = sizes.get(dim).map(|&size| size - count);
+        end.unwrap_or(low).max(low)
+    })
+}
+
+/// Returns inputs; `first` is the first position by its lowest value, the number of positions and their dimension.
+fn drawn(
+    program: &Program,
+    sizes: &Sizes,
+    device: Device,
+    first: impl Fn(i64, i64, &str) -> i64,
+) -> Result<Vec<Tensor>, TorchError> {
     let mut random = Random(0x5eed);
     let mut sample = |input: &Input| -> Result<Tensor, TorchError> {
         let axes = input.layout.shape.iter().zip(&input.dims);
@@ -29,6 +51,7 @@ pub(crate) fn samples(
         let made = match (dtype, input.bounds.or(input.range)) {
             // Positions follow each other: an artifact may write two equal ones in any order.
             (_, Some([low, _])) if input.within.is_some() => {
+                let low = first(low, count, input.within.as_deref().unwrap_or_default());
                 let values: Vec<i64> = (0..elements).map(|at| low + at % count).collect();
                 Tensor::from_slice(&values, &shape)?
             }
