@@ -107,6 +107,21 @@ class Gate:
 
 
 @dataclass
+class Train:
+    """A training step: the method of the loss, and the optimizer with its options. For a module of kind `"step"`."""
+
+    optimizer: str
+    loss: str | None = None
+    betas: Sequence[float] | None = None
+    eps: float | None = None
+    weight_decay: float | None = None
+    momentum: float | None = None
+    clip: float | None = None
+    accumulate: bool | None = None
+    autocast: str | None = None
+
+
+@dataclass
 class Allow:
     """A finding of `precast check` that is intended, and why."""
 
@@ -128,6 +143,8 @@ class Module(Compile):
     buckets: Buckets | None = None
     gate: Gate | None = None
     padding: str | None = None
+    kind: str | None = None
+    train: Train | None = None
 
 
 @dataclass

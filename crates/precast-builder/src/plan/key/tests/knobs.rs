@@ -96,6 +96,21 @@ const MOVES: &[(&str, &str, &str)] = &[
         "",
     ),
     ("buckets", "batch = [2]", "batch = [3]"),
+    (
+        "kind",
+        "regions = [\"layer.*\"]",
+        "kind = \"step\"\ntrain = { optimizer = \"sgd\" }",
+    ),
+    (
+        "train",
+        "regions = [\"layer.*\"]",
+        "kind = \"step\"\ntrain = { optimizer = \"sgd\", momentum = 0.9 }",
+    ),
+    (
+        "train",
+        "regions = [\"layer.*\"]",
+        "kind = \"step\"\ntrain = { optimizer = \"sgd\", clip = 1.0 }",
+    ),
     // Programs hold the tensors that a file of weights lacks. The path of the file does not matter.
     (
         "weights",
