@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     Digest, Target,
+    build::Checkpoint,
     inspect::torches,
     plan::{self, Item, Plan, Reason, State},
     record::{Dynamic, Sizes, bounds_name},
@@ -242,6 +243,6 @@ fn new_weights(spec: &Spec, plan: &Plan, store: Option<&Store>) -> Result<Option
     else {
         return Ok(None);
     };
-    let digest = plan::file_digest(path, store)?;
+    let digest = Checkpoint::open(path)?.digest(store)?;
     Ok(Some(digest).filter(|_| release.weights != Some(digest)))
 }

@@ -265,14 +265,14 @@ fn a_file_of_weights_that_is_none() {
     exit code 2
     ----- stderr
     error: can't use `./w.safetensors` as weights: it is not there
-    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    hint: `weights` in [model] names a safetensors file, an index of several, or their folder, from the folder of the spec
     ");
     sandbox.write("w.safetensors", "what torch.save writes");
     assert_run!(sandbox, ["build"], @"
     exit code 2
     ----- stderr
     error: can't use `./w.safetensors` as weights: it is no safetensors file
-    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    hint: `weights` in [model] names a safetensors file, an index of several, or their folder, from the folder of the spec
     ");
     sandbox.tensors("w.safetensors", &[("scale", &[2], &[1.0, 2.0])]);
     let whole = fs::read(sandbox.path("w.safetensors")).unwrap();
@@ -281,7 +281,7 @@ fn a_file_of_weights_that_is_none() {
     exit code 2
     ----- stderr
     error: can't use `./w.safetensors` as weights: it was cut off: its tensors end at byte 80, the file at byte 76
-    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    hint: `weights` in [model] names a safetensors file, an index of several, or their folder, from the folder of the spec
     ");
     let header = r#"{"scale":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}}"#;
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
@@ -292,7 +292,7 @@ fn a_file_of_weights_that_is_none() {
     exit code 2
     ----- stderr
     error: can't use `./w.safetensors` as weights: tensor `scale` is F8_E4M3, which no weight set can hold
-    hint: `weights` in [model] names one safetensors file, from the folder of the spec
+    hint: `weights` in [model] names a safetensors file, an index of several, or their folder, from the folder of the spec
     ");
 }
 

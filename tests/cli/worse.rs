@@ -185,6 +185,58 @@ fn weights_that_the_model_lacks_are_refused_unless_they_are_named() {
 }
 
 #[test]
+fn a_folder_with_an_index_is_a_weight_set() {
+    let sandbox = Sandbox::new();
+    sandbox.weights_file();
+    sandbox.edit("precast.toml", "w.safetensors", "checkpoint");
+    let shard = |scale: f32| {
+        let name = "checkpoint/model-00001-of-00002.safetensors";
+        sandbox.tensors(name, &[("scale", &[1], &[scale])]);
+    };
+    shard(10.0);
+    let other = "checkpoint/model-00002-of-00002.safetensors";
+    sandbox.tensors(other, &[("extra.a", &[2], &[1.0, 2.0])]);
+    let index = r#"{"metadata": {}, "weight_map": {
+        "scale": "model-00001-of-00002.safetensors", "extra.a": "model-00002-of-00002.safetensors"}}"#;
+    sandbox.write("checkpoint/model.safetensors.index.json", index);
+    // The second file has a tensor that the model lacks.
+    let stderr = sandbox.run(&["build", "-q"]).exits(1).stderr;
+    assert!(
+        stderr.contains("`./checkpoint` has tensor `extra.a`"),
+        "{stderr}"
+    );
+    assert!(
+        content(&sandbox)
+            .iter()
+            .all(|file| !file.to_string_lossy().contains("/objects/"))
+    );
+    sandbox.edit(
+        "precast.toml",
+        "weights =",
+        "unused_weights = [\"extra.**\"]\nweights =",
+    );
+    sandbox.ok(&["build", "-q"]);
+    assert_eq!(sandbox.json(&["plan"])["weights"], serde_json::Value::Null);
+    // New values in one file are a new release, without Python.
+    sandbox.script("worker", "exit 1");
+    shard(3.0);
+    sandbox.ok(&["plan"]).prints("`checkpoint` changed");
+    let ran = sandbox.ok(&["build"]);
+    ran.says("release 2");
+    sandbox.ok(&["verify"]);
+    // A file that was cut off changes nothing.
+    sandbox.write(other, "");
+    let stderr = sandbox.run(&["build", "-q"]).exits(2).stderr;
+    assert!(
+        stderr.contains(
+            "can't use `./checkpoint` as weights: `model.safetensors.index.json`: \
+             `model-00002-of-00002.safetensors`: it is no safetensors file"
+        ),
+        "{stderr}"
+    );
+}
+
+#[test]
 fn weights_that_are_no_numbers_are_refused() {
     let sandbox = with_file();
     for bad in [f32::NAN, f32::INFINITY] {

@@ -89,7 +89,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,8 @@ class Worker:
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
-            self.model.SCALE = read_scale(Path(request["weights"]), request["unused_weights"])
+            paths, name = map(Path, request["weights"]), request["weights_name"]
+            self.model.SCALE = read_scale(paths, name, request["unused_weights"])
         behaviours = ("open fails again", "open hangs again", "open eats again", "open finds another source")
         first = "worker-0" in Path(os.environ["TMPDIR"]).parts
         again = [what for what in behaviours if not first and self.has(what, {})]
@@ -552,19 +553,25 @@ def draw(rng: random.Random, declared: Json) -> Any:
     return rng.randrange(low, high)
 
 
-def read_scale(path: Path, unused: list[str]) -> float:
-    """Returns the model's only weight; the file has no other tensor, except those in `unused`."""
-    data = path.read_bytes()
-    end = 8 + struct.unpack("<Q", data[:8])[0]
-    header = json.loads(data[8:end])
-    if "scale" not in header:
-        raise Failure("weights", f"`{path}` has no tensor `scale`", "add it")
-    if (shape := header["scale"]["shape"]) != [1]:
-        raise Failure("weights", f"tensor `scale` of `{path}` is {shape}, not [1]", "export it again")
-    if others := sorted(header.keys() - {"scale", "__metadata__", *unused}):
-        raise Failure("weights", f"`{path}` has tensor `{others[0]}`: the model has none of that name", "leave it out")
-    start, stop = header["scale"]["data_offsets"]
-    return struct.unpack("<f", data[end + start : end + stop])[0]
+def read_scale(paths: Iterable[Path], name: str, unused: list[str]) -> float:
+    """Returns the model's only weight; the files have no other tensor, except those in `unused`."""
+    held: dict[str, Json] = {}
+    scale = 0.0
+    for path in paths:
+        data = path.read_bytes()
+        end = 8 + struct.unpack("<Q", data[:8])[0]
+        header = json.loads(data[8:end])
+        held |= header
+        if "scale" in header:
+            start, stop = header["scale"]["data_offsets"]
+            scale = struct.unpack_from("<f", data[end + start : end + stop])[0]
+    if "scale" not in held:
+        raise Failure("weights", f"`{name}` has no tensor `scale`", "add it")
+    if (shape := held["scale"]["shape"]) != [1]:
+        raise Failure("weights", f"tensor `scale` of `{name}` is {shape}, not [1]", "export it again")
+    if others := sorted(held.keys() - {"scale", "__metadata__", *unused}):
+        raise Failure("weights", f"`{name}` has tensor `{others[0]}`: the model has none of that name", "leave it out")
+    return scale
 
 
 def save(path: Path, tensors: dict[str, tuple[str, list[int], list[Any]]]) -> None:

@@ -204,7 +204,7 @@ class OpenTest(Project):
         )
         values = {"b.weight": torch.eye(3), "a.bias": torch.ones(3), "b.bias": torch.zeros(3)}
         path = write(self.root / "w.safetensors", values)
-        opened = load(self.root, f"{name}:load", "cpu", (), path)
+        opened = load(self.root, f"{name}:load", "cpu", (), part("weights").Files([path], path))
         self.assertTrue(torch.equal(opened.model.a.weight, torch.eye(3)))
         self.assertEqual(opened.model.a.weight.data_ptr(), opened.model.b.weight.data_ptr())
         self.assertEqual(float(opened.model.step), 1.0)

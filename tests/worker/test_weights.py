@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 import unittest
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,12 @@ MODEL = """
     """
 
 
+def inside(line: str, address: int) -> bool:
+    """Returns whether a line of `/proc/self/maps` is about the range with this address."""
+    start, end = line.split(" ", 1)[0].split("-")
+    return int(start, 16) <= address < int(end, 16)
+
+
 class FileTest(Project):
     def saved(self, **change: Any) -> Path:
         """Writes the tensors of a state dict of the model, without the name of a tied tensor that comes first."""
@@ -50,7 +58,11 @@ class FileTest(Project):
         return part("tensors").write(self.root / "model.safetensors", held)
 
     def filled(self, path: Path) -> Any:
-        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), path)
+        files = part("weights").Files([path], path)
+        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), files)
+
+    def fill(self, model: Any, path: Path, unused: Collection[str] = ()) -> Any:
+        return part("weights").fill(model, part("weights").Files([path], path, unused))
 
     def test_what_no_state_dict_has_comes_from_the_model(self) -> None:
         path = self.saved()
@@ -121,7 +133,7 @@ class FileTest(Project):
 
     def test_what_the_model_lacks_is_refused_unless_it_is_named(self) -> None:
         path = self.root / "model.safetensors"
-        model, fill, zeros = self.open(MODEL).model, part("weights").fill, torch.zeros(3)
+        model, fill, zeros = self.open(MODEL).model, self.fill, torch.zeros(3)
         export = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
         for extra, message, globs in [
             (["other.weight"], "tensor `other.weight`, float32 [3]:", ["other.**"]),
@@ -149,11 +161,98 @@ class FileTest(Project):
                 self.assertNotIn(extra[0], fill(model, path, extra))
 
     def test_a_buffer_that_no_state_dict_has_may_be_there_as_it_is(self) -> None:
-        model, fill = self.open(MODEL).model, part("weights").fill
+        model, fill = self.open(MODEL).model, self.fill
         fill(model, self.saved(position_ids=torch.arange(40)))
         other = torch.arange(40) + 1
         failure = self.fails("weights", fill, model, self.saved(position_ids=other))
         self.assertIn("has tensor `position_ids`, int64 [40]: the model has none", failure.message)
+
+    def open_with(self, text: str, values: dict[str, Any]) -> tuple[Any, Any]:
+        """Opens a model with the values of two files; returns it, and the module that made it."""
+        tensors, names = part("tensors"), sorted(values)
+        halves = [names[::2], names[1::2]]
+        paths = [
+            tensors.write(self.root / f"{index}.safetensors", {name: values[name] for name in half})
+            for index, half in enumerate(halves)
+        ]
+        name = self.write(text)
+        opened = part("entry").open_model(
+            self.root, f"{name}:load", "cpu", (), part("weights").Files(paths, self.root / "all")
+        )
+        return opened.model, sys.modules[name]
+
+    def test_parameters_are_over_the_mapped_files(self) -> None:
+        model, made = self.open_with(
+            """
+            import torch
+            from torch import nn
+
+            called = []
+
+            class Model(nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+                    self.kept = [self.a.weight]
+                    called.append(self.a.weight.is_meta)
+                    self.register_buffer("own", torch.arange(3.0), persistent=False)
+
+                def forward(self, x):
+                    return self.b(self.a(x)) + self.kept[0].sum()
+
+            def load():
+                return Model().half().float()
+            """,
+            {f"{name}.{part_}": torch.rand(64, 64)[:size] for name in "ab" for part_, size in [("weight", 64)]}
+            | {f"{name}.bias": torch.rand(64) for name in "ab"},
+        )
+        self.assertEqual(made.called, [True])
+        self.assertIs(model.kept[0], model.a.weight)
+        self.assertEqual(model.own.tolist(), [0, 1, 2])
+        self.assertEqual(model(torch.ones(1, 64)).shape, (1, 64))
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        for name, parameter in model.named_parameters():
+            here = next(line for line in maps if inside(line, parameter.data_ptr()))
+            self.assertIn(".safetensors", here, name)
+
+    def test_an_entry_that_needs_values_gets_them(self) -> None:
+        bodies = {
+            "a decision": "self.scale = 2 if self.w.sum() > 0 else 3",
+            "a buffer of values": "self.register_buffer('norm', self.w.detach() * 2, persistent=False)",
+            "a view in a list": "self.views = [self.w.detach()[0]]",
+            "an attribute": "self.view = self.w.detach()[0]",
+            "memory of before": "self.views = [self.before]",
+            "a device": "self.to('cpu')",
+        }
+        for what, body in bodies.items():
+            with self.subTest(what):
+                model, made = self.open_with(
+                    f"""
+                    import torch
+                    from torch import nn
+
+                    called = []
+
+                    class Model(nn.Module):
+                        def __init__(self):
+                            super().__init__()
+                            called.append(1)
+                            w = torch.ones(4, 4)
+                            self.before = w[0]
+                            self.w = nn.Parameter(w)
+                            self.b = nn.Parameter(torch.zeros(4))
+                            {body}
+
+                    def load():
+                        return Model()
+                    """,
+                    {"w": torch.full((4, 4), 7.0), "b": torch.ones(4)},
+                )
+                self.assertEqual(len(made.called), 2)
+                self.assertEqual(model.w.tolist(), [[7.0] * 4] * 4)
+                # A view has the values of the file, as when the model's own are overwritten.
+                self.assertEqual(model.before.tolist(), [7.0] * 4)
+                self.assertEqual(model.b.tolist(), [1.0] * 4)
 
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
         path = self.saved(**{"other.weight": torch.rand(3)})

@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     BuildError, Launcher,
+    checkpoint::Checkpoint,
     model::{in_spec, open_model},
     protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
     tasks::inputs_request,
@@ -90,7 +91,14 @@ fn check_all(
     begin: &dyn Fn(&str),
 ) -> Result<Vec<CheckedModule>, BuildError> {
     let spec = options.spec;
-    let opened = open_model(spec, &CommandLine::default(), worker)?;
+    let file = spec
+        .model
+        .weights
+        .file()
+        .map(Checkpoint::open)
+        .transpose()?;
+    let files = file.as_ref().map_or(&[][..], Checkpoint::files);
+    let opened = open_model(spec, &CommandLine::default(), files, worker)?;
     opened.notes.iter().for_each(|text| note(text));
     let mut found = Vec::new();
     for (index, module) in spec.modules.iter().enumerate() {

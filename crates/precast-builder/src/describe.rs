@@ -44,7 +44,8 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         entry: options.entry.clone(),
         device: options.device.to_string(),
         also: options.samples.iter().cloned().collect(),
-        weights: None,
+        weights: vec![],
+        weights_name: None,
         unused_weights: vec![],
         context: None,
     };

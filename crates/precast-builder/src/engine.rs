@@ -9,15 +9,18 @@ use precast_store::{
 
 use super::{
     BuildError,
+    checkpoint::Checkpoint,
     limits::{Limits, Stop},
-    model::{OPEN_LIMIT, in_spec, open},
+    model::{LoadedModel, OPEN_LIMIT, in_spec, open},
     options::{Options, Summary},
     progress::{Event, Progress},
     protocol::{Request, SavedWeights},
     release::{Parts, summarise},
     scratch::{BUILD, Scratch, sweep},
-    shims, weight_file, weights,
+    shims,
+    weights::{self, FromFile},
     work::{self, Done, Starting},
+    worker::Worker,
     workers::Workers,
 };
 use crate::plan::{self, Known, Plan, State};
@@ -43,7 +46,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         check_release_name(name)?;
     }
     if let Some(file) = spec.model.weights.file() {
-        weight_file::check(file)?;
+        Checkpoint::open(file)?;
     }
     store.audit().check_index()?;
     for seq in store.audit().set_damaged_releases_aside(&spec.model.name)? {
@@ -119,8 +122,38 @@ fn with_model(
     started: Instant,
 ) -> Result<Summary, BuildError> {
     let options = workers.options;
+    let (worker, file) = thread::scope(|scope| {
+        let worker = scope.spawn(|| workers.start(0));
+        let file = FromFile::put(options);
+        let worker = worker.join();
+        let worker = worker.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        (worker, file)
+    });
+    let file = file?;
+    let built = worker.and_then(|worker| {
+        let files = file.as_ref().map(FromFile::files).unwrap_or_default();
+        let opened = open(workers, worker, files)?;
+        with_weights(workers, opened, file.as_ref(), starting, started)
+    });
+    match (built, file) {
+        (Err(error), Some(file)) => {
+            file.discard(options)?;
+            Err(error)
+        }
+        (built, _) => built,
+    }
+}
+
+/// Builds the missing programs with an opened model.
+fn with_weights(
+    workers: &Workers<'_>,
+    (mut worker, model): (Worker, LoadedModel),
+    file: Option<&FromFile>,
+    starting: Vec<Starting<'_>>,
+    started: Instant,
+) -> Result<Summary, BuildError> {
+    let options = workers.options;
     let Options { spec, store, .. } = options;
-    let (mut worker, model) = open(workers)?;
     let known = &model.known;
     let plan = held_plan(options, known)?;
     for item in plan.missing() {
@@ -141,20 +174,20 @@ fn with_model(
         });
     }
     let same = same_entry(options, &plan, known)?;
-    let try_file = |shim: Option<&Shim>| {
-        weights::try_file(options, &plan, same.as_ref(), &saved.aliases, shim)
+    let try_file = |shim: Option<&Shim>| match file {
+        Some(file) => {
+            let aliases = &saved.aliases;
+            weights::try_file(options, &plan, file, same.as_ref(), aliases, shim).map(drop)
+        }
+        None => Ok(()),
     };
-    let (tried, compiled) = (try_file(shim.as_ref())?, shim.is_none());
+    try_file(shim.as_ref())?;
+    let compiled = shim.is_none();
     let first = (worker, &model);
-    let (done, weights, shim) = work::run(workers, &plan, first, starting, &saved, shim)?;
+    let weights = (&saved, file);
+    let (done, weights, shim) = work::run(workers, &plan, first, starting, weights, shim)?;
     if compiled && !plan.hits().is_empty() {
         try_file(Some(&shim))?;
-    }
-    if let (Some(path), Some(_)) = (spec.model.weights.file(), tried)
-        && tried != weights.object
-    {
-        let path = path.display().to_string();
-        return Err(BuildError::SourceChanged { path });
     }
     let parts = Parts {
         known: model.known,

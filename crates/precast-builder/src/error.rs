@@ -127,10 +127,10 @@ pub enum BuildError {
         /// The hazards, in words.
         what: String,
     },
-    /// The spec's weight file can't be read as safetensors.
+    /// The spec's weights can't be read as safetensors, or an index does not fit its files.
     #[error("can't use `{}` as weights: {message}", path.display())]
     BadWeights {
-        /// Path of the file.
+        /// The path in the spec.
         path: PathBuf,
         /// The defect.
         message: String,
@@ -256,7 +256,8 @@ impl BuildError {
                 "look for linker flags in `LDFLAGS`, `CXX` and the options of `[module.compile]`"
             }
             Self::BadWeights { .. } => {
-                "`weights` in [model] names one safetensors file, from the folder of the spec"
+                "`weights` in [model] names a safetensors file, an index of several, or their folder, from the folder of \
+                 the spec"
             }
             Self::Weights { .. } => {
                 "the newest release stays what it was; write the file again, or set `healthcheck = false` for modules that may \

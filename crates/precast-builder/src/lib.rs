@@ -24,7 +24,8 @@
 //! | `shims` | the shim of a release: found, or compiled by a worker |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
 //! | `chain` | `prefill` and `decode` of a release in one session, compared with eager |
-//! | `weights`, `weight_file` | the weight set of a release; a file of weights |
+//! | `checkpoint` | the files of a weight set, in one or in several |
+//! | `weights`, `weight_file` | the weight set of a release; how a file of weights differs from the weights before |
 //! | `worker`, `launcher`, `protocol` | a Python process, its start, and its messages |
 //! | `limits` | memory and time limits of a process, and its termination |
 //! | `lifeline` | termination of child processes when the build is killed |
@@ -42,7 +43,8 @@
 //! plan
 //! progress, protocol
 //! error
-//! executor, launcher, scratch, task, weight_file
+//! checkpoint, executor, launcher, scratch, task
+//! weight_file
 //! estimate, shims, worker
 //! describe, options
 //! workers
@@ -61,6 +63,7 @@ pub mod spec;
 
 mod chain;
 mod check;
+mod checkpoint;
 mod describe;
 mod engine;
 mod error;
@@ -91,6 +94,7 @@ mod workers;
 
 pub use self::{
     check::{CheckOptions, CheckedModule, check},
+    checkpoint::Checkpoint,
     describe::{DescribeOptions, describe},
     engine::build,
     error::BuildError,

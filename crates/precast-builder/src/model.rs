@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeSet,
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -11,7 +11,7 @@ use precast_store::{Target, record::Entry, target::Torch};
 use super::{
     BuildError,
     progress::Event,
-    protocol::{Opened, Request},
+    protocol::{Hello, Opened, Request},
     weight_file,
     worker::Worker,
     workers::Workers,
@@ -29,18 +29,25 @@ pub(super) struct LoadedModel {
     pub known: Known,
     /// Distinguishes the model's weights from others.
     pub fingerprint: Option<String>,
+    /// The files that workers read weights from; empty for the model's own.
+    pub weights: Vec<PathBuf>,
 }
 
-/// Starts the worker that holds the model. Returns it, and the part of the keys that the model decides.
-pub(super) fn open(workers: &Workers<'_>) -> Result<(Worker, LoadedModel), BuildError> {
+/// Has a worker hold the model, with the weights of these files. Returns it, and the part of the keys that the model
+/// decides.
+pub(super) fn open(
+    workers: &Workers<'_>,
+    (mut worker, hello): (Worker, Hello),
+    weights: Vec<PathBuf>,
+) -> Result<(Worker, LoadedModel), BuildError> {
     let options = workers.options;
-    let (mut worker, hello) = workers.start(0)?;
     for one in &hello.off {
         let message = format!("torch {}: {} is off: {}", hello.torch, one.what, one.why);
         workers.progress.event(&Event::Note { message: &message });
     }
     let started = Instant::now();
-    let opened = match open_model(options.spec, &options.request.command_line, &mut worker) {
+    let command_line = &options.request.command_line;
+    let opened = match open_model(options.spec, command_line, &weights, &mut worker) {
         // A refused file of weights leaves nothing in the store.
         Err(BuildError::Worker(error)) if !error.trace.is_empty() && error.code != "weights" => {
             let log = format!("{error}\n\n{}", error.trace);
@@ -76,6 +83,7 @@ pub(super) fn open(workers: &Workers<'_>) -> Result<(Worker, LoadedModel), Build
     let model = LoadedModel {
         known: Known { entry, target },
         fingerprint: opened.fingerprint,
+        weights,
     };
     Ok((worker, model))
 }
@@ -93,10 +101,12 @@ fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
         .collect()
 }
 
-/// Imports the entry in `worker` and creates the model, so that the worker can capture.
+/// Imports the entry in `worker` and creates the model, so that the worker can capture. `weights` are the files of the
+/// spec's weights, if it names some.
 pub(super) fn open_model(
     spec: &Spec,
     command_line: &CommandLine,
+    weights: &[PathBuf],
     worker: &mut Worker,
 ) -> Result<Opened, BuildError> {
     let request = Request::Open {
@@ -104,7 +114,8 @@ pub(super) fn open_model(
         entry: spec.model.entry.clone(),
         device: spec.target.device.to_string(),
         also: callables(spec, command_line),
-        weights: spec.model.weights.file().map(Path::to_owned),
+        weights: weights.to_vec(),
+        weights_name: spec.model.weights.file().map(Path::to_owned),
         unused_weights: weight_file::unused(spec),
         context: spec.model.context,
     };

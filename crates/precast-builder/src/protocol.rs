@@ -59,8 +59,10 @@ pub(crate) enum Request {
         device: String,
         /// Further `module:callable`s that captures will use (passes, samples): their files are sources too.
         also: Vec<String>,
-        /// A safetensors file with values for the model, in place of its own.
-        weights: Option<PathBuf>,
+        /// Safetensors files with values for the model, in place of its own. Together they are its weight set.
+        weights: Vec<PathBuf>,
+        /// The path in the spec, which errors about these files name.
+        weights_name: Option<PathBuf>,
         /// Names of tensors of that file that the model may lack.
         unused_weights: Vec<String>,
         /// The size of the cache that a generative model gets.

@@ -263,7 +263,8 @@ fn retried<T, E>(
 fn load_same_model(context: &Context<'_>, worker: &mut Worker) -> Result<bool, BuildError> {
     let options = context.options();
     worker.stop = context.executor.loads.clone();
-    let opened = open_model(options.spec, &options.request.command_line, worker);
+    let (command_line, weights) = (&options.request.command_line, &context.model.weights);
+    let opened = open_model(options.spec, command_line, weights, worker);
     worker.stop = context.workers.stop.clone();
     let opened = opened?;
     let model = context.model;

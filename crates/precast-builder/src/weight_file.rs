@@ -1,104 +1,34 @@
-//! A file of weights, by its header and its bytes: whether it can be a weight set, and how two of them differ.
-
-use std::{
-    collections::BTreeMap,
-    fs::File,
-    io::{ErrorKind, Read},
-    path::Path,
-};
+//! How a file of weights differs from the weights before, by its header and by its bytes.
 
 use precast_store::{Digest, Store, record::Release};
 use safetensors::{
     Dtype, SafeTensors,
-    tensor::{Metadata, TensorInfo, TensorView},
+    tensor::{TensorInfo, TensorView},
 };
 
-use super::BuildError;
+use super::{
+    BuildError,
+    checkpoint::{Checkpoint, Layouts},
+};
 use crate::spec::{Spec, glob};
-
-/// Checks that a file can be a weight set, by its header: that needs no model and no Python.
-pub(super) fn check(path: &Path) -> Result<(), BuildError> {
-    header(path).map(drop)
-}
-
-fn header(path: &Path) -> Result<Metadata, BuildError> {
-    read_header(path).map_err(|message| BuildError::BadWeights {
-        path: path.to_owned(),
-        message,
-    })
-}
-
-fn read_header(path: &Path) -> Result<Metadata, String> {
-    /// The format's own limit.
-    const HEADER_LIMIT: u64 = 100_000_000;
-    const LENGTH: u64 = 8;
-    let no_safetensors = || "it is no safetensors file".to_owned();
-    let mut file = File::open(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => "it is not there".to_owned(),
-        _ => error.to_string(),
-    })?;
-    let meta = file.metadata().map_err(|error| error.to_string())?;
-    if !meta.is_file() {
-        return Err("it is a folder or another special file".to_owned());
-    }
-    let mut length = [0; LENGTH as usize];
-    file.read_exact(&mut length).map_err(|_| no_safetensors())?;
-    let length = u64::from_le_bytes(length);
-    if length > HEADER_LIMIT || length > meta.len() - LENGTH {
-        return Err(no_safetensors());
-    }
-    let mut header = Vec::new();
-    (file.take(length).read_to_end(&mut header)).map_err(|error| error.to_string())?;
-    let header: Metadata = serde_json::from_slice(&header)
-        .map_err(|error| format!("{}: {error}", no_safetensors()))?;
-    let ends = LENGTH + length + header.data_len() as u64;
-    if ends != meta.len() {
-        let has = meta.len();
-        let cut = if has < ends { "it was cut off: " } else { "" };
-        return Err(format!(
-            "{cut}its tensors end at byte {ends}, the file at byte {has}"
-        ));
-    }
-    use safetensors::Dtype as D;
-    let known = [
-        D::F64,
-        D::F32,
-        D::F16,
-        D::BF16,
-        D::I64,
-        D::I32,
-        D::I16,
-        D::I8,
-        D::U8,
-        D::BOOL,
-    ];
-    let mut tensors: Vec<_> = header.tensors().into_iter().collect();
-    tensors.sort_by(|a, b| a.0.cmp(&b.0));
-    match tensors
-        .iter()
-        .find(|(_, info)| !known.contains(&info.dtype))
-    {
-        Some((name, info)) => Err(format!(
-            "tensor `{name}` is {}, which no weight set can hold",
-            info.dtype
-        )),
-        None => Ok(header),
-    }
-}
 
 /// Returns the names of the tensors in the spec's file that the model may lack; none if the file is unreadable.
 pub(super) fn unused(spec: &Spec) -> Vec<String> {
-    let file = spec.model.weights.file().map(read_header);
-    let names = file.and_then(Result::ok).into_iter();
-    let names = names.flat_map(|header| header.offset_keys());
+    let file = spec.model.weights.file().map(Checkpoint::open);
+    let file = file.and_then(Result::ok);
+    let names = file.iter().flat_map(|file| file.layouts().keys().cloned());
     let globs = &spec.model.unused_weights;
     names
         .filter(|name| globs.iter().any(|glob| glob::matches(glob, name)))
         .collect()
 }
 
-/// Returns whether a file has the tensors of a release's weights: the same names, dtypes and shapes.
-pub(super) fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result<bool, BuildError> {
+/// Returns whether files have the tensors of a release's weights: the same names, dtypes and shapes.
+pub(super) fn same_tensors(
+    store: &Store,
+    file: &Checkpoint,
+    last: &Release,
+) -> Result<bool, BuildError> {
     let Some(last) = &last.weights else {
         return Ok(false);
     };
@@ -106,11 +36,9 @@ pub(super) fn same_tensors(store: &Store, path: &Path, last: &Release) -> Result
     let Ok((_, last)) = SafeTensors::read_metadata(&last) else {
         return Ok(false);
     };
-    let layouts = |header: &Metadata| -> BTreeMap<String, (Dtype, Vec<usize>)> {
-        let layout = |(name, info): (String, &TensorInfo)| (name, (info.dtype, info.shape.clone()));
-        header.tensors().into_iter().map(layout).collect()
-    };
-    Ok(layouts(&header(path)?) == layouts(&last))
+    let layout = |(name, info): (String, &TensorInfo)| (name, (info.dtype, info.shape.clone()));
+    let layouts: Layouts = last.tensors().into_iter().map(layout).collect();
+    Ok(*file.layouts() == layouts)
 }
 
 /// Returns an error with the name of a tensor that has NaN or infinity now and had only numbers before. A run with

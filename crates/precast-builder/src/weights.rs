@@ -1,8 +1,9 @@
 //! The weight set of a release: the parameters of the model, or a file that the spec names.
 //!
-//! A worker loads that file into the model before it captures, so that the gate uses the weights that will be served.
-//! An unreadable file is an error before Python starts. The model decides about its tensors: a missing tensor, another
-//! dtype or shape, and an unknown tensor are errors as soon as the model exists.
+//! That file is put into the store first ([`FromFile`]). Workers and gates map the object, so that all processes of a
+//! build have its pages once, and the gate uses the weights that will be served. An unreadable file is an error before
+//! Python starts. The model decides about its tensors: a missing tensor, another dtype or shape, and an unknown tensor
+//! are errors as soon as the model exists.
 //!
 //! If only the values of the file changed, the build needs no Python, because programs hold no weights: a file with the
 //! tensors of the last one fits the model as well. A file with other tensors is loaded into the model again.
@@ -10,7 +11,12 @@
 //! Existing programs were compared with eager under other weights. They pass a smoke run with the new file
 //! ([`SmokeRequest`]) before a release has it. A refused file leaves nothing in the store.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
 
 use precast_store::{
     Digest, Store,
@@ -19,6 +25,7 @@ use precast_store::{
 
 use super::{
     BuildError,
+    checkpoint::Checkpoint,
     gate::{GateProcess, LIMIT, SmokeRequest, StoredWeights},
     limits::{Limits, Stop},
     options::Options,
@@ -26,23 +33,71 @@ use super::{
     protocol::SavedWeights,
     weight_file::{same_tensors, spoilt},
 };
-use crate::plan::{self, Item, Plan};
+use crate::plan::{Item, Plan};
+
+/// The weights that the spec names, in the store. Nothing but this value holds them until they are accepted.
+pub(super) struct FromFile {
+    /// Its lease is separate from that of the build.
+    store: Store,
+    checkpoint: Checkpoint,
+    pub object: Digest,
+}
+
+impl FromFile {
+    /// Puts the weights that the spec names into the store; none if it names none. A file that has not changed since it
+    /// was put is not read.
+    pub fn put(options: &Options<'_>) -> Result<Option<Self>, BuildError> {
+        let Some(path) = options.spec.model.weights.file() else {
+            return Ok(None);
+        };
+        let checkpoint = Checkpoint::open(path)?;
+        let store = Store::open_with(options.store.path(), options.store.options())?;
+        let object = checkpoint.put_once(&store)?;
+        Ok(Some(Self {
+            store,
+            checkpoint,
+            object,
+        }))
+    }
+
+    /// Returns the files that a worker maps: the object, where the store has it as it is.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let own = || self.checkpoint.files().to_vec();
+        (self.store.objects().unpacked_file(&self.object)).map_or_else(own, |file| vec![file])
+    }
+
+    /// Removes refused weights, unless a release has them.
+    pub fn discard(self, options: &Options<'_>) -> Result<(), BuildError> {
+        drop(self.store);
+        Ok(options.store.collector().discard(&self.object)?)
+    }
+}
 
 /// Puts the weight set into the store, and its bytes where the gates will look for them. A file that a worker wrote
 /// into `scratch` is removed.
 pub(super) fn put(
     options: &Options<'_>,
     written: &SavedWeights,
+    from_file: Option<&FromFile>,
     progress: &dyn Progress,
     scratch: &Path,
 ) -> Result<StoredWeights, BuildError> {
-    let named = options.spec.model.weights.file();
-    let file = named.or(written.file.as_deref());
-    let put = |file| options.store.objects().put_file_unpacked(file);
-    let object = file.map(put).transpose()?;
+    let objects = options.store.objects();
+    let object = match (from_file, &written.file) {
+        (Some(file), _) => {
+            options.store.leases().keep(&[file.object])?;
+            Some((file.object, objects.map(&file.object)?.len() as u64))
+        }
+        (None, Some(file)) => {
+            let copy = &mut |out: &mut File| io::copy(&mut File::open(file)?, out).map(drop);
+            let (object, bytes) = objects.put_unpacked(file, copy)?;
+            objects.map(&object)?;
+            Some((object, bytes))
+        }
+        (None, None) => None,
+    };
     if let Some((object, bytes)) = object {
         progress.event(&Event::Weights { object, bytes });
-        options.store.objects().map(&object)?;
     }
     if let Some(file) = written
         .file
@@ -68,12 +123,11 @@ pub(super) fn restored(options: &Options<'_>, release: &Release) -> Result<bool,
     if store.objects().restore(object)? {
         return Ok(true);
     }
-    match spec.model.weights.file() {
-        Some(file) if plan::file_digest(file, store)? == *object => {
-            Ok(store.objects().put_file(file)?.0 == *object)
-        }
-        _ => Ok(false),
-    }
+    let Some(file) = spec.model.weights.file() else {
+        return Ok(false);
+    };
+    let file = Checkpoint::open(file)?;
+    Ok(file.digest(store)? == *object && file.put(store)?.0 == *object)
 }
 
 /// Returns the weight set for a release with complete programs, without Python. If the file of the spec has changed, it
@@ -88,36 +142,40 @@ pub(super) fn kept(
         object: last.weights,
         aliases: last.aliases.clone(),
     };
-    if let Some(path) = options.spec.model.weights.file()
-        && Some(plan::file_digest(path, options.store)?) != last.weights
-    {
-        if !same_tensors(options.store, path, last)? {
+    if let Some(path) = options.spec.model.weights.file() {
+        let file = Checkpoint::open(path)?;
+        if Some(file.digest(options.store)?) == last.weights {
+            return Ok(Some(kept));
+        }
+        if !same_tensors(options.store, &file, last)? {
             return Ok(None);
         }
-        let aliases = &last.aliases;
-        let tried = try_file(options, plan, Some(last), aliases, Some(shim))?;
-        kept.object = tried.or(kept.object);
+        if let Some(file) = FromFile::put(options)? {
+            let aliases = &last.aliases;
+            match try_file(options, plan, &file, Some(last), aliases, Some(shim)) {
+                Ok(tried) => kept.object = tried.or(kept.object),
+                Err(error) => {
+                    file.discard(options)?;
+                    return Err(error);
+                }
+            }
+        }
     }
     Ok(Some(kept))
 }
 
-/// Puts the file of weights that the spec names, after a smoke run with the existing programs. Returns its digest; none
-/// for the weights of before. `same` is the release that has the programs. Without a shim nothing is run.
+/// Accepts the weights of a file after a smoke run with the existing programs. Returns their digest; none for the
+/// weights of before. `same` is the release that has the programs. Without a shim nothing is run.
 pub(super) fn try_file(
     options: &Options<'_>,
     plan: &Plan,
+    file: &FromFile,
     same: Option<&Release>,
     aliases: &BTreeMap<String, String>,
     shim: Option<&Shim>,
 ) -> Result<Option<Digest>, BuildError> {
-    let Options { spec, store, .. } = options;
-    let Some(path) = spec.model.weights.file() else {
-        return Ok(None);
-    };
+    let (store, object) = (options.store, file.object);
     let before = same.or(plan.release.as_ref());
-    // With a separate lease: nothing holds a refused file.
-    let apart = Store::open_with(store.path(), store.options())?;
-    let (object, _) = apart.objects().put_file_unpacked(path)?;
     if before.is_some_and(|before| before.weights == Some(object)) {
         return Ok(None);
     }
@@ -145,14 +203,10 @@ pub(super) fn try_file(
             store.leases().keep(&[object])?;
             Ok(Some(object))
         }
-        Err(message) => {
-            drop(apart);
-            store.collector().discard(&object)?;
-            Err(BuildError::Weights {
-                path: path.to_owned(),
-                message,
-            })
-        }
+        Err(message) => Err(BuildError::Weights {
+            path: file.checkpoint.path().to_owned(),
+            message,
+        }),
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
     slot::{Context, Slot},
     task::{Job, Task, TaskFailure, jobs},
     tasks::{self, CaptureFailure, CapturedProgram},
-    weights,
+    weights::{self, FromFile},
     worker::Worker,
     workers::Workers,
 };
@@ -48,8 +48,8 @@ pub(super) type Starting<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 struct Work<'a> {
     context: &'a Context<'a>,
     jobs: &'a [Job<'a>],
-    /// The weights that the worker saved.
-    saved: &'a SavedWeights,
+    /// The weights that the worker saved, and those of the spec's file.
+    saved: (&'a SavedWeights, Option<&'a FromFile>),
     results: Mutex<Results>,
 }
 
@@ -74,14 +74,14 @@ pub(super) fn run(
     plan: &Plan,
     (first, model): (Worker, &LoadedModel),
     starting: Vec<Starting<'_>>,
-    saved: &SavedWeights,
+    saved: (&SavedWeights, Option<&FromFile>),
     shim: Option<Shim>,
 ) -> Result<(Done, StoredWeights, Shim), BuildError> {
     let options = workers.options;
     let jobs = jobs(options.spec, plan);
     let schedule = Schedule::of_build(jobs.len(), shim.is_none());
-    let file = options.spec.model.weights.file();
-    let models = workers.more_models(file.or(saved.file.as_deref()));
+    let files = model.weights.iter().chain(&saved.0.file);
+    let models = workers.more_models(files);
     let context = Context {
         workers,
         model,
@@ -148,7 +148,8 @@ impl Work<'_> {
         } = self.context.workers;
         match task {
             Task::StoreWeights => {
-                let stored = weights::put(options, self.saved, *progress, scratch)?;
+                let (saved, file) = self.saved;
+                let stored = weights::put(options, saved, file, *progress, scratch)?;
                 self.results().weights = Some(stored);
             }
             Task::Shim => {

@@ -10,16 +10,16 @@ import itertools
 import os
 import random
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import declared, failures, generation, weights
+from . import declared, failures, generation, valueless, weights
 from .torch_private.modules import own_tensors
-from .watch import watching
+from .watch import Watch, watching
 from .wire import Failure
 
 _TRAINING = (
@@ -77,15 +77,13 @@ def open_model(
     entry: str,
     device: str,
     also: Sequence[str] = (),
-    values: Path | None = None,
-    unused: Collection[str] = (),
+    values: weights.Files | None = None,
     context: int | None = None,
 ) -> Opened:
     """Imports `module:callable` under `root` and calls it; the model is in eval mode, on the device, without gradients.
 
-    `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` is a
-    file of weights, which replace the model's own; `unused` names tensors of it that the model may lack. `context` is
-    the size of the cache that a generative model gets.
+    `also` names callables that later captures use (passes, sample inputs): their files are sources too. `values` are
+    files of weights, which replace the model's own. `context` is the size of the cache that a generative model gets.
     """
     root = Path(os.path.realpath(root))
     if device == "cuda" and not torch.cuda.is_available():
@@ -97,18 +95,15 @@ def open_model(
         function = load(root, entry)
         for name in also:
             load(root, name)
-        seed()
-        model = _call(function, root, entry)
+        model, from_file = _model(lambda: _call(function, root, entry), entry, values, watch)
         for library in torch.ops.loaded_libraries:
             watch.note(library)
-    _check_data(model, entry)
     training = sum(module.training for module in model.modules())
     notes = [_TRAINING] if training else []
     with torch.no_grad():
         model.eval().requires_grad_(False)
         if context is not None:
             generation.attach(model, entry, context)
-        from_file = None if values is None else weights.fill(model, values, unused)
         model.to(device)
         _straighten(model)
     used = watch.files | module_files(root)
@@ -198,6 +193,28 @@ def _call(function: Any, root: Path, entry: str) -> Any:
             )
         holder.add_module(name, module)
     return holder
+
+
+def _model(
+    make: Callable[[], Any], entry: str, values: weights.Files | None, watch: Watch
+) -> tuple[Any, frozenset[str] | None]:
+    """Returns the model of an entry with the values of files, and the names of the tensors that the files have.
+
+    The files of weights are no sources: their values alone need no new capture.
+    """
+    if values is not None:
+        seed()
+        model = valueless.call(make)
+        if model is not None:
+            with torch.no_grad(), watch.paused():
+                names = weights.fill(model, values)
+            if not valueless.lacks_values(model):
+                return model, names
+    seed()
+    model = make()
+    _check_data(model, entry)
+    with torch.no_grad(), watch.paused():
+        return model, None if values is None else weights.fill(model, values)
 
 
 def _check_data(model: Any, entry: str) -> None:

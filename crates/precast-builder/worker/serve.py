@@ -53,11 +53,14 @@ def _out(request: dict[str, Any]) -> Path:
 
 def _open(session: Session, request: dict[str, Any]) -> Any:
     session.opened = None
-    weights = Path(request["weights"]) if request.get("weights") else None
-    also, unused = request.get("also") or (), request.get("unused_weights") or ()
+    values = None
+    if request.get("weights"):
+        paths, unused = [Path(path) for path in request["weights"]], request.get("unused_weights") or ()
+        values = _torch("weights").Files(paths, Path(request["weights_name"]), unused)
+    also = request.get("also") or ()
     root, entry, device = Path(request["root"]), request["entry"], request["device"]
     context = request.get("context")
-    session.opened = _torch("entry").open_model(root, entry, device, also, weights, unused, context)
+    session.opened = _torch("entry").open_model(root, entry, device, also, values, context)
     return session.opened.answer()
 
 

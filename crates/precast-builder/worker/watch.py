@@ -60,6 +60,15 @@ class Watch:
         self._begun = time.time_ns()
         self.root = root
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Records nothing inside."""
+        root, self.root = self.root, None
+        try:
+            yield
+        finally:
+            self.root = root
+
     def changed(self, path: str) -> bool:
         """Returns whether another process changed a file after the model read it.
 

@@ -10,16 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import tensors
+from . import tensors, valueless
 from .failures import one_line
-from .torch_private import modules
+from .torch_private import fake, modules
 from .wire import Failure
 
 # The number of values of each tensor that the fingerprint covers.
@@ -47,7 +47,9 @@ class Named:
 
 def identity(tensor: Any) -> tuple[Any, ...]:
     """Returns a value that is equal for two names of one tensor."""
-    return (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
+    # Tensors without values have no address.
+    place = (fake.storage(tensor), tensor.storage_offset()) if tensor.is_meta else tensor.data_ptr()
+    return (place, tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.device)
 
 
 def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
@@ -81,20 +83,41 @@ def collect(model: Any, from_file: Collection[str] | None = None) -> Named:
     return named
 
 
-def fill(model: Any, path: Path, unused: Collection[str] = ()) -> frozenset[str]:
-    """Gives a model the values of a file, by name; returns the names of the tensors that the file has.
+@dataclass
+class Files:
+    """Files that together are a weight set, under the name that errors give it."""
 
-    The file has parameters and persistent buffers, as a state dict, tied ones under any of their names. All other
-    tensors keep the model's values. The file has no tensors that the model lacks, except those in `unused`.
+    paths: Sequence[Path]
+    name: Path
+    # Tensors that the model may lack.
+    unused: Collection[str] = ()
+
+    def read(self) -> dict[str, Any]:
+        """Maps the files; returns their tensors."""
+        given: dict[str, Any] = {}
+        for path in self.paths:
+            given |= tensors.read(path)
+        return given
+
+
+def fill(model: Any, files: Files) -> frozenset[str]:
+    """Gives a model the values of files, by name; returns the names of the tensors that the files have.
+
+    A parameter without values gets a tensor over the mapped file; other values are copied into the model's tensors.
+
+    The files have parameters and persistent buffers, as a state dict, tied ones under any of their names. All other
+    tensors keep the model's values. The files have no tensors that the model lacks, except the unused ones.
     """
+    path, unused = files.name, files.unused
     try:
-        given = tensors.read(path)
+        given = files.read()
     except (OSError, ValueError) as error:
-        hint = "`weights` names one safetensors file, as `save_pretrained` or `safetensors.torch.save_model` writes it"
+        hint = "`weights` names safetensors, as `save_pretrained` or `safetensors.torch.save_model` writes them"
         raise Failure("weights", f"can't read the weights in `{path}`: {one_line(error)}", hint=hint) from error
     saved = _saved(model)
     _check_missing(saved, given, path)
     filled: dict[tuple[Any, ...], str] = {}
+    keys = {name: identity(own) if own.numel() else (name,) for name, own in saved.items()}
     for name in (name for name in saved if name in given):
         own, tensor = saved[name], given[name]
         if (own.dtype, own.shape) != (tensor.dtype, tensor.shape):
@@ -103,15 +126,20 @@ def fill(model: Any, path: Path, unused: Collection[str] = ()) -> frozenset[str]
                 f"tensor `{name}` of `{path}` is {_kind(tensor)}, the model expects {_kind(own)}",
                 hint="export the file from the model that `entry` makes, or have `entry` make the model of the file",
             )
-        first = filled.setdefault(identity(own), name) if own.numel() else name
+        first = filled.setdefault(keys[name], name)
         if first == name:
-            own.copy_(tensor)
+            if not own.is_meta:
+                own.copy_(tensor)
         elif not given[first].equal(tensor):
             raise Failure(
                 "weights",
                 f"`{first}` and `{name}` of `{path}` differ, and in the model they are one tensor",
                 hint="export the file from the model that `entry` makes, or untie the two there",
             )
+    for name, own in saved.items():
+        if own.is_meta and keys[name] in filled:
+            # The value of a tied tensor may have another of its names.
+            valueless.give(own, given[filled[keys[name]]])
     _check_unused(model, {name: held for name, held in given.items() if name not in saved and name not in unused}, path)
     return frozenset(saved.keys() & given.keys())
 

@@ -22,7 +22,7 @@
 
 use std::{
     fs::File,
-    io::{self, Write},
+    io::{self, Seek, SeekFrom, Write},
     os::unix::fs::FileExt,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     thread,
@@ -185,6 +185,38 @@ fn check_on(
         Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
         Err(e) => Err(e),
     }
+}
+
+/// Appends a footer to a file of content, which it reads whole. Returns the digest and the size of the content.
+///
+/// One thread computes the digest, and the others compute the checksum.
+pub(super) fn finish(mut file: &File) -> io::Result<(Digest, u64)> {
+    let size = file.metadata()?.len();
+    let digest = || {
+        let mut hasher = digest::Hasher::default();
+        let whole = &mut vec![0; BUFFER];
+        read(file, 0..size, whole, None, |bytes| hasher.update(bytes))?;
+        io::Result::Ok(hasher.finish())
+    };
+    let (digest, checksum) = thread::scope(|scope| {
+        let digest = scope.spawn(digest);
+        let checksum = checksum_of(cores().saturating_sub(1).max(1), file, size, None);
+        let digest = digest.join();
+        (
+            digest.unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            checksum,
+        )
+    });
+    let (digest, footer) = (
+        digest?,
+        Footer {
+            size,
+            checksum: checksum?,
+        },
+    );
+    file.seek(SeekFrom::End(0))?;
+    file.write_all(&footer.encode(&digest))?;
+    Ok((digest, size))
 }
 
 /// Like [`check`], and also compares the SHA-256 of the content with `digest`.

@@ -50,14 +50,14 @@ struct Inner {
 impl Mapped {
     /// Maps the first `size` bytes of `file`, which must have at least as many.
     ///
-    /// The store passes two kinds of files only: published under `ready/` with mode 0444 and never opened for writing
-    /// again, or a sealed memfd.
+    /// The store passes two kinds of files only: published under `ready/` or `objects/` with mode 0444 and never opened
+    /// for writing again, or a sealed memfd.
     pub(crate) fn new(file: &File, size: u64) -> io::Result<Self> {
         let size = usize::try_from(size).map_err(io::Error::other)?;
         if file.metadata()?.len() < size as u64 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        // SAFETY: the bytes must not change while they are mapped. The store upholds it: a file under `ready/` has mode
+        // SAFETY: the bytes must not change while they are mapped. The store upholds it: a published file has mode
         // 0444, is only ever unlinked (which leaves the pages of a map alone) and lies in a folder that others can't
         // write (`permissions`); a memfd is sealed against writing, growing and shrinking before it comes here.
         let map = unsafe { MmapOptions::new().len(size).map(file) }?;

@@ -7,6 +7,10 @@
 //! └──────────────────────────────┴────────────────────────────────────────────────┘
 //! ```
 //!
+//! Large content that zstd does not halve, such as weights, is kept as it is, so that it is mapped from there and lies on
+//! the disk once. Such a file has the form of an unpacked one: the content, and the footer of [`chunks`]. The footer has
+//! the object's digest, so no zstd frame is taken for it.
+//!
 //! The file's name is the SHA-256 of the *content*, so content can't be swapped. The checksum covers the *stored*
 //! bytes, so that a flipped bit is detected even where zstd would ignore it. `zstd -d` can unpack such a file.
 //! Decoding stops at the size that the frame declares, so that a decompression bomb has a known cost.
@@ -14,11 +18,12 @@
 use std::{
     fs::File,
     io::{self, BufReader, Read, Seek, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
 use super::{
+    chunks,
     error::{At, StoreError},
     layout::StoreLayout,
     rows::ObjectRow,
@@ -72,18 +77,42 @@ pub(crate) fn encode(
     }))
 }
 
+/// Returns whether content is kept as it is: it is large, and zstd does not halve samples of it.
+pub(crate) fn is_kept_plain(content: &File, size: u64) -> io::Result<bool> {
+    const SAMPLES: u64 = 16;
+    const SAMPLE: usize = 64 << 10;
+    if size < LARGE {
+        return Ok(false);
+    }
+    let mut samples = vec![0; SAMPLES as usize * SAMPLE];
+    let step = (size - SAMPLE as u64) / (SAMPLES - 1);
+    for (sample, start) in samples.chunks_mut(SAMPLE).zip((0..).step_by(step as usize)) {
+        content.read_exact_at(sample, start)?;
+    }
+    Ok(zstd::bulk::compress(&samples, LEVEL)?.len() > samples.len() / 2)
+}
+
 /// The sizes of an object file, read without decoding it.
 pub(crate) struct Head {
     /// The declared size of the content.
     pub size: u64,
     /// The size of the file.
     pub stored: u64,
+    /// Whether the content is in the file as it is.
+    pub plain: bool,
 }
 
 /// Reads the declared size of an object file.
 pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head, StoreError> {
     let corrupt = |why: &str| Err(damaged(digest, path, why));
     let stored = file.metadata().at("look at", path)?.len();
+    if let Some(size) = chunks::size(file, digest).at("read", path)? {
+        return Ok(Head {
+            size,
+            stored,
+            plain: true,
+        });
+    }
     let mut start = Vec::with_capacity(18);
     file.rewind().at("read", path)?;
     file.take(18).read_to_end(&mut start).at("read", path)?;
@@ -92,7 +121,11 @@ pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head
         return corrupt("it does not begin with a zstd frame");
     }
     match zstd::zstd_safe::get_frame_content_size(&start) {
-        Ok(Some(size)) => Ok(Head { size, stored }),
+        Ok(Some(size)) => Ok(Head {
+            size,
+            stored,
+            plain: false,
+        }),
         _ => corrupt("it does not declare its size"),
     }
 }
@@ -108,6 +141,16 @@ pub(crate) fn decode(
 ) -> Result<u64, StoreError> {
     let corrupt = |why: &str| Err(damaged(digest, path, why));
     let head = head(file, digest, path)?;
+    if head.plain {
+        file.rewind().at("read", path)?;
+        let mut content = Tee::new(BufReader::with_capacity(1 << 16, file).take(head.size));
+        let read = io::copy(&mut content, sink).at("unpack", path)?;
+        return if read == head.size && content.digest() == *digest {
+            Ok(head.size)
+        } else {
+            corrupt("its content has another digest")
+        };
+    }
     let mut stored = Tee::new(
         BufReader::with_capacity(1 << 16, &mut *file).take(head.stored - CHECKSUM_SIZE as u64),
     );
@@ -202,7 +245,7 @@ pub(crate) fn row(
     })
 }
 
-fn damaged(digest: &Digest, path: &Path, why: &str) -> StoreError {
+pub(crate) fn damaged(digest: &Digest, path: &Path, why: &str) -> StoreError {
     StoreError::Corrupt {
         digest: *digest,
         path: path.to_owned(),

@@ -3,14 +3,14 @@
 use std::{
     fs::{self, File},
     io::{self, Read, Seek},
-    path::Path,
+    path::{Path, PathBuf},
     sync::Arc,
-    thread,
 };
 
 use super::{
     base::Base,
     checksum::created,
+    chunks,
     error::{At, StoreError},
     leases::Leases,
     lock::Mode,
@@ -61,28 +61,53 @@ impl Objects {
         self.put_hashed(&mut file, digest, size, path)
     }
 
-    /// Like [`Self::put_file`], and also unpacks the object for its next map.
-    pub fn put_file_unpacked(&self, path: &Path) -> Result<(Digest, u64), StoreError> {
-        let mut file = File::open(path).at("read", path)?;
-        let (digest, size) = Digest::of_reader(&mut file).at("read", path)?;
-        let (put, unpacked) = thread::scope(|scope| {
-            let unpacked = scope.spawn(|| self.ready.copy_of(&digest, path));
-            let put = self.put_hashed(&mut file, digest, size, path);
-            match unpacked.join() {
-                Ok(unpacked) => (put, unpacked),
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
-        });
-        let put = put?;
-        // An unpacked file without its object is a defect, also after a crash.
-        if let Some(unpacked) = unpacked? {
-            let path = self.base().layout.ready(&digest);
-            match self.ready.publish(unpacked, &digest, &path) {
-                Err(e) if !no_room(&e) => return Err(e),
-                _ => {}
-            }
+    /// Stores content that will be mapped, such as weights. `write` writes it to an empty file; `from` is its source, for
+    /// errors. Returns its digest and its size in bytes.
+    ///
+    /// Large content that does not compress is kept as it is. Otherwise it is compressed, and also unpacked for its next
+    /// map. A copy that the file system makes by reference, as btrfs and XFS do for `copy_file_range`, takes no space.
+    /// A hard link would not do: its owner could change the object through the other name.
+    pub fn put_unpacked(
+        &self,
+        from: &Path,
+        write: &mut dyn FnMut(&mut File) -> io::Result<()>,
+    ) -> Result<(Digest, u64), StoreError> {
+        let mut pending = self.leases().pending_file()?;
+        write(pending.file()).at("copy", from)?;
+        let size = pending.file().metadata().at("copy", from)?.len();
+        let plain = object::is_kept_plain(pending.file(), size).at("copy", from)?;
+        let (digest, size) = chunks::finish(pending.file()).at("copy", from)?;
+        let known = self.present(&digest)?;
+        if known && self.ready.is_plain(&digest) {
+            return Ok((digest, size));
         }
-        Ok(put)
+        if plain && !known {
+            let stored = pending.file().metadata().at("copy", from)?.len();
+            let _adding = self.leases().adding(&[digest])?;
+            let written = Written {
+                digest,
+                size,
+                stored,
+            };
+            self.publish_written(pending, &written)?;
+            return Ok((digest, size));
+        }
+        if !known {
+            pending.file().rewind().at("read", from)?;
+            let mut content = pending.file().try_clone().at("read", from)?.take(size);
+            self.publish_object(&mut content, size, from)?;
+        }
+        let path = self.base().layout.ready(&digest);
+        match self.ready.publish(pending, &digest, &path) {
+            Err(e) if !no_room(&e) => Err(e),
+            _ => Ok((digest, size)),
+        }
+    }
+
+    /// Returns the file that has an object's content as it is, followed by a footer; none before the object was mapped.
+    pub fn unpacked_file(&self, digest: &Digest) -> Option<PathBuf> {
+        let path = self.ready.place(digest);
+        path.is_file().then_some(path)
     }
 
     /// Stores the open file at `path`, whose digest and size were computed before.
@@ -311,7 +336,7 @@ impl Objects {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
+    use std::{os::unix::fs::MetadataExt, thread};
 
     use super::{super::testing, *};
 
@@ -365,41 +390,90 @@ mod tests {
         assert_eq!(fs::read_dir(tmp).unwrap().count(), 0);
     }
 
+    /// Puts bytes as weights.
+    fn put(store: &crate::Store, content: &[u8]) -> (Digest, u64) {
+        let write = &mut |file: &mut File| io::Write::write_all(file, content);
+        let put = store.objects().put_unpacked(Path::new("weights"), write);
+        put.unwrap()
+    }
+
     #[test]
-    fn a_file_is_put_and_unpacked_at_once() {
-        let (dir, store) = testing::store();
-        let source = dir.path().join("weights");
-        fs::write(&source, b"weights".repeat(1000)).unwrap();
-        let (digest, size) = store.objects().put_file_unpacked(&source).unwrap();
-        assert_eq!((digest, size), (Digest::of(&b"weights".repeat(1000)), 7000));
-        assert_eq!(
-            store.objects().read(&digest).unwrap(),
-            b"weights".repeat(1000)
-        );
+    fn small_content_is_put_and_unpacked_at_once() {
+        let (_dir, store) = testing::store();
+        let content = b"weights".repeat(1000);
+        let (digest, size) = put(&store, &content);
+        assert_eq!((digest, size), (Digest::of(&content), 7000));
+        assert_eq!(store.objects().read(&digest).unwrap(), content);
         let ready = store.layout().ready(&digest);
         let meta = fs::metadata(&ready).unwrap();
         assert_eq!((meta.mode() & 0o7777, meta.len()), (0o444, 7088));
-        assert_eq!(
-            &store.objects().map(&digest).unwrap()[..],
-            b"weights".repeat(1000)
-        );
+        assert_eq!(&store.objects().map(&digest).unwrap()[..], content);
         assert_eq!(fs::metadata(&ready).unwrap().ino(), meta.ino());
+        assert_eq!(store.objects().unpacked_file(&digest), Some(ready.clone()));
         // Again, without one of the two files.
         fs::remove_file(&ready).unwrap();
-        assert_eq!(
-            store.objects().put_file_unpacked(&source).unwrap(),
-            (digest, 7000)
-        );
+        assert_eq!(put(&store, &content), (digest, 7000));
         assert!(ready.exists());
-        // The unpacked file has the content that the digest names.
-        fs::remove_file(&ready).unwrap();
-        fs::write(&source, b"others").unwrap();
-        let result = store.objects().ready.copy_of(&digest, &source);
-        assert!(matches!(result, Err(StoreError::Changed { .. })));
-        assert!(!ready.exists());
         let tmp = store.layout().tmp();
         drop(store);
         assert_eq!(fs::read_dir(tmp).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn large_content_that_does_not_compress_lies_there_once() {
+        let (_dir, store) = testing::store();
+        let mut random = 1u64;
+        let mut next = || {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            random.to_be_bytes()
+        };
+        let content: Vec<u8> = (0..(33 << 17)).flat_map(|_| next()).collect();
+        let (digest, size) = put(&store, &content);
+        assert_eq!((digest, size), (Digest::of(&content), content.len() as u64));
+        let (object, ready) = (
+            store.layout().object(&digest),
+            store.layout().ready(&digest),
+        );
+        let stored = fs::metadata(&object).unwrap().len();
+        assert_eq!(stored, size + 88);
+        assert_eq!(
+            store.objects().row(&digest).unwrap().unwrap().stored,
+            stored
+        );
+        assert_eq!(put(&store, &content), (digest, size));
+        assert!(store.objects().map(&digest).unwrap()[..] == content);
+        assert!(store.objects().read(&digest).unwrap() == content);
+        let (map, checking) = store.objects().map_checking(&digest).unwrap();
+        assert!(checking.wait() && map[..] == content);
+        assert!(!ready.exists());
+        assert_eq!(store.objects().unpacked_file(&digest), Some(object.clone()));
+        assert_eq!(store.audit().verify().unwrap().defects, []);
+        store.audit().reindex().unwrap();
+        assert!(store.objects().has_sound(&digest).unwrap());
+        // Another store gets the same file.
+        let (_dir, other) = testing::store();
+        other.objects().copy(store.objects(), &digest).unwrap();
+        assert!(other.objects().map(&digest).unwrap()[..] == content);
+        // A changed byte, in the content or in the footer, is an error and no other content.
+        drop(map);
+        for at in [5, content.len() / 2, content.len() + 40] {
+            testing::damage(&object, |bytes| bytes[at] ^= 1);
+            let error = store.objects().map(&digest).unwrap_err();
+            assert!(matches!(error, StoreError::Corrupt { .. }), "{at}: {error}");
+            assert!(store.objects().read(&digest).is_err());
+            assert!(!store.audit().verify().unwrap().defects.is_empty(), "{at}");
+            testing::damage(&object, |bytes| bytes[at] ^= 1);
+        }
+        testing::damage(&object, |bytes| bytes.truncate(1 << 20));
+        assert!(store.objects().map(&digest).is_err());
+        // A new one takes the place of the damaged one.
+        assert_eq!(put(&store, &content), (digest, size));
+        assert!(store.objects().map(&digest).unwrap()[..] == content);
+        // Zeros are compressed, however many.
+        let (zeros, _) = put(&store, &vec![0; 33 << 20]);
+        assert!(fs::metadata(store.layout().object(&zeros)).unwrap().len() < 1 << 20);
     }
 
     #[test]

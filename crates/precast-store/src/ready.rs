@@ -11,12 +11,12 @@
 //! A core checks 91 MB of the page cache in 17 ms, 5.5 GB/s, and most of that is the copy out of the page cache
 //! ([`chunks`] has the figures of hashes). `make bench-store` measures a map in each mode.
 //!
-//! The first map unpacks. On a device the file is hashed while it is uploaded.
+//! The first map unpacks. An object that is kept as it is ([`object`]) is mapped itself. On a device the file is hashed while it is uploaded.
 
 use std::{
     fs::File,
     io,
-    path::Path,
+    path::{Path, PathBuf},
     thread::{self, JoinHandle},
 };
 
@@ -28,7 +28,7 @@ use super::{
     error::{At, StoreError},
     leases::Leases,
     mapped::seal,
-    object::{self, Tee},
+    object,
     permissions::Unpacked,
     publish::PendingFile,
 };
@@ -60,9 +60,25 @@ impl Ready {
         &self.leases.base
     }
 
+    /// Returns whether an object is kept as it is, so that it needs no unpacked file.
+    pub fn is_plain(&self, digest: &Digest) -> bool {
+        let object = self.base().layout.open(&self.base().layout.object(digest));
+        object.is_ok_and(|file| matches!(chunks::size(&file, digest), Ok(Some(_))))
+    }
+
+    /// Returns the path of the file to map: an object that is kept as it is, or the unpacked file.
+    pub fn place(&self, digest: &Digest) -> PathBuf {
+        let layout = &self.base().layout;
+        if self.is_plain(digest) {
+            layout.object(digest)
+        } else {
+            layout.ready(digest)
+        }
+    }
+
     /// Like [`Objects::map`](super::Objects::map).
     pub fn map(&self, digest: &Digest) -> Result<Mapped, StoreError> {
-        let path = self.base().layout.ready(digest);
+        let path = self.place(digest);
         if self.base().options.unpacked == Unpacked::Copy {
             return self.copied(digest, &path);
         }
@@ -81,7 +97,7 @@ impl Ready {
 
     /// Like [`Objects::map_checking`](super::Objects::map_checking).
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
-        let path = self.base().layout.ready(digest);
+        let path = self.place(digest);
         let there = match self.base().options.unpacked {
             Unpacked::Check => self.open(&path)?,
             _ => None,
@@ -127,7 +143,7 @@ impl Ready {
                 seal(&copy).at("seal the memory of", path)?;
                 return Mapped::new(&copy, size).at("map", path);
             }
-            self.set_aside(path)?;
+            self.set_aside(digest, path)?;
         }
         self.in_memory(digest, path)
     }
@@ -161,42 +177,21 @@ impl Ready {
             _ => chunks::check(&file, digest, None).at("read", path)?,
         };
         if size.is_none() {
-            self.set_aside(path)?;
+            self.set_aside(digest, path)?;
         }
         Ok(size.map(|size| (file, size)))
     }
 
-    fn set_aside(&self, path: &Path) -> Result<(), StoreError> {
+    /// Sets a damaged unpacked file aside. A damaged object is an error: nothing can replace it here.
+    fn set_aside(&self, digest: &Digest, path: &Path) -> Result<(), StoreError> {
+        if path == self.base().layout.object(digest) {
+            let why = "its checksum does not match its content";
+            return Err(object::damaged(digest, path, why));
+        }
         if self.base().is_read_only() {
             return Ok(());
         }
         self.base().set_aside(path)
-    }
-
-    /// Copies `from`, the source of an object, to a pending unpacked file of that object. Returns none if a sound one
-    /// exists, or without room for it.
-    pub fn copy_of(&self, digest: &Digest, from: &Path) -> Result<Option<PendingFile>, StoreError> {
-        let path = self.base().layout.ready(digest);
-        if self.checked(digest, &path)?.is_some() {
-            return Ok(None);
-        }
-        let copy = || {
-            let mut pending = self.leases.pending_file()?;
-            let mut source = Tee::new(File::open(from).at("read", from)?);
-            let mut to = Summing::new(pending.file());
-            io::copy(&mut source, &mut to).at("unpack", &path)?;
-            if source.digest() != *digest {
-                return Err(StoreError::Changed {
-                    path: from.to_owned(),
-                });
-            }
-            to.finish(digest).at("unpack", &path)?;
-            Ok(Some(pending))
-        };
-        match copy() {
-            Err(e) if no_room(&e) => Ok(None),
-            copied => copied,
-        }
     }
 
     /// Unpacks an object to `path`.

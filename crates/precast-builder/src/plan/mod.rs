@@ -39,7 +39,7 @@ pub use self::{
     history::{History, Place, names},
     key::{Common, HeldKey, RequestKey},
     reason::{Reason, reasons},
-    sources::{StatCache, bystanders, changed_source, file_digest, known, refresh},
+    sources::{StatCache, bystanders, changed_source, digest_of, file_digest, known, refresh},
 };
 pub(crate) use self::{
     form::left_to_eager,

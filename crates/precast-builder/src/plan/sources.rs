@@ -53,6 +53,34 @@ struct Stamp {
     digest: Digest,
 }
 
+impl Stamp {
+    /// Returns the status of a file, without a digest.
+    fn of(path: &Path, hashed: i128) -> io::Result<Self> {
+        let meta = fs::metadata(path)?;
+        Ok(Self {
+            size: meta.size(),
+            mtime: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
+            ctime: i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()),
+            inode: meta.ino(),
+            device: meta.dev(),
+            hashed,
+            digest: Digest::of(b""),
+        })
+    }
+
+    /// Adds the status of a further file: a change of any file gives it the latest `ctime`, and a file in the place of
+    /// another has another inode.
+    fn add(&mut self, other: &Self) {
+        /// Distinguishes the order of inodes.
+        const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.size = self.size.wrapping_add(other.size);
+        self.mtime = self.mtime.max(other.mtime);
+        self.ctime = self.ctime.max(other.ctime);
+        self.inode = self.inode.wrapping_mul(FACTOR).wrapping_add(other.inode);
+        self.device = self.device.wrapping_mul(FACTOR).wrapping_add(other.device);
+    }
+}
+
 impl StatCache {
     /// Reads the cache at `file`; without a readable one it is empty.
     #[cfg(test)]
@@ -84,28 +112,35 @@ impl StatCache {
 
     /// Returns the digest of the file at `path`, reading it only when it may have changed.
     pub fn digest(&mut self, path: &Path) -> io::Result<Digest> {
+        self.digest_of(path, &[], || Ok(Digest::of_file(path)?.0))
+    }
+
+    /// Returns a digest that depends on the file at `path` and on `more` files. It is computed only when one of them
+    /// may have changed.
+    pub fn digest_of(
+        &mut self,
+        path: &Path,
+        more: &[PathBuf],
+        compute: impl FnOnce() -> io::Result<Digest>,
+    ) -> io::Result<Digest> {
         let hashed = nanoseconds(SystemTime::now());
-        let meta = fs::metadata(path)?;
-        let now = |digest| Stamp {
-            size: meta.size(),
-            mtime: i128::from(meta.mtime()) * 1_000_000_000 + i128::from(meta.mtime_nsec()),
-            ctime: i128::from(meta.ctime()) * 1_000_000_000 + i128::from(meta.ctime_nsec()),
-            inode: meta.ino(),
-            device: meta.dev(),
-            hashed,
-            digest,
-        };
+        let mut now = Stamp::of(path, hashed)?;
+        for path in more {
+            now.add(&Stamp::of(path, hashed)?);
+        }
         if let Some(stamp) = self.stamps.get(path) {
             let same = Stamp {
                 hashed: stamp.hashed,
-                ..now(stamp.digest)
+                digest: stamp.digest,
+                ..now.clone()
             };
             if same == *stamp && stamp.mtime.max(stamp.ctime) + SETTLED < stamp.hashed {
                 return Ok(stamp.digest);
             }
         }
-        let (digest, _) = Digest::of_file(path)?;
-        self.stamps.insert(path.to_owned(), now(digest));
+        now.digest = compute()?;
+        let digest = now.digest;
+        self.stamps.insert(path.to_owned(), now);
         self.changed = true;
         Ok(digest)
     }
@@ -184,8 +219,20 @@ fn cache(store: &Store) -> StatCache {
 
 /// Returns the digest of a file, which is read only when it may have changed.
 pub fn file_digest(path: &Path, store: &Store) -> Result<Digest, PlanError> {
+    digest_of(path, &[], store, || Ok(Digest::of_file(path)?.0))
+}
+
+/// Returns a digest that depends on the file at `path` and on `more` files. It is computed only when one of them may
+/// have changed.
+pub fn digest_of(
+    path: &Path,
+    more: &[PathBuf],
+    store: &Store,
+    compute: impl FnOnce() -> io::Result<Digest>,
+) -> Result<Digest, PlanError> {
     let mut cache = cache(store);
-    let digest = cache.digest(path).map_err(|source| PlanError::Source {
+    let digest = cache.digest_of(path, more, compute);
+    let digest = digest.map_err(|source| PlanError::Source {
         path: path.to_owned(),
         source,
     })?;

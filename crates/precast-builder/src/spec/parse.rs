@@ -173,35 +173,43 @@ fn weights<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Op
     if text == "auto" {
         return Some(WeightsFrom::Auto);
     }
-    if let Some(message) = part_of_checkpoint(text) {
-        let help = "several files are loaded by the entry, as `from_pretrained` does, with `weights = \"auto\"`; or make one \
-                    file of them: `safetensors.torch.save_model(model, \"model.safetensors\")`";
+    if is_one_of_several(text) {
+        let message = format!("`{text}` is one file of a checkpoint in several");
+        let help = "name the folder, or the index: `model.safetensors.index.json`";
         reader.wrong_help(&field.place, message, help);
         return None;
     }
-    if !text.ends_with(".safetensors") || text.contains('\0') {
+    if OTHER_FORMATS.iter().any(|suffix| text.ends_with(suffix)) || text.contains('\0') {
         let message = format!("`{text}` is not a weight set");
-        reader.wrong_help(
-            &field.place,
-            message,
-            "write `auto` or the path of a `.safetensors` file",
-        );
+        let help = "write `auto`, or the path of a `.safetensors` file, of a `.safetensors.index.json`, or of their folder";
+        reader.wrong_help(&field.place, message, help);
         return None;
     }
     Some(WeightsFrom::File(root.join(text)))
 }
 
-/// Reports that the name of a file is a part, or the index, of a checkpoint in several files.
-fn part_of_checkpoint(text: &str) -> Option<String> {
-    if text.ends_with(".index.json") {
-        return Some(format!(
-            "`{text}` is the index of a checkpoint in several files"
-        ));
-    }
-    let (before, count) = text.strip_suffix(".safetensors")?.rsplit_once("-of-")?;
-    let number = before.rsplit('-').next()?;
-    let whole = number.parse::<u32>().ok()? == 1 && count.parse::<u32>().ok()? == 1;
-    (!whole).then(|| format!("`{text}` is one file of a checkpoint in several"))
+/// Suffixes of weights that are no safetensors.
+const OTHER_FORMATS: [&str; 9] = [
+    ".bin",
+    ".bin.index.json",
+    ".ckpt",
+    ".gguf",
+    ".h5",
+    ".npz",
+    ".onnx",
+    ".pt",
+    ".pth",
+];
+
+/// Returns whether a path names one file of a checkpoint in several.
+fn is_one_of_several(text: &str) -> bool {
+    let number = |text: &str| text.parse::<u32>().ok();
+    let parts = text.strip_suffix(".safetensors");
+    let parts = parts.and_then(|text| text.rsplit_once("-of-"));
+    parts.is_some_and(|(before, count)| {
+        let first = before.rsplit('-').next().and_then(number);
+        (first.zip(number(count))).is_some_and(|numbers| numbers != (1, 1))
+    })
 }
 
 fn target<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<TargetSpec> {

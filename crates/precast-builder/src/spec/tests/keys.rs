@@ -73,7 +73,7 @@ fn names_entries_and_paths() {
     insta::assert_snapshot!(brief("\"model:load\"", "\"src/model.py:load\""), @"5:9+19 `entry` in [model] must be `module:callable`, not `src/model.py:load` = write `src.model:load`");
     insta::assert_snapshot!(brief("\"model:load\"", "\"model.load\"\nweights = \"w.bin\"\nsamples = \"a:b:c\""), @"
     5:9+12 `entry` in [model] must be `module:callable`, not `model.load` = write `model:load` for the function `load` in `model.py`
-    6:11+7 `w.bin` is not a weight set = write `auto` or the path of a `.safetensors` file
+    6:11+7 `w.bin` is not a weight set = write `auto`, or the path of a `.safetensors` file, of a `.safetensors.index.json`, or of their folder
     7:11+7 `samples` in [model] must be `module:callable`, not `a:b:c` = write `model:load` for the function `load` in `model.py`
     ");
     insta::assert_snapshot!(brief("\"encode\"", "\"en code\"\npath = \"a..b\"\nmethod = \"f()\""), @"
@@ -86,7 +86,6 @@ fn names_entries_and_paths() {
 #[test]
 fn checkpoints_in_several_files() {
     let weights = |name: &str| format!("\"model:load\"\nweights = \"{name}\"");
-    insta::assert_snapshot!(brief("\"model:load\"", &weights("big/model.safetensors.index.json")), @r#"6:11+34 `big/model.safetensors.index.json` is the index of a checkpoint in several files = several files are loaded by the entry, as `from_pretrained` does, with `weights = "auto"`; or make one file of them: `safetensors.torch.save_model(model, "model.safetensors")`"#);
     let one = weights("model-00002-of-00003.safetensors");
     let one = brief("\"model:load\"", &one);
     assert!(
@@ -96,6 +95,9 @@ fn checkpoints_in_several_files() {
     for whole in [
         "model-00001-of-00001.safetensors",
         "one-of-many.safetensors",
+        "big/model.safetensors.index.json",
+        "llama-3.1",
+        "..",
     ] {
         parse(&GOOD.replacen("\"model:load\"", &weights(whole), 1)).unwrap();
     }
