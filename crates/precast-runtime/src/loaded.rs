@@ -144,6 +144,7 @@ impl Loaded {
             steps,
             aliases: with.aliases,
             extras: with.extras,
+            host: with.host,
         };
         Self {
             watch: Watch::new(&plan.program, &plan.module, plan.device, false),

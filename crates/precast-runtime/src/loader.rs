@@ -36,7 +36,7 @@ impl Held {
     /// existing order.
     pub fn on(
         &self,
-        source: &dyn Source,
+        source: &Arc<dyn Source>,
         digest: Option<Digest>,
         device: Device,
         limit: Option<u64>,
@@ -65,7 +65,7 @@ impl Held {
             Device::Cpu => Concatenated::default(),
             Device::Cuda(_) => {
                 let _span = tracing::info_span!("records").entered();
-                Concatenated::of(source, programs)
+                Concatenated::of(&**source, programs)
             }
         };
         let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &concatenated);
@@ -76,7 +76,7 @@ impl Held {
             drop(weights);
             weights = new(&bytes);
         }
-        let weights = Arc::new(weights?);
+        let weights = Arc::new(weights?.kept_in(source, digest));
         if device != Device::Cpu {
             unmap(bytes);
         }
@@ -260,7 +260,7 @@ impl Loader {
         let record = identity::artifact(&*self.source, key, (self.device, &*self.host))?;
         let object = Some(record.object);
         self.held
-            .on(&*self.source, object, self.device, self.limit, &[])
+            .on(&self.source, object, self.device, self.limit, &[])
     }
 
     /// Loads the exported graph of a program, if it has one. For a compiled program eager must be allowed.

@@ -49,6 +49,8 @@ pub(super) struct Plan {
     pub aliases: Arc<BTreeMap<String, String>>,
     /// Tensors that the program's code creates: bindings may name them, like those of the weight set.
     pub extras: Option<Arc<Weights>>,
+    /// The machine, which decides the form of prepacked constants.
+    pub host: Arc<Target>,
 }
 
 /// One step with its artifact loaded.
@@ -171,6 +173,7 @@ impl Plan {
             aliases: &self.aliases,
             artifact,
             binding: &step.binding,
+            host: &self.host,
         };
         let find = |constant: &super::ffi::Constant| {
             let layout = bound.layout(&constant.fqn)?;

@@ -11,17 +11,23 @@
 //!
 //! A recipe calls only operators of torch itself that write nothing: weights are mapped read-only.
 //!
-//! The original weights are kept. On the CPU that is the mapped object, whose pages are no longer read, so that the
-//! system may reclaim them. On a device, concatenated matrices are views ([`super::packing`]), and filters take their
+//! On the CPU, results of [`KEPT`] bytes and more are kept in the store ([`precast_store::Prepacked`]), for this kind of
+//! machine, and mapped: later processes compute nothing, and share the pages. Where the store can't be written each process
+//! has its own. The original weights are the mapped object; the pages that a recipe read are given back, since nothing
+//! reads them again. On a device, concatenated matrices are views ([`super::packing`]), and filters take their
 //! memory twice.
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use precast_store::record::{Artifact, Layout, Operand, Prepared, Recipe};
+use precast_store::{
+    Digest, Target, canon,
+    record::{Artifact, Layout, Operand, Prepared, Recipe},
+};
+use serde_json::json;
 
 use super::{
     TorchError,
-    ffi::{Call, Handle, Meta, OperatorArgument, Operators, Weight},
+    ffi::{Call, Handle, Meta, OperatorArgument, Operators, Weight, threads},
     layout::{bytes_of, same_strides},
     packing,
     weights::Weights,
@@ -29,6 +35,9 @@ use super::{
 
 /// The operators that a recipe may call: libtorch registers them itself.
 const NAMESPACES: [&str; 3] = ["aten", "mkldnn", "onednn"];
+
+/// Bytes from which a result is kept in a file.
+const KEPT: usize = 1 << 20;
 
 /// The constants of one step.
 pub(super) struct Bound<'a> {
@@ -38,6 +47,7 @@ pub(super) struct Bound<'a> {
     pub aliases: &'a BTreeMap<String, String>,
     pub artifact: &'a Artifact,
     pub binding: &'a BTreeMap<String, String>,
+    pub host: &'a Target,
 }
 
 impl Bound<'_> {
@@ -61,21 +71,29 @@ impl Bound<'_> {
         let mut call = wanted.call.clone();
         self.rename(&mut call)?;
         let key = serde_json::to_string(&call).map_err(|error| error.to_string())?;
+        let bytes = bytes_of(&wanted.shape, wanted.dtype);
+        let kept = (bytes >= KEPT).then(|| kept_key(&call, self.host));
         let result = self.weights.get_or_compute(key, || {
+            if let Some(weight) = (kept.as_ref()).and_then(|key| self.weights.kept(key, wanted)) {
+                return Ok((weight, bytes));
+            }
             let mut of = Vec::new();
             let handle = self.make(&wanted.call, &mut of)?;
+            let read = of.clone();
             // Most results are copies; a view needs the viewed tensors.
             let viewed = |weight: &Arc<Weight>| {
                 let (result, of) = (handle.meta(), weight.handle().meta());
                 result.dense() && result.storage() == of.storage()
             };
             of.retain(viewed);
-            let own = if of.is_empty() {
-                bytes_of(&wanted.shape, wanted.dtype)
-            } else {
-                0
-            };
-            Ok((Weight::derived(handle, of), own))
+            if !of.is_empty() {
+                return Ok((Weight::derived(handle, of), 0));
+            }
+            let file = kept.and_then(|key| self.weights.keep(&key, wanted, &handle));
+            if file.is_some() {
+                read.iter().for_each(|weight| weight.release());
+            }
+            Ok((file.unwrap_or_else(|| Weight::owned(handle)), bytes))
         })?;
         check(&result.handle().meta(), wanted)?;
         Ok(result)
@@ -187,6 +205,17 @@ impl Bound<'_> {
             other => Err(format!("{other:?} is no tensor").into()),
         }
     }
+}
+
+/// Returns the key of a file for the result of a recipe. oneDNN chooses an order by the instructions of the machine and by
+/// the number of threads, and torch's version is that of oneDNN.
+fn kept_key(call: &Recipe, host: &Target) -> Digest {
+    canon::digest(&json!({
+        "kind": "prepacked",
+        "call": call,
+        "host": canon::target(host),
+        "threads": threads(),
+    }))
 }
 
 /// Returns an error if a result does not have the form that the artifact was compiled for.

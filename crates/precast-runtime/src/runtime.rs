@@ -479,6 +479,6 @@ impl Runtime {
         programs: &[Arc<record::Program>],
     ) -> Result<Arc<Weights>, RuntimeError> {
         self.held
-            .on(&*self.source, digest, device, self.limit, programs)
+            .on(&self.source, digest, device, self.limit, programs)
     }
 }

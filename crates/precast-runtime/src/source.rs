@@ -80,6 +80,17 @@ pub trait Source: Send + Sync {
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
         Ok((self.map(object)?, Checking::done()))
     }
+
+    /// Returns prepacked weights that an earlier process kept under a key; none without them.
+    fn prepacked(&self, _weights: &Digest, _key: &Digest) -> Option<Mapped> {
+        None
+    }
+
+    /// Keeps prepacked weights for later processes, the parts one after the other, and returns them mapped; none if they
+    /// are not kept.
+    fn keep_prepacked(&self, _weights: &Digest, _key: &Digest, _parts: &[&[u8]]) -> Option<Mapped> {
+        None
+    }
 }
 
 impl Source for Store {
@@ -135,6 +146,23 @@ impl Source for Store {
 
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
         Ok(self.objects().map_checking(object)?)
+    }
+
+    fn prepacked(&self, weights: &Digest, key: &Digest) -> Option<Mapped> {
+        // Without a file they are computed.
+        let found = Store::prepacked(self).get(weights, key);
+        found.unwrap_or_else(|error| {
+            tracing::warn!(%error, "prepacked weights can't be read");
+            None
+        })
+    }
+
+    fn keep_prepacked(&self, weights: &Digest, key: &Digest, parts: &[&[u8]]) -> Option<Mapped> {
+        let kept = Store::prepacked(self).put(weights, key, parts);
+        kept.unwrap_or_else(|error| {
+            tracing::warn!(%error, "prepacked weights can't be kept");
+            None
+        })
     }
 }
 

@@ -1,7 +1,7 @@
 //! A weight set on one device: mapped or uploaded once, bound everywhere by pointer.
 //!
-//! On the CPU every tensor is a view of the mapped safetensors object. Only prepacked constants are copies
-//! ([`super::prepacked`]), and processes that map one object share its pages. On CUDA all tensors are views of one
+//! On the CPU every tensor is a view of the mapped safetensors object, and processes share its pages. Prepacked constants
+//! are copies ([`super::prepacked`]), in files that processes share too. On CUDA all tensors are views of one
 //! allocation. A program holds an `Arc` of each bound weight, so weights live as long as a call may read them.
 //!
 //! A set of the caller's own tensors ([`WeightSet::of`]) is bound where it is. The caller changes its values between
@@ -19,16 +19,17 @@ use std::{
 
 use precast_store::{
     Device, Digest, Mapped,
-    record::{Dtype, Layout},
+    record::{Dtype, Layout, Prepared},
 };
 use safetensors::SafeTensors;
 
 use super::{
     RuntimeError, Tensor, TorchError,
     error::in_store,
-    ffi::{self, Handle, UploadError, Weight, can_upload, contiguous, cuda},
+    ffi::{self, Handle, Parts, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
     packing::Concatenated,
+    source::Source,
     tensors::dtype_of,
     validate::aligned,
 };
@@ -145,6 +146,8 @@ pub struct Weights {
     live: bool,
     /// Duration of the upload.
     took: Option<Duration>,
+    /// The source that keeps prepacked constants, and the digest of the weights; none where they are not kept.
+    keeper: Option<(Arc<dyn Source>, Digest)>,
 }
 
 struct Entry {
@@ -257,7 +260,36 @@ impl Weights {
             memory: vec![memory],
             live: false,
             took,
+            keeper: None,
         })
+    }
+
+    /// Keeps prepacked constants of the weights with this digest in a source, for later processes. On the CPU only: a
+    /// device has no use for a file.
+    pub fn kept_in(mut self, source: &Arc<dyn Source>, digest: Digest) -> Self {
+        if self.device == Device::Cpu {
+            self.keeper = Some((source.clone(), digest));
+        }
+        self
+    }
+
+    /// Returns a prepacked constant that an earlier process kept; none without it.
+    pub fn kept(&self, key: &Digest, wanted: &Prepared) -> Option<Weight> {
+        let (source, digest) = self.keeper.as_ref()?;
+        self.restored(&source.prepacked(digest, key)?, wanted)
+    }
+
+    /// Keeps a prepacked constant for later processes. Returns it over the mapped file; none if it is not kept.
+    pub fn keep(&self, key: &Digest, wanted: &Prepared, computed: &Handle) -> Option<Weight> {
+        let (source, digest) = self.keeper.as_ref()?;
+        let parts = Parts::of(computed).map_err(|error| not_kept(wanted, &error));
+        let file = source.keep_prepacked(digest, key, &parts.ok()?.in_order())?;
+        self.restored(&file, wanted)
+    }
+
+    fn restored(&self, file: &Mapped, wanted: &Prepared) -> Option<Weight> {
+        let restored = ffi::restored(file, wanted.dtype, &wanted.shape, wanted.stride.as_deref());
+        restored.map_err(|error| not_kept(wanted, &error)).ok()
     }
 
     /// Makes a set of the caller's tensors, each another handle of the same storage.
@@ -294,6 +326,7 @@ impl Weights {
             memory: Vec::new(),
             live: false,
             took: None,
+            keeper: None,
         }
     }
 
@@ -427,6 +460,10 @@ impl Drop for Weights {
             let _ = cuda().and_then(|cuda| cuda.synchronize(ordinal));
         }
     }
+}
+
+fn not_kept(wanted: &Prepared, error: &TorchError) {
+    tracing::debug!(constant = wanted.name, %error, "a prepacked constant is not kept");
 }
 
 /// Name, dtype, shape, and range of the map.

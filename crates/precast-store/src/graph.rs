@@ -14,6 +14,7 @@ use super::{
     error::StoreError,
     layout::Kind,
     manifest::{Links, Source},
+    prepacked,
     rows::{self, ObjectRow, bad_sum},
 };
 use crate::Digest;
@@ -66,7 +67,7 @@ impl Graph {
         })?;
         for (id, bytes) in &mut graph.objects {
             let unpacked = fs::symlink_metadata(base.layout.ready(id));
-            *bytes += unpacked.map_or(0, |meta| meta.len());
+            *bytes += unpacked.map_or(0, |meta| meta.len()) + prepacked::bytes_of(base, id);
         }
         Ok(graph)
     }

@@ -14,7 +14,7 @@
 //! ├── releases/NAME/00000007.json  a complete set of programs with one weight set       ┘ writing again
 //! ├── failures/5c/5c01….json    the error of the last attempt; removed after the next success
 //! ├── ready/3f/3f9c…            unpacked objects, which can be mapped; a cache of `objects/`
-//! ├── cache/                    a cache of the plan: digests of sources by their file status
+//! ├── cache/                    digests of sources by their file status, for the plan; prepacked weights
 //! ├── tmp/                      files that are being written
 //! ├── locks/  leases/           locks and holds of live processes
 //! └── quarantine/               damaged files, which are never used; gc removes the old ones
@@ -29,6 +29,7 @@
 //! |---|---|---|
 //! | [`Leases`] | the IDs that live processes hold; one compile per key | `leases`, `claim`; locks: `lock` |
 //! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
+//! | [`Prepacked`] | what runtimes computed from weights | `prepacked` |
 //! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
 //! | [`Releases`] | releases by number, and their copies | `releases`, `manifest` |
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
@@ -75,8 +76,9 @@
 //! index
 //! base
 //! leases, uses
-//! claim, graph, ready
-//! objects
+//! claim, ready
+//! objects, prepacked
+//! graph
 //! records
 //! find
 //! releases
@@ -114,6 +116,7 @@ mod object;
 mod objects;
 mod pages;
 mod permissions;
+mod prepacked;
 mod publish;
 mod quarantine;
 mod ready;
@@ -148,6 +151,7 @@ pub use manifest::{Manifest, Part};
 pub use mapped::{Mapped, seal};
 pub use objects::Objects;
 pub use permissions::{Options, Unpacked, check_path};
+pub use prepacked::Prepacked;
 pub use quarantine::Damaged;
 pub use ready::Checking;
 pub use reason::Reason;
@@ -290,6 +294,12 @@ impl Store {
     /// Returns the objects: bytes by their digest.
     pub fn objects(&self) -> &Objects {
         &self.records().objects
+    }
+
+    /// Returns the prepacked weights: what runtimes computed from weight sets.
+    pub fn prepacked(&self) -> Prepacked<'_> {
+        let leases = self.leases();
+        Prepacked { leases }
     }
 
     /// Returns the leases, which protect things from gc, and the claims on keys.

@@ -4,13 +4,21 @@
 //! stay the same.
 #![allow(unsafe_code)]
 
-use std::{fs::File, io, ops::Deref, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    ops::{Deref, Range},
+    sync::Arc,
+};
 
-use memmap2::{Mmap, MmapOptions};
+use memmap2::{Mmap, MmapOptions, UncheckedAdvice};
 use rustix::{
     fs::{SealFlags, fcntl_add_seals, fcntl_get_seals},
     io::Errno,
 };
+
+/// A multiple of every page size of Linux.
+const PAGE: usize = 64 << 10;
 
 /// Maximum attempts to seal a file in memory while the kernel uses its pages.
 const ATTEMPTS: usize = 20;
@@ -84,6 +92,21 @@ impl Mapped {
         &self.0.file
     }
 
+    /// Gives back the memory of the whole pages in a range. A later access reads them again.
+    pub fn release(&self, range: Range<usize>) {
+        let start = range.start.next_multiple_of(PAGE);
+        let end = range.end.min(self.len()) / PAGE * PAGE;
+        if start < end {
+            // SAFETY: the map is shared and read-only, and its file does not change: a page that is read again has the
+            // same bytes.
+            let released = unsafe {
+                (self.0.map).unchecked_advise_range(UncheckedAdvice::DontNeed, start, end - start)
+            };
+            // Only a hint: without it, the pages stay.
+            let _ = released;
+        }
+    }
+
     /// Asks the system to read pages that are not in memory yet, in large pieces. Returns before they are read.
     pub fn read_ahead(&self) {
         // Only a hint: without it, each first access to a page reads a small piece.
@@ -114,6 +137,22 @@ impl std::fmt::Debug for Mapped {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn released_pages_have_the_same_bytes() {
+        let file = File::from(
+            rustix::fs::memfd_create("pages", rustix::fs::MemfdFlags::ALLOW_SEALING).unwrap(),
+        );
+        let bytes: Vec<u8> = (0..5 * PAGE + 7).map(|i| (i / 3) as u8).collect();
+        io::Write::write_all(&mut &file, &bytes).unwrap();
+        seal(&file).unwrap();
+        let map = Mapped::sealed(&file).unwrap();
+        for range in [0..bytes.len(), 5..7, 1..PAGE * 3, PAGE * 5..PAGE * 99] {
+            assert!(map[..] == bytes);
+            map.release(range);
+        }
+        assert!(map[..] == bytes);
+    }
 
     #[test]
     fn a_busy_page_is_waited_for_and_no_other_error_is() {

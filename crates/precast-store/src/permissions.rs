@@ -61,6 +61,8 @@ pub struct Options {
     pub trusted: bool,
     /// The check of unpacked files before they are used.
     pub unpacked: Unpacked,
+    /// Maximum bytes of prepacked weights that are kept. The default is 64 GiB; 0 keeps none.
+    pub prepacked: Option<u64>,
     /// Maximum wait for a lock of another process. The default is a minute for short operations, such as taking a lease
     /// and writing the index, and ten minutes for long ones.
     pub patience: Option<Duration>,

@@ -63,6 +63,22 @@ impl PendingFile {
         Ok(true)
     }
 
+    /// Makes a file of a cache visible at `path`, unless that exists. After a crash it may have any content.
+    pub fn publish_unsynced(self, path: &Path) -> Result<(), StoreError> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::create_dir_all(folder).at("make the folder", folder)?;
+        let mode = Permissions::from_mode(0o444);
+        (self.file.set_permissions(mode)).at("set the mode of", &self.path)?;
+        match rename_new(&self.path, path) {
+            Ok(()) => {
+                let _ = self.path.keep();
+                Ok(())
+            }
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(e) => Err(e).at("publish", path),
+        }
+    }
+
     /// Makes the bytes durable, then visible at `path`, and replaces an existing file. For mutable records only.
     pub fn replace(self, path: &Path) -> Result<(), StoreError> {
         self.settle()?;

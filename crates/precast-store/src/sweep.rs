@@ -19,6 +19,7 @@ use super::{
     gc::{Collector, GcPlan, Policy, Victim},
     layout::Kind,
     lock::Mode,
+    prepacked,
     publish::{plain_folder, remove_all, sync_folder},
     quarantine,
     reason::Reason,
@@ -112,6 +113,8 @@ impl Collector {
         done.objects = self.batches(&OBJECTS, &plan.objects, &mut done)?;
         (done.damaged, done.damaged_bytes) =
             quarantine::remove(self.base().path(), &plan.quarantine)?;
+        // The plan has counted these bytes with the weights.
+        prepacked::sweep(self.base());
         self.forget_uses()?;
         Ok(done)
     }
@@ -126,6 +129,7 @@ impl Collector {
             reason: Reason::Unreferenced,
         };
         self.batches(&OBJECTS, &[victim], &mut Collected::default())?;
+        prepacked::sweep(self.base());
         Ok(())
     }
 

@@ -9,6 +9,9 @@ use smallvec::SmallVec;
 use super::{Handle, abi::RawTensor, libtorch, tensor::number_of, torch::call};
 use crate::TorchError;
 
+/// Torch's number of the layout of oneDNN's tensors.
+const MKLDNN: i32 = 3;
+
 /// A type of which every pattern of bits is a value.
 ///
 /// # Safety
@@ -128,6 +131,56 @@ impl Handle {
                 )
             })
         }
+    }
+
+    /// Creates a tensor in an order that only oneDNN knows, over memory that it does not own. `description` is
+    /// oneDNN's.
+    ///
+    /// # Safety
+    /// `data` points to the bytes of a tensor of this shape, dtype and description. It outlives every handle of the
+    /// tensor, and no code writes to it.
+    pub(super) unsafe fn over_opaque(
+        data: *const u8,
+        shape: &[i64],
+        dtype: Dtype,
+        description: &[u8],
+    ) -> Result<Self, TorchError> {
+        let stride = contiguous(shape);
+        // SAFETY: both arrays have `rank` numbers; the description has its length; it writes a new tensor; the caller
+        // vouches for the memory.
+        unsafe {
+            Self::made(|out| {
+                libtorch::aoti_torch_create_tensor_from_blob_v2(
+                    data.cast_mut().cast::<c_void>(),
+                    shape.len() as i64,
+                    shape.as_ptr(),
+                    stride.as_ptr(),
+                    0,
+                    number_of(dtype),
+                    0,
+                    0,
+                    out,
+                    MKLDNN,
+                    description.as_ptr(),
+                    description.len() as i64,
+                )
+            })
+        }
+    }
+
+    /// Returns the memory of a tensor on the CPU, from its first element on.
+    ///
+    /// # Safety
+    /// The memory has so many bytes.
+    pub(super) unsafe fn memory(&self, bytes: usize) -> Result<&[u8], TorchError> {
+        let mut data = ptr::null_mut();
+        // SAFETY: a live tensor, and a valid out pointer.
+        call(|| unsafe { libtorch::aoti_torch_get_data_ptr(self.raw(), &mut data) })?;
+        if data.is_null() {
+            return Err("it has no memory".into());
+        }
+        // SAFETY: the tensor lives as long as the slice, and has so many bytes (the caller guarantees it).
+        Ok(unsafe { std::slice::from_raw_parts(data, bytes) })
     }
 
     /// Copies elements into a new tensor on the CPU; the last axis moves fastest.

@@ -32,6 +32,7 @@ mod context;
 mod cuda;
 mod dlpack;
 mod graph;
+mod kept;
 mod library;
 mod libtorch;
 mod memory;
@@ -59,6 +60,7 @@ pub use dlpack::{
     DLTensor, Managed, stream_number,
 };
 pub use graph::{Graph, GraphPool};
+pub use kept::{Parts, restored};
 pub use library::Library;
 pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;

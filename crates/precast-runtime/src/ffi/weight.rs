@@ -10,7 +10,7 @@ use crate::TorchError;
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {
     handle: Handle,
-    _memory: Option<Mapped>,
+    memory: Option<Mapped>,
     /// Tensors whose memory it may view.
     _viewed: Vec<Arc<Weight>>,
 }
@@ -47,9 +47,41 @@ impl Weight {
         let handle = unsafe { Handle::over(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
         Ok(Self {
             handle,
-            _memory: Some(memory.clone()),
+            memory: Some(memory.clone()),
             _viewed: Vec::new(),
         })
+    }
+
+    /// Creates a tensor in oneDNN's order over the first `bytes` of mapped memory.
+    ///
+    /// # Safety
+    /// These bytes are those of a tensor of this shape, dtype and description.
+    pub(super) unsafe fn over_opaque(
+        memory: &Mapped,
+        bytes: usize,
+        shape: &[i64],
+        dtype: Dtype,
+        description: &[u8],
+    ) -> Result<Self, TorchError> {
+        let part = memory.get(..bytes).ok_or("the file is too short")?;
+        // SAFETY: the caller guarantees the content; the map is read-only, immutable, and held for as long as the
+        // handle.
+        let handle = unsafe { Handle::over_opaque(part.as_ptr(), shape, dtype, description) }?;
+        Ok(Self {
+            handle,
+            memory: Some(memory.clone()),
+            _viewed: Vec::new(),
+        })
+    }
+
+    /// Gives back the memory of a mapped tensor's pages. A later access reads them again.
+    pub fn release(&self) {
+        if let Some(memory) = &self.memory {
+            let meta = self.handle.meta();
+            let start = meta.address().wrapping_sub(memory.as_ptr() as usize);
+            let room = usize::try_from(meta.room()).unwrap_or(0);
+            memory.release(start..start.saturating_add(room));
+        }
     }
 
     /// Wraps a tensor that owns its memory.
@@ -61,7 +93,7 @@ impl Weight {
     pub fn derived(handle: Handle, viewed: Vec<Arc<Weight>>) -> Self {
         Self {
             handle,
-            _memory: None,
+            memory: None,
             _viewed: viewed,
         }
     }

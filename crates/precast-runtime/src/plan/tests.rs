@@ -51,10 +51,7 @@ fn answer(plan: &Plan, containers: &mut Containers, x: f32) -> Vec<f32> {
 fn steps_that_share_a_container_have_their_own_weights() {
     let (source, program, sets) = three_steps();
     let held = Held::default();
-    let weights = sets.map(|set| {
-        held.on(&*source, Some(set), Device::Cpu, None, &[])
-            .unwrap()
-    });
+    let weights = sets.map(|set| held.on(&source, Some(set), Device::Cpu, None, &[]).unwrap());
     let with = With {
         device: Device::Cpu,
         weights: weights[0].clone(),
@@ -113,10 +110,7 @@ fn unused_weights_are_freed() {
     let mut memory = Memory::default();
     let sets = [0.0, 1.0, 2.0, 3.0].map(|value| memory.put(fake::weights(&[("scale", &[value])])));
     let (source, held) = (memory.source(), Held::default());
-    let on = |set: Digest| {
-        held.on(&*source, Some(set), Device::Cpu, None, &[])
-            .unwrap()
-    };
+    let on = |set: Digest| held.on(&source, Some(set), Device::Cpu, None, &[]).unwrap();
     let first = on(sets[0]);
     for set in sets {
         drop(on(set));
