@@ -1,15 +1,16 @@
 //! Weights in the order that the CPU's kernels read them: made once for each weight set, and never in a call.
 
-use std::{fs, process::Command};
+use std::{fs, path::PathBuf, process::Command};
 
 use precast::{
     Device, Store,
     runtime::{RuntimeError, Tensor, WeightSet, command::tensors},
+    store::Options,
 };
 
 use crate::{
     ATOL, RTOL,
-    lab::{checkout, json, precast, python, runtime, shared},
+    lab::{Lab, checkout, json, precast, python, runtime, shared},
 };
 
 const CONVNET: &str = "tests/numerics/convnet/precast.toml";
@@ -58,6 +59,8 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         let served = lab.agrees(CONVNET, "convnet", "classify", case, RTOL, ATOL);
         assert_eq!(served.0, bucket);
     }
+
+    are_kept(lab);
 
     // A call runs oneDNN on prepacked weights, without batch norms.
     let store = Store::open(&lab.store).unwrap();
@@ -205,4 +208,45 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
         "a change in place is seen"
     );
     assert!(close(&after[1], scaled));
+}
+
+/// Checks that prepacked weights are kept for later processes, and computed again where a file is damaged or missing.
+fn are_kept(lab: &Lab) {
+    let case = [1.0_f32, -2.0, 0.5].repeat(4 * 16 * 16);
+    let x = Tensor::from_slice(&case, &[4, 3, 16, 16]).unwrap();
+    let answer = |prepacked: Option<u64>| {
+        let options = Options {
+            prepacked,
+            ..Options::default()
+        };
+        let store = Store::open_with(&lab.store, options).unwrap();
+        let model = runtime(&store).load("convnet").unwrap();
+        floats(&model.run("classify", &[&x]).unwrap().into_vec()[0])
+    };
+    let store = Store::open(&lab.store).unwrap();
+    let release = store.releases().get("convnet", None).unwrap().unwrap();
+    let folder = format!("cache/prepacked/{}", release.weights.unwrap());
+    let files = || -> Vec<PathBuf> {
+        let files = fs::read_dir(lab.store.join(&folder)).into_iter().flatten();
+        files.map(|file| file.unwrap().path()).collect()
+    };
+    // The gate of the build was the first such process.
+    let kept = files();
+    assert!(!kept.is_empty(), "the larger matrix");
+    let computed = answer(Some(0));
+    assert_eq!(answer(None), computed);
+    // A damaged file is made again, and a missing one too.
+    for file in &kept {
+        let mut bytes = fs::read(file).unwrap();
+        bytes[1000] ^= 1;
+        fs::remove_file(file).unwrap();
+        fs::write(file, bytes).unwrap();
+    }
+    assert_eq!(answer(None), computed);
+    assert_eq!(files().len(), kept.len());
+    fs::remove_dir_all(lab.store.join(&folder)).unwrap();
+    assert_eq!(answer(None), computed);
+    assert_eq!(answer(None), computed);
+    assert_eq!(files().len(), kept.len());
+    assert_eq!(store.audit().verify().unwrap().defects, []);
 }

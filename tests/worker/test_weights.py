@@ -168,7 +168,7 @@ class FileTest(Project):
         self.assertIn("has tensor `position_ids`, int64 [40]: the model has none", failure.message)
 
     def open_with(self, text: str, values: dict[str, Any]) -> tuple[Any, Any]:
-        """Opens a model with the values of two files; returns it, and the module that made it."""
+        """Opens a model with the values of two files; returns it, and the module that has the entry."""
         tensors, names = part("tensors"), sorted(values)
         halves = [names[::2], names[1::2]]
         paths = [
@@ -179,10 +179,10 @@ class FileTest(Project):
         opened = part("entry").open_model(
             self.root, f"{name}:load", "cpu", (), part("weights").Files(paths, self.root / "all")
         )
-        return opened.model, sys.modules[name]
+        return opened, sys.modules[name]
 
     def test_parameters_are_over_the_mapped_files(self) -> None:
-        model, made = self.open_with(
+        opened, made = self.open_with(
             """
             import torch
             from torch import nn
@@ -206,11 +206,16 @@ class FileTest(Project):
             {f"{name}.{part_}": torch.rand(64, 64)[:size] for name in "ab" for part_, size in [("weight", 64)]}
             | {f"{name}.bias": torch.rand(64) for name in "ab"},
         )
+        model = opened.model
         self.assertEqual(made.called, [True])
         self.assertIs(model.kept[0], model.a.weight)
         self.assertEqual(model.own.tolist(), [0, 1, 2])
         self.assertEqual(model(torch.ones(1, 64)).shape, (1, 64))
         maps = Path("/proc/self/maps").read_text().splitlines()
+        before = [parameter.clone() for parameter in model.parameters()]
+        opened.rest()
+        for parameter, value in zip(model.parameters(), before, strict=True):
+            self.assertTrue(torch.equal(parameter, value))
         for name, parameter in model.named_parameters():
             here = next(line for line in maps if inside(line, parameter.data_ptr()))
             self.assertIn(".safetensors", here, name)
@@ -226,7 +231,7 @@ class FileTest(Project):
         }
         for what, body in bodies.items():
             with self.subTest(what):
-                model, made = self.open_with(
+                opened, made = self.open_with(
                     f"""
                     import torch
                     from torch import nn
@@ -248,6 +253,7 @@ class FileTest(Project):
                     """,
                     {"w": torch.full((4, 4), 7.0), "b": torch.ones(4)},
                 )
+                model = opened.model
                 self.assertEqual(len(made.called), 2)
                 self.assertEqual(model.w.tolist(), [[7.0] * 4] * 4)
                 # A view has the values of the file, as when the model's own are overwritten.

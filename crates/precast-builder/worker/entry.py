@@ -45,6 +45,8 @@ class Opened:
     declared: dict[str, dict[str, Any]]
     # Names of the tensors whose values come from the spec's file of weights; None without such a file.
     from_file: frozenset[str] | None = None
+    # Those files.
+    values: weights.Files | None = None
     # Remarks for the user.
     notes: list[str] = field(default_factory=list)
     # Number of the entry's modules in training mode, and the line of the entry.
@@ -58,6 +60,11 @@ class Opened:
     def named(self) -> weights.Named:
         """Returns the tensors of the weight set."""
         return weights.collect(self.model, self.from_file)
+
+    def rest(self) -> None:
+        """Gives back memory that is needed again only when the model runs."""
+        if self.values is not None:
+            self.values.release()
 
     def answer(self) -> dict[str, Any]:
         """Returns the protocol's `Opened`."""
@@ -121,8 +128,8 @@ def open_model(
     named = {name for path in files for name in _names(path, root)}
     # Imported before or now, or named by a file of the project.
     tops = {name.partition(".")[0] for name in (set(sys.modules) - before) | named} & sys.modules.keys() | {"torch"}
-    known = packages(tops), declared.declared(model, root)
-    return Opened(root, entry, device, model, sources, *known, from_file, notes, training, _place(function, root))
+    known, place = (packages(tops), declared.declared(model, root)), _place(function, root)
+    return Opened(root, entry, device, model, sources, *known, from_file, values, notes, training, place)
 
 
 def load(root: Path, entry: str) -> Any:

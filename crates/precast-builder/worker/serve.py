@@ -66,7 +66,10 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
 
 def _capture(session: Session, request: dict[str, Any]) -> Any:
     capture = _for_model("capture", session).capture
-    return capture(session.model(), request["module"], request["sizes"], _out(request), session.wire)
+    try:
+        return capture(session.model(), request["module"], request["sizes"], _out(request), session.wire)
+    finally:
+        session.model().rest()
 
 
 def _shim(session: Session, request: dict[str, Any]) -> Any:

@@ -91,8 +91,8 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
     return path
 
 
-def read(path: Path) -> dict[str, Any]:
-    """Maps a safetensors file: data is read on use, and writes into the tensors stay in memory."""
+def read(path: Path, maps: list[mmap.mmap] | None = None) -> dict[str, Any]:
+    """Maps a safetensors file: data is read on use, and writes into the tensors stay in memory. `maps` gets the map."""
     names = {short: name for name, short in DTYPES.items()}
     with open(path, "rb") as file:
         size = path.stat().st_size
@@ -105,6 +105,8 @@ def read(path: Path) -> dict[str, Any]:
             raise ValueError("it is no safetensors file, or it was cut off")
         start = file.tell()
         data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if maps is not None:
+        maps.append(data)
     header.pop("__metadata__", None)
     found = {}
     for name, entry in header.items():

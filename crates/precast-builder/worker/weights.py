@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -91,13 +92,19 @@ class Files:
     name: Path
     # Tensors that the model may lack.
     unused: Collection[str] = ()
+    maps: list[mmap.mmap] = field(default_factory=list)
 
     def read(self) -> dict[str, Any]:
         """Maps the files; returns their tensors."""
         given: dict[str, Any] = {}
         for path in self.paths:
-            given |= tensors.read(path)
+            given |= tensors.read(path, self.maps)
         return given
+
+    def release(self) -> None:
+        """Gives back the memory of the mapped files: the next access reads them again, with the values of the files."""
+        for one in self.maps:
+            one.madvise(mmap.MADV_DONTNEED)
 
 
 def fill(model: Any, files: Files) -> frozenset[str]:
