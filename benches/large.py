@@ -119,7 +119,9 @@ def measure(precast: Path, project: Path, scratch: Path) -> dict:
     env = {**os.environ, "OMP_WAIT_POLICY": "passive", "PRECAST_PYTHON": sys.executable}
     build = [precast, "build", "-f", project / "precast.toml", "--store", store, "--format", "json"]
     seconds, watch, _ = measured(build, env, scratch / "build.log")
+    version = subprocess.run([precast, "--version"], capture_output=True, text=True, check=True)
     found = {
+        "version": version.stdout.strip(),
         "build_seconds": round(seconds, 1),
         "build_peak_mib": round(watch.total()),
         "build_peak_by_process_mib": {name: round(mib) for name, mib in sorted(watch.peak.items())},
@@ -163,6 +165,7 @@ def main() -> None:
         write_inputs(project / "inputs.safetensors")
         result = {
             "schema": 1,
+            "commit": machine.commit(),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "command": " ".join(["benches/large.py", *sys.argv[1:]]),
             "machine": machine.describe(Path(next(iter(commands.values()))).parent),

@@ -50,7 +50,7 @@ pub(super) fn show(
         let made = bytes(made);
         writeln!(
             out,
-            "at load {made} of weights are laid out anew, in every process"
+            "at load {made} of weights are laid out anew, unless they are kept"
         )?;
     }
     receipt(&measured, out)?;
