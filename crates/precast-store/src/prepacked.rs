@@ -259,6 +259,9 @@ mod tests {
         assert!(small.prepacked().bytes() <= 3000);
         // gc deletes the weights, which nothing refers to, and what was computed from them.
         drop(small);
+        let path = store.path().to_owned();
+        drop(store);
+        let store = Store::open(&path).unwrap();
         let plan = store.collector().plan(&Default::default()).unwrap();
         store.collector().collect(&plan).unwrap();
         assert_eq!(store.prepacked().bytes(), 0);
