@@ -1,4 +1,4 @@
-"""What a model of 1.1 billion parameters in bfloat16 costs: its build, its store, and the start of a process.
+"""Measures a model of 1.1 billion parameters in bfloat16: its build, its store, and the start of a process.
 
     .venv/bin/python benches/large.py NAME=PRECAST… [--scratch DIR] > benches/results/large-cpu.json
 

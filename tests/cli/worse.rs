@@ -1,6 +1,6 @@
 //! Releases that would be worse than the newest one: fewer programs, or weights that do not fit or are no numbers.
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use crate::sandbox::{EAGER, Sandbox, assert_ran, assert_run};
 
@@ -189,6 +189,7 @@ fn a_folder_with_an_index_is_a_weight_set() {
     let sandbox = Sandbox::new();
     sandbox.weights_file();
     sandbox.edit("precast.toml", "w.safetensors", "checkpoint");
+    fs::create_dir(sandbox.path("checkpoint")).unwrap();
     let shard = |scale: f32| {
         let name = "checkpoint/model-00001-of-00002.safetensors";
         sandbox.tensors(name, &[("scale", &[1], &[scale])]);
@@ -202,7 +203,7 @@ fn a_folder_with_an_index_is_a_weight_set() {
     // The second file has a tensor that the model lacks.
     let stderr = sandbox.run(&["build", "-q"]).exits(1).stderr;
     assert!(
-        stderr.contains("`./checkpoint` has tensor `extra.a`"),
+        stderr.contains("`checkpoint` has tensor `extra.a`"),
         "{stderr}"
     );
     assert!(

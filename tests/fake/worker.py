@@ -182,7 +182,7 @@ class Worker:
         except Exception as error:
             raise Failure("entry_call", f"`{request['entry']}` failed: {error}", location=self.frame()) from error
         if request.get("weights"):
-            paths, name = map(Path, request["weights"]), request["weights_name"]
+            paths, name = map(Path, request["weights"]), Path(request["weights_name"])
             self.model.SCALE = read_scale(paths, name, request["unused_weights"])
         behaviours = ("open fails again", "open hangs again", "open eats again", "open finds another source")
         first = "worker-0" in Path(os.environ["TMPDIR"]).parts
@@ -553,7 +553,7 @@ def draw(rng: random.Random, declared: Json) -> Any:
     return rng.randrange(low, high)
 
 
-def read_scale(paths: Iterable[Path], name: str, unused: list[str]) -> float:
+def read_scale(paths: Iterable[Path], name: Path, unused: list[str]) -> float:
     """Returns the model's only weight; the files have no other tensor, except those in `unused`."""
     held: dict[str, Json] = {}
     scale = 0.0

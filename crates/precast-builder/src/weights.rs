@@ -60,7 +60,7 @@ impl FromFile {
         }))
     }
 
-    /// Returns the files that a worker maps: the object, where the store has it as it is.
+    /// Returns the files that a worker maps: the object, if the store has it unpacked.
     pub fn files(&self) -> Vec<PathBuf> {
         let own = || self.checkpoint.files().to_vec();
         (self.store.objects().unpacked_file(&self.object)).map_or_else(own, |file| vec![file])

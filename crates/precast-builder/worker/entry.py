@@ -45,7 +45,7 @@ class Opened:
     declared: dict[str, dict[str, Any]]
     # Names of the tensors whose values come from the spec's file of weights; None without such a file.
     from_file: frozenset[str] | None = None
-    # Those files.
+    # The spec's files of weights.
     values: weights.Files | None = None
     # Remarks for the user.
     notes: list[str] = field(default_factory=list)

@@ -29,7 +29,7 @@
 //! |---|---|---|
 //! | [`Leases`] | the IDs that live processes hold; one compile per key | `leases`, `claim`; locks: `lock` |
 //! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
-//! | [`Prepacked`] | what runtimes computed from weights | `prepacked` |
+//! | [`Prepacked`] | prepacked weights, which runtimes compute | `prepacked` |
 //! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
 //! | [`Releases`] | releases by number, and their copies | `releases`, `manifest` |
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
@@ -296,7 +296,7 @@ impl Store {
         &self.records().objects
     }
 
-    /// Returns the prepacked weights: what runtimes computed from weight sets.
+    /// Returns the prepacked weights, which runtimes computed from weight sets.
     pub fn prepacked(&self) -> Prepacked<'_> {
         let leases = self.leases();
         Prepacked { leases }

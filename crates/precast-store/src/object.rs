@@ -7,9 +7,9 @@
 //! └──────────────────────────────┴────────────────────────────────────────────────┘
 //! ```
 //!
-//! Large content that zstd does not halve, such as weights, is kept as it is, so that it is mapped from there and lies on
-//! the disk once. Such a file has the form of an unpacked one: the content, and the footer of [`chunks`]. The footer has
-//! the object's digest, so no zstd frame is taken for it.
+//! Large content that zstd does not halve, such as weights, is plain: its object file is mapped, and the disk has it once.
+//! A plain file has the format of an unpacked one: the content, and the footer of [`chunks`]. The footer contains the
+//! digest of the object, so that no zstd frame can be taken for a plain file.
 //!
 //! The file's name is the SHA-256 of the *content*, so content can't be swapped. The checksum covers the *stored*
 //! bytes, so that a flipped bit is detected even where zstd would ignore it. `zstd -d` can unpack such a file.
@@ -77,8 +77,8 @@ pub(crate) fn encode(
     }))
 }
 
-/// Returns whether content is kept as it is: it is large, and zstd does not halve samples of it.
-pub(crate) fn is_kept_plain(content: &File, size: u64) -> io::Result<bool> {
+/// Returns whether the object file of some content is plain: large content, whose samples zstd does not halve.
+pub(crate) fn is_plain(content: &File, size: u64) -> io::Result<bool> {
     const SAMPLES: u64 = 16;
     const SAMPLE: usize = 64 << 10;
     if size < LARGE {
@@ -98,7 +98,7 @@ pub(crate) struct Head {
     pub size: u64,
     /// The size of the file.
     pub stored: u64,
-    /// Whether the content is in the file as it is.
+    /// Whether the file is plain: not compressed.
     pub plain: bool,
 }
 

@@ -64,8 +64,8 @@ impl Objects {
     /// Stores content that will be mapped, such as weights. `write` writes it to an empty file; `from` is its source, for
     /// errors. Returns its digest and its size in bytes.
     ///
-    /// Large content that does not compress is kept as it is. Otherwise it is compressed, and also unpacked for its next
-    /// map. A copy that the file system makes by reference, as btrfs and XFS do for `copy_file_range`, takes no space.
+    /// Large content that does not compress gets a plain object file. Other content is compressed, and also unpacked for
+    /// its next map. A copy that the file system makes by reference, as btrfs and XFS do for `copy_file_range`, takes no space.
     /// A hard link would not do: its owner could change the object through the other name.
     pub fn put_unpacked(
         &self,
@@ -75,7 +75,7 @@ impl Objects {
         let mut pending = self.leases().pending_file()?;
         write(pending.file()).at("copy", from)?;
         let size = pending.file().metadata().at("copy", from)?.len();
-        let plain = object::is_kept_plain(pending.file(), size).at("copy", from)?;
+        let plain = object::is_plain(pending.file(), size).at("copy", from)?;
         let (digest, size) = chunks::finish(pending.file()).at("copy", from)?;
         let known = self.present(&digest)?;
         if known && self.ready.is_plain(&digest) {
@@ -104,7 +104,8 @@ impl Objects {
         }
     }
 
-    /// Returns the file that has an object's content as it is, followed by a footer; none before the object was mapped.
+    /// Returns the file with the unpacked content of an object and a footer. None if the object is compressed and was never
+    /// mapped.
     pub fn unpacked_file(&self, digest: &Digest) -> Option<PathBuf> {
         let path = self.ready.place(digest);
         path.is_file().then_some(path)

@@ -1,7 +1,7 @@
 //! Prepacked weights: computed from a weight set by a runtime, and kept for the processes after it.
 //!
 //! ```text
-//! cache/prepacked/3f9c…/a1b2…     the weight set, and the key of what was computed from it
+//! cache/prepacked/3f9c…/a1b2…     digest of the weight set, and key of the computation
 //! ```
 //!
 //! A key covers the computation and the kind of machine. A file has the form of an unpacked one ([`chunks`]), with the
@@ -52,7 +52,7 @@ impl Prepacked<'_> {
         folder(self.base(), weights).join(key.hex())
     }
 
-    /// Returns what is kept under a key, mapped; none without a sound file.
+    /// Returns the content under a key as a map. None without a sound file.
     pub fn get(&self, weights: &Digest, key: &Digest) -> Result<Option<Mapped>, StoreError> {
         let path = self.path(weights, key);
         if self.limit() == 0 {
@@ -81,8 +81,8 @@ impl Prepacked<'_> {
         Mapped::new(&file, size).at("map", &path).map(Some)
     }
 
-    /// Keeps what was computed under a key, the parts one after the other, and returns it mapped. Returns none where it
-    /// can't be kept: in a store that can't be written, beyond the limit, or without room.
+    /// Keeps a result under a key: the concatenated parts. Returns it as a map. Returns none for a read-only store, beyond
+    /// the limit, and without room on the disk.
     pub fn put(
         &self,
         weights: &Digest,
@@ -248,7 +248,7 @@ mod tests {
         assert!(put(0, &a) && put(0, &b));
         // A set does not take its own room.
         assert!(!put(0, &c));
-        // The one that was not used goes.
+        // The longest unused file is deleted.
         let long_ago = SystemTime::UNIX_EPOCH;
         let first = folder(small.prepacked().base(), &weights[0]).join(a.hex());
         let file = File::options().read(true).open(&first).unwrap();
@@ -257,7 +257,7 @@ mod tests {
         assert!(!first.exists());
         assert!(small.prepacked().get(&weights[0], &b).unwrap().is_some());
         assert!(small.prepacked().bytes() <= 3000);
-        // gc deletes the weights, which nothing refers to, and what was computed from them.
+        // gc deletes unused weights, with their prepacked ones.
         drop(small);
         let path = store.path().to_owned();
         drop(store);

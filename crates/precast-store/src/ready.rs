@@ -11,7 +11,7 @@
 //! A core checks 91 MB of the page cache in 17 ms, 5.5 GB/s, and most of that is the copy out of the page cache
 //! ([`chunks`] has the figures of hashes). `make bench-store` measures a map in each mode.
 //!
-//! The first map unpacks. An object that is kept as it is ([`object`]) is mapped itself. On a device the file is hashed while it is uploaded.
+//! The first map unpacks. A plain object file ([`object`]) is mapped itself. On a device the file is hashed while it is uploaded.
 
 use std::{
     fs::File,
@@ -60,13 +60,13 @@ impl Ready {
         &self.leases.base
     }
 
-    /// Returns whether an object is kept as it is, so that it needs no unpacked file.
+    /// Returns whether the object file is plain, so that it needs no unpacked file.
     pub fn is_plain(&self, digest: &Digest) -> bool {
         let object = self.base().layout.open(&self.base().layout.object(digest));
         object.is_ok_and(|file| matches!(chunks::size(&file, digest), Ok(Some(_))))
     }
 
-    /// Returns the path of the file to map: an object that is kept as it is, or the unpacked file.
+    /// Returns the path of the file to map: the object file if it is plain, otherwise the unpacked file.
     pub fn place(&self, digest: &Digest) -> PathBuf {
         let layout = &self.base().layout;
         if self.is_plain(digest) {

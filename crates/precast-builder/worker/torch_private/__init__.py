@@ -9,6 +9,7 @@
 | `drafts` | breaks of a capture, and the sizes that it decides on |
 | `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
+| `storages` | memory of tensors: whether something still uses it |
 | `symbols` | symbolic sizes |
 | `overloads` | operators: schemas, names, kernels |
 | `modules` | tables of parameters and buffers; the mark of `torch.compiler.disable` |
