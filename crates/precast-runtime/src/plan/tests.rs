@@ -84,7 +84,7 @@ fn shared_containers_name_the_constant_that_they_can_not_bind() {
         .binding
         .insert("scale".to_owned(), "b.gone".to_owned());
     let weights = Held::default()
-        .on(&*source, Some(sets[0]), Device::Cpu, None, &[])
+        .on(&source, Some(sets[0]), Device::Cpu, None, &[])
         .unwrap();
     let with = With {
         device: Device::Cpu,
