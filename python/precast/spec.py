@@ -219,12 +219,12 @@ class Spec:
 _MODEL = ["name", "entry", "weights", "unused_weights", "samples", "context"]
 _TARGET = ["device", "isa"]
 # Tables of a module that get a header of their own.
-_INNER = ["inputs", "state", "buckets", "gate"]
+_INNER = ["inputs", "state", "buckets", "gate", "train"]
 
 
 def _module(table: Table) -> Module:
     place = f"[[module]] `{table.get('name', '')}`"
-    inputs, state, buckets, gate = (table.get(name) for name in _INNER)
+    inputs, state, buckets, gate, train = (table.get(name) for name in _INNER)
     made: Table = {}
     if inputs is not None:
         made["inputs"] = {name: _make(Input, value, f"input `{name}` of {place}") for name, value in inputs.items()}
@@ -237,6 +237,8 @@ def _module(table: Table) -> Module:
         made["buckets"] = Buckets(**buckets)
     if gate is not None:
         made["gate"] = _make(Gate, gate, f"[module.gate] of {place}")
+    if train is not None:
+        made["train"] = _make(Train, train, f"[module.train] of {place}")
     return _make(Module, {name: value for name, value in table.items() if name not in _INNER}, place, **made)
 
 
