@@ -155,7 +155,7 @@ dist.destroy_process_group()
 
 
 def in_two_processes(code: str, store: Path) -> list[str]:
-    """Runs code in two processes of a gloo group; returns what they printed."""
+    """Runs code in two processes of a gloo group; returns their outputs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
