@@ -10,7 +10,6 @@ buffer, are computed again by each part that uses them.
 
 from __future__ import annotations
 
-import functools
 import operator
 import re
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ import torch
 from . import failures
 from .call import joined, outer_name
 from .flat import Flat
+from .globs import matches
 from .torch_private import fake, overloads
 from .wire import Failure
 
@@ -40,18 +40,6 @@ class Part:
     outputs: list[Any] = field(default_factory=list)
     # New values of states that an earlier part wrote -> the state, which has them.
     written: dict[Any, Any] = field(default_factory=dict)
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Returns whether a glob matches a dotted name: `**` matches parts, `*` matches one part or some of its letters."""
-    return _regex(pattern).fullmatch(f"{name}.") is not None
-
-
-@functools.cache
-def _regex(pattern: str) -> re.Pattern[str]:
-    letters = {"*": r"[^.]*"}
-    one = ["".join(letters.get(char, re.escape(char)) for char in part) + r"\." for part in pattern.split(".")]
-    return re.compile("".join(one).replace(r"[^.]*[^.]*\.", r"(?:[^.]+\.)*"))
 
 
 def called(flat: Flat) -> list[str]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import call, capture, cut, entry, failures, generation, inputs, repeats, samples, segment, tensors
+from . import call, capture, cut, entry, failures, generation, globs, inputs, repeats, samples, segment, tensors
 from .wire import Failure, Wire
 
 # A list of as many equal submodules is worth a region.
@@ -311,7 +311,7 @@ def _regions(opened: Any, module: dict[str, Any], traced: Any, wire: Wire) -> li
     texts = [(part.name, segment.build(part, traced.graph).text) for part in parts]
     found = []
     for glob in candidates:
-        own = [text for part, text in texts if cut.matches(glob, part)]
+        own = [text for part, text in texts if globs.matches(glob, part)]
         if len(own) >= _REPEATS and len(set(own)) <= len(own) // 2:
             found.append({"glob": glob, "count": len(own), "artifacts": len(set(own))})
     return found

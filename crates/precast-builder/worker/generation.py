@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import cut, failures
+from . import failures, globs
 from .wire import Failure
 
 # The most tokens that a random one is chosen from.
@@ -112,10 +112,10 @@ def states(model: Any) -> dict[str, list[Any]]:
 
 def _by_glob(cache: str, found: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """Returns the shapes of buffers by as few globs as name them all."""
-    for globs in ([f"{cache}.*.*"], [f"{cache}.*.keys", f"{cache}.*.values"]):
-        own = [[shape for name, shape in found.items() if cut.matches(glob, name)] for glob in globs]
+    for patterns in ([f"{cache}.*.*"], [f"{cache}.*.keys", f"{cache}.*.values"]):
+        own = [[shape for name, shape in found.items() if globs.matches(glob, name)] for glob in patterns]
         if found and all(shape == shapes[0] for shapes in own for shape in shapes):
-            return {glob: shapes[0] for glob, shapes in zip(globs, own, strict=True)}
+            return {glob: shapes[0] for glob, shapes in zip(patterns, own, strict=True)}
     return found
 
 

@@ -132,7 +132,7 @@ def _filled(held: Any, device: str, generator: Any) -> Any:
     tensor = torch.empty_strided(tuple(shape), tuple(stride), dtype=held.dtype, device=where)
     if generator is None or not held.dtype.is_floating_point:
         return tensor.zero_()
-    if held.dtype.itemsize > 1:
+    if held.dtype.itemsize > 1 and tensor.device == generator.device:
         return tensor.normal_(generator=generator)
     draw = torch.randn(held.shape, generator=generator, dtype=torch.float32)
     return tensor.copy_(draw.to(held.dtype))

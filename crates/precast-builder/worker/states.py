@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import call, cut, failures, fillings, samples, tensors
+from . import call, failures, fillings, globs, samples, tensors
 from .wire import Failure
 
 
@@ -79,14 +79,14 @@ def only_read(opened: Any, module: dict[str, Any], written: list[str]) -> list[s
 
 def _names(pattern: str, path: str, buffer: str) -> bool:
     """Returns whether a pattern names a buffer of the submodule at `path`, from there or from the model."""
-    return cut.matches(pattern, buffer) or cut.matches(pattern, call.joined(path, buffer))
+    return globs.matches(pattern, buffer) or globs.matches(pattern, call.joined(path, buffer))
 
 
 def refuse_unknown(module: dict[str, Any], known: list[str]) -> None:
     """Fails where the spec names a state that is neither an input nor a buffer."""
     prefix = module["path"] + "." if module["path"] else ""
     for pattern in (one["name"] for one in module.get("state") or ()):
-        if not any(cut.matches(pattern, name) or cut.matches(pattern, name.removeprefix(prefix)) for name in known):
+        if not any(globs.matches(pattern, name) or globs.matches(pattern, name.removeprefix(prefix)) for name in known):
             hint = failures.nearest(pattern, known, "its inputs and states are")
             what = f"`{pattern}` is no input and no buffer of {call.describe(module)}"
             raise Failure("bad_input", what, hint=hint, spec=pattern)

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import cut, tensors, valueless
+from . import globs, tensors, valueless
 from .failures import one_line
 from .torch_private import fake, modules
 from .wire import Failure
@@ -63,7 +63,7 @@ def collect(model: Any, from_file: Collection[str] | None = None, unsaved: Seque
     for name, tensor in model.named_parameters(remove_duplicate=False):
         found[name] = tensor
     for name, tensor in model.named_buffers(remove_duplicate=False):
-        if not any(cut.matches(glob, name) for glob in unsaved):
+        if not any(globs.matches(glob, name) for glob in unsaved):
             found[name] = tensor
     for prefix, module in model.named_modules(remove_duplicate=False):
         for key, value in vars(module).items():

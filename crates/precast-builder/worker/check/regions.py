@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import cut, repeats, segment, tensors
+from .. import cut, globs, repeats, segment, tensors
 from ..call import INNER, joined
 from ..flat import Flat
 from ..repeats import Fact, Repeat
@@ -54,7 +54,7 @@ class Regions:
                     "class": repeat.kind.__name__,
                     "count": len(forms),
                     "artifacts": len(ordered),
-                    "region": any(cut.matches(one, first) for one in self.subject.module["regions"]),
+                    "region": any(globs.matches(one, first) for one in self.subject.module["regions"]),
                 }
             )
             if len(ordered) > 1:
