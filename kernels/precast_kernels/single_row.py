@@ -1,9 +1,9 @@
 """Decode: a step with one row, as one token of a language model, for CUDA devices.
 
-The time of such a step is the time to read weights and cache, and each kernel more costs 2 to 3 us. So a product
-with one row is a kernel that takes in what stands beside it: the norm before it, the activation of a gated layer, the
-addition after it. Attention to a cache splits the keys over the device, and leaves out those that the mask hides: the
-part that is not filled.
+The time of such a step is the time to read weights and cache, and each further kernel costs 2 to 3 us. So one kernel
+computes a product with one row, the norm before it, the activation of a gated layer and the addition after it.
+Attention to a cache splits the keys over the device, and skips the keys that the mask hides: the part that is not
+filled.
 
 Products of the same rows are fused before (`fused_linear`), except the two of a gated layer. All of it is for float16
 and bfloat16.

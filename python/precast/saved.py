@@ -22,7 +22,7 @@ _VIEWS = {
 
 
 class Saved:
-    """What a backward graph reads of the forward call, each value by its cheapest source."""
+    """The saved values of one pair."""
 
     def __init__(
         self,

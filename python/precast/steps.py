@@ -105,7 +105,7 @@ def _cloned(held: Any) -> Any:
 
 
 def _put_back(now: Any, before: Any) -> None:
-    """Writes values into the tensors that an optimizer has; removes what it added."""
+    """Writes values into the tensors that an optimizer has; removes the tensors that it added."""
     for key in list(now):
         if key not in before:
             del now[key]

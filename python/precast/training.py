@@ -30,7 +30,7 @@ STATES = 8
 
 
 class State(NamedTuple):
-    """What a pair was captured for."""
+    """The state of a module that a pair was captured for."""
 
     modes: tuple[bool, ...]
     """Whether each submodule is in training mode."""

@@ -267,7 +267,7 @@ impl<'a> Bench<'a> {
             .map_err(|why| format!("{what} `{}` {why}", output.name))
     }
 
-    /// Returns whether an output, or what it was computed from, has few digits.
+    /// Returns whether an output, or a value that it was computed from, is in half precision.
     fn in_half_precision(&self, index: usize) -> bool {
         let own = self
             .request

@@ -1,4 +1,4 @@
-//! `[module.state]`: what stays from call to call, and its value in a new session.
+//! `[module.state]`: the tensors that stay from call to call, and their values in a new session.
 
 use std::collections::BTreeSet;
 

@@ -1,6 +1,6 @@
 //! `kind = "step"` and `[module.train]`: one entry of the spec that becomes the modules of a training step.
 //!
-//! | module | what it does | built |
+//! | module | computes | built |
 //! |---|---|---|
 //! | the entry's name | loss, gradients and update in one program | unless `accumulate` |
 //! | `NAME.gradients` | adds the gradients of a batch to their sums | with `accumulate` |
