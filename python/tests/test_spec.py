@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from precast.errors import BadInput
-from precast.spec import Allow, Buckets, Compile, Gate, Input, Module, Spec, State
+from precast.spec import Allow, Buckets, Compile, Gate, Input, Module, Spec, State, Train
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -55,6 +55,12 @@ EVERY_KEY = Spec(
             dynamic=True,
         ),
         Module("pool", buckets=Buckets(points=[{"batch": 1, "seq": 512}])),
+        Module(
+            "train",
+            kind="step",
+            inputs={"x": Input("float32", [8, 4])},
+            train=Train("adamw", loss="loss", clip=1.0, accumulate=True, autocast="bfloat16", weight_decay=0.1),
+        ),
     ],
     allow=[Allow("print", "only while this is new", function="Encoder.forward")],
 )
