@@ -8,7 +8,7 @@ use crate::lab::{MINILM, lab, runtime};
 
 const MIB: f64 = 1024.0 * 1024.0;
 
-/// Resident bytes of this process: all of them, and those of maps of unpacked objects, by path.
+/// Resident bytes of this process: all of them, and those of maps of objects, as they are or unpacked, by path.
 fn resident() -> (u64, BTreeMap<String, u64>) {
     let mut total = 0;
     let mut maps = BTreeMap::new();
@@ -17,7 +17,10 @@ fn resident() -> (u64, BTreeMap<String, u64>) {
         if let Some(rest) = line.strip_prefix("Rss:") {
             let kib: u64 = rest.trim().trim_end_matches(" kB").parse().unwrap();
             total += kib << 10;
-            if path.contains("/ready/") {
+            if ["/objects/", "/ready/"]
+                .iter()
+                .any(|folder| path.contains(folder))
+            {
                 *maps.entry(path.clone()).or_default() += kib << 10;
             }
         } else if line
