@@ -10,7 +10,6 @@ use smallvec::SmallVec;
 
 use crate::{
     errors,
-    loaded::Loaded,
     tensors::{self, Library},
 };
 
@@ -77,15 +76,13 @@ enum Argument {
     Named(String),
 }
 
-/// Takes the inputs of a module beside tokens and positions, in order or by name.
+/// Takes the inputs of a module beside tokens and positions, in order or by name; `inputs` has all of them.
 pub fn others(
-    loaded: &Loaded,
     module: &str,
+    inputs: &[Input],
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Vec<Value>> {
-    let programs = loaded.model.programs(module);
-    let inputs = programs.first().map_or(&[][..], |program| &program.inputs);
     let tokens = inputs.iter().position(|input| input.within.is_none());
     let others = inputs
         .iter()

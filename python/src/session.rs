@@ -90,6 +90,19 @@ impl Session {
         loaded.answer(py, outputs, library)
     }
 
+    /// Takes the inputs of a module beside tokens and positions.
+    fn others(
+        &self,
+        module: &str,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Vec<Value>> {
+        let loaded = self.loaded()?;
+        let programs = loaded.model.programs(module);
+        let inputs = programs.first().map_or(&[][..], |program| &program.inputs);
+        inputs::others(module, inputs, args, kwargs)
+    }
+
     fn loaded(&self) -> PyResult<Arc<Loaded>> {
         let guard = self.lock()?;
         let owned = guard.as_ref();
@@ -144,8 +157,7 @@ impl Session {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        let loaded = self.loaded()?;
-        let others = inputs::others(&loaded, "prefill", args, kwargs)?;
+        let others = self.others("prefill", args, kwargs)?;
         let outputs = self.with(py, |session| session.prefill(&tokens, &others))?;
         self.answer(py, outputs, tensors::imported(py))
     }
@@ -159,8 +171,7 @@ impl Session {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        let loaded = self.loaded()?;
-        let others = inputs::others(&loaded, "decode", args, kwargs)?;
+        let others = self.others("decode", args, kwargs)?;
         let outputs = self.with(py, |session| session.decode(token, &others))?;
         self.answer(py, outputs, tensors::imported(py))
     }
