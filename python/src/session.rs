@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, TryLockError},
 };
 
-use precast_runtime::{Outputs, RuntimeError, Session as Inner};
+use precast_runtime::{Outputs, RuntimeError, Session as Inner, Value};
 use pyo3::{
     prelude::*,
     types::{PyDict, PyTuple},
