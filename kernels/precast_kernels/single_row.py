@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from . import linear
+from . import linear, small_batch
 
 _HALF = (torch.bfloat16, torch.float16)
 # The sizes of a head.
@@ -34,8 +34,7 @@ class Decode:
 
     def segment(self, module: Any, context: Any) -> None:
         """Replaces products with one row, and attention of one query to a cache."""
-        if context.device != "cuda":
-            raise ValueError(f"`precast_kernels:decode` is for CUDA; leave it out for {context.device}")
+        small_batch.need_cuda("decode", context)
         replace(module, context)
 
 
@@ -74,8 +73,7 @@ def takes(node: Any) -> bool:
 
 def attends(node: Any) -> bool:
     """Returns whether a node is attention of one query to keys with a mask, which the kernels can do."""
-    attention = torch.ops.aten.scaled_dot_product_attention.default
-    return getattr(node, "target", None) is attention and _attention(node) is not None
+    return small_batch.is_attention(node) and _attention(node) is not None
 
 
 def _gated(graph: Any, activated: Any) -> int:
@@ -177,9 +175,7 @@ def _attend(graph: Any, node: Any) -> int:
 
 def _attention(node: Any) -> tuple[Any, ...] | None:
     """Returns the arguments of the kernel for an attention node; None if the kernel can't do it."""
-    schema = node.target._schema.arguments
-    given = {one.name: one.default_value for one in schema if one.has_default_value()}
-    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
+    given = small_batch.arguments(node)
     mask = given["attn_mask"]
     if mask is None or given["dropout_p"] or given["is_causal"]:
         return None

@@ -44,7 +44,7 @@ class SplitK:
 
     def segment(self, module: Any, context: Any) -> None:
         """Splits small-batch products with weights."""
-        _need_cuda("split_k", context)
+        need_cuda("split_k", context)
         split(module.graph, context.processors)
 
 
@@ -53,11 +53,12 @@ class SingleTileAttention:
 
     def segment(self, module: Any, context: Any) -> None:
         """Replaces attention to few keys by one kernel."""
-        _need_cuda("single_tile_attention", context)
+        need_cuda("single_tile_attention", context)
         attend(module.graph)
 
 
-def _need_cuda(name: str, context: Any) -> None:
+def need_cuda(name: str, context: Any) -> None:
+    """Refuses a pass for another device."""
     if context.device != "cuda":
         raise ValueError(f"`precast_kernels:{name}` is for CUDA; leave it out for {context.device}")
 
@@ -127,11 +128,16 @@ def attend(graph: Any) -> int:
     return count
 
 
-def _attention(node: Any) -> tuple[Any, ...] | None:
-    """Returns the arguments of the kernel for an attention node; None if the kernel can't do it."""
+def arguments(node: Any) -> dict[str, Any]:
+    """Returns all arguments of a call of an operator by name, also those with defaults."""
     schema = node.target._schema.arguments
     given = {one.name: one.default_value for one in schema if one.has_default_value()}
-    given |= dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
+    return given | dict(zip((one.name for one in schema), node.args, strict=False)) | node.kwargs
+
+
+def _attention(node: Any) -> tuple[Any, ...] | None:
+    """Returns the arguments of the kernel for an attention node; None if the kernel can't do it."""
+    given = arguments(node)
     query, key, value = (given[name].meta["val"] for name in ("query", "key", "value"))
     unsupported = given["attn_mask"] is not None or given["dropout_p"] or given["enable_gqa"]
     if unsupported or not _small_tile(query, key, value):

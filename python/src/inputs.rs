@@ -83,18 +83,13 @@ pub fn others(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Vec<Value>> {
-    let tokens = inputs.iter().position(|input| input.within.is_none());
-    let others = inputs
-        .iter()
-        .enumerate()
-        .filter(|&(at, input)| Some(at) != tokens && input.within.is_none());
-    let others: Vec<&Input> = others.map(|(_, input)| input).collect();
-    let names = others.iter().map(|input| format!("`{}`", input.name));
-    let names = names.collect::<Vec<_>>().join(", ");
+    let others = inputs.iter().filter(|input| input.within.is_none());
+    let others: Vec<&Input> = others.skip(1).collect();
     let refused = |message: String| {
-        let hint = match names.is_empty() {
-            true => "it takes tokens alone".to_owned(),
-            false => format!("beside tokens it takes {names}"),
+        let names = others.iter().map(|input| format!("`{}`", input.name));
+        let hint = match &names.collect::<Vec<_>>()[..] {
+            [] => "it takes tokens alone".to_owned(),
+            names => format!("beside tokens it takes {}", names.join(", ")),
         };
         errors::bad_input(message, &hint)
     };
@@ -115,14 +110,10 @@ pub fn others(
         return Err(refused(format!("`{name}` of `{module}` {problem}")));
     }
     let value = |(at, input): (usize, &&Input)| {
-        let named = || {
-            kwargs
-                .map(|kwargs| kwargs.get_item(&input.name))
-                .transpose()
-        };
-        let given = match args.get_item(at) {
-            Ok(given) => Some(given),
-            Err(_) => named()?.flatten(),
+        let given = match (args.get_item(at), kwargs) {
+            (Ok(given), _) => Some(given),
+            (Err(_), Some(kwargs)) => kwargs.get_item(&input.name)?,
+            (Err(_), None) => None,
         };
         let given = given.ok_or_else(|| refused(format!("`{module}` lacks `{}`", input.name)))?;
         value_of(input, &given)

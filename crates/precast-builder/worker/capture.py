@@ -403,12 +403,8 @@ def _eager(traced: Traced, inputs: list[Any], opened: Any) -> tuple[Any, list[An
         with torch.inference_mode():
             return traced.run([value.clone() for value in inputs])
     except Exception as error:
-        raise Failure(
-            "bad_input",
-            f"{traced.what} fails on sample inputs: {failures.named(error)}",
-            location=failures.location(error, opened.root),
-            hint="check the dtypes and shapes of the module's inputs",
-        ) from error
+        hint = "check the dtypes and shapes of the module's inputs"
+        raise failures.on_samples(traced.what, error, opened.root, hint) from error
 
 
 def same(results: list[Any], again: list[Any]) -> bool:

@@ -57,6 +57,12 @@ def raised(code: str, who: str, error: BaseException, root: Path) -> Failure:
     return Failure(code, f"{who} raised {named(error)}", location=location(error, root))
 
 
+def on_samples(what: str, error: BaseException, root: Path, hint: str) -> Failure:
+    """Returns the failure of a module that raised an exception on sample inputs."""
+    message = f"{what} fails on sample inputs: {named(error)}"
+    return Failure("bad_input", message, location=location(error, root), hint=hint)
+
+
 def cause_of(error: BaseException) -> BaseException:
     """Returns the exception that a failure reports; any other exception itself."""
     return error.__cause__ if isinstance(error, Failure) and error.__cause__ is not None else error

@@ -63,12 +63,8 @@ def _outputs(opened: Any, filler: dict[str, Any]) -> list[tuple[str, Any]]:
             with torch.inference_mode():
                 returned = wrapped(*samples.draw(specs, [None] * len(specs), opened.device))
         except Exception as error:
-            raise Failure(
-                "bad_input",
-                f"{call.describe(filler)} fails on sample inputs: {failures.named(error)}",
-                location=failures.location(error, opened.root),
-                hint="an integer input needs its `range`",
-            ) from error
+            hint = "an integer input needs its `range`"
+            raise failures.on_samples(call.describe(filler), error, opened.root, hint) from error
         opened.fillings[name] = structure.named(returned)
     found: list[tuple[str, Any]] = opened.fillings[name]
     return found

@@ -109,7 +109,15 @@ def step_of_torch(
     own.step()
 
 
-def scale_of(grads: Sequence[Any], clip: float | None) -> tuple[Any, Any]:
-    """Returns the global norm of gradients, and the factor that limits it; None for no limit."""
+def clipped(grads: Sequence[Any], clip: float | None, eager: bool) -> tuple[Any, Sequence[Any]]:
+    """Returns the global norm of gradients, and the gradients within its limit; in eager's form by torch, in place."""
+    if eager:
+        leaves = [torch.nn.Parameter(grad) for grad in grads]
+        for leaf, grad in zip(leaves, grads, strict=True):
+            leaf.grad = grad
+        return torch.nn.utils.clip_grad_norm_(leaves, math.inf if clip is None else clip), grads
     norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
-    return norm, None if clip is None or math.isinf(clip) else (clip / (norm + 1e-6)).clamp(max=1.0)
+    if clip is None or math.isinf(clip):
+        return norm, grads
+    scale = (clip / (norm + 1e-6)).clamp(max=1.0)
+    return norm, [grad * scale.to(grad.dtype) for grad in grads]

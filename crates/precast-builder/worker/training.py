@@ -175,34 +175,48 @@ class Training:
 
     def __call__(self, *inputs: Any) -> dict[str, Any]:
         """Runs the part in plain operations, and writes into its states: the function that is captured."""
+        return self._part(inputs, eager=False)
+
+    def _part(self, inputs: Sequence[Any], eager: bool) -> dict[str, Any]:
+        """Runs the part. In eager's form `backward()`, torch's clipping and its optimizer compute."""
         held = dict(zip((spec["name"] for spec in self.specs), inputs, strict=True))
         batch = inputs[: len(self.batch)]
         if self.part == "eval":
             loss, more = self._loss({name: held[whole] for name, whole in self.params.items()}, held, batch)
             return {"loss": loss, **more}
-        params = [held[whole] for whole in self.params.values()]
         out: dict[str, Any] = {}
-        if self.part != "update":
+        if self.part == "update":
+            grads = self._mean(held)
+        else:
             with torch.enable_grad():
                 leaves = {name: held[whole].detach().requires_grad_() for name, whole in self.params.items()}
                 loss, more = self._loss(leaves, held, batch)
                 self._check_differentiable(loss)
-                grads = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+                grads = _gradients(loss, list(leaves.values()), eager)
             self._check_gradients(grads)
             out = {"loss": loss.detach(), **more}
         if self.part == "gradients":
             self._add(held, grads)
             return out
-        if self.part == "update":
-            grads = self._mean(held)
-        norm, scale = optimizers.scale_of(grads, self.train.get("clip"))
+        return {**out, "grad_norm": self._update(held, grads, eager)}
+
+    def _update(self, held: dict[str, Any], grads: Sequence[Any], eager: bool) -> Any:
+        """Updates parameters and states of the optimizer. Returns the norm of the gradients."""
+        norm, grads = optimizers.clipped(grads, self.train.get("clip"), eager)
         held[_STEP].add_(1)
-        for whole, param, grad in zip(self.params.values(), params, grads, strict=True):
-            state = {name: held[f"optimizer.{name}.{whole}"] for name in self.optimizer.states}
-            grad = grad if scale is None else grad * scale.to(grad.dtype)
-            self.optimizer.update(param, grad, state, held["lr"], held[_STEP])
+        params = [held[whole] for whole in self.params.values()]
+        states = [
+            {name: held[f"optimizer.{name}.{whole}"] for name in self.optimizer.states}
+            for whole in self.params.values()
+        ]
+        if eager and self.optimizer.of_torch is not None:
+            step, rate = int(held[_STEP]), float(held["lr"])
+            optimizers.step_of_torch(self.optimizer, params, grads, states, rate, step)
+        else:
+            for param, grad, state in zip(params, grads, states, strict=True):
+                self.optimizer.update(param, grad, state, held["lr"], held[_STEP])
         self._clear(held)
-        return {**out, "grad_norm": norm}
+        return norm
 
     def _check_differentiable(self, loss: Any) -> None:
         if not loss.requires_grad:
@@ -232,47 +246,7 @@ class Training:
         # `clone` makes tensors of inference mode usable by autograd.
         with torch.inference_mode(False), torch.no_grad():
             inputs = [value.clone() for value in given]
-            return self._run(inputs), inputs
-
-    def _run(self, inputs: list[Any]) -> dict[str, Any]:
-        if self.part == "eval":
-            return self(*inputs)
-        held = dict(zip((spec["name"] for spec in self.specs), inputs, strict=True))
-        params = [held[whole] for whole in self.params.values()]
-        out: dict[str, Any] = {}
-        if self.part != "update":
-            leaves = {name: torch.nn.Parameter(held[whole].clone()) for name, whole in self.params.items()}
-            with torch.enable_grad():
-                loss, more = self._loss(leaves, held, inputs[: len(self.batch)])
-                self._check_differentiable(loss)
-                loss.backward()
-            grads = [leaf.grad for leaf in leaves.values()]
-            self._check_gradients(grads)
-            out = {"loss": loss.detach(), **more}
-        if self.part == "gradients":
-            self._add(held, grads)
-            return out
-        if self.part == "update":
-            grads = self._mean(held)
-        leaves_ = [torch.nn.Parameter(param) for param in params]
-        for leaf, grad in zip(leaves_, grads, strict=True):
-            leaf.grad = grad
-        clip = self.train.get("clip")
-        norm = torch.nn.utils.clip_grad_norm_(leaves_, float("inf") if clip is None else clip)
-        grads = [leaf.grad for leaf in leaves_]
-        held[_STEP].add_(1)
-        states = [
-            {name: held[f"optimizer.{name}.{whole}"] for name in self.optimizer.states}
-            for whole in self.params.values()
-        ]
-        if self.optimizer.of_torch is not None:
-            step, rate = int(held[_STEP]), float(held["lr"])
-            optimizers.step_of_torch(self.optimizer, params, grads, states, rate, step)
-        else:
-            for param, grad, state in zip(params, grads, states, strict=True):
-                self.optimizer.update(param, grad, state, held["lr"], held[_STEP])
-        self._clear(held)
-        return {**out, "grad_norm": norm}
+            return self._part(inputs, eager=True), inputs
 
     def sequence(self, first: list[Any], draw: Callable[[int], list[Any]]) -> list[tuple[list[Any], list[Any]]]:
         """Returns inputs and outputs of calls that follow each other, from these states on."""
@@ -332,6 +306,15 @@ class Training:
         else:
             message, hint = f"{self.what} {how}: {failures.named(error)}", None
         return Failure("capture", message, location=failures.location(error, self.root), hint=hint)
+
+
+def _gradients(loss: Any, leaves: Sequence[Any], eager: bool) -> Sequence[Any]:
+    """Returns the gradients of a loss; None for a leaf that it does not depend on."""
+    if eager:
+        loss.backward()
+        return [leaf.grad for leaf in leaves]
+    grads: Sequence[Any] = torch.autograd.grad(loss, leaves, allow_unused=True)
+    return grads
 
 
 def reshape(graph: Any) -> None:

@@ -139,15 +139,7 @@ mod tests {
     }
 
     fn wrong(text: &str) -> String {
-        match read(text) {
-            Err(SpecError::Invalid(problems)) => {
-                let lines = problems
-                    .iter()
-                    .map(|one| format!("{} | {}", one.message, one.help));
-                lines.collect::<Vec<_>>().join("\n")
-            }
-            other => panic!("{other:?}"),
-        }
+        read(text).unwrap_err().in_lines()
     }
 
     #[test]

@@ -48,6 +48,20 @@ fn summary(problems: &[Problem]) -> String {
     }
 }
 
+#[cfg(test)]
+impl SpecError {
+    /// Returns the problems of a wrong text, each in a line: message and help.
+    pub fn in_lines(&self) -> String {
+        let Self::Invalid(problems) = self else {
+            panic!("{self:?}")
+        };
+        let lines = problems
+            .iter()
+            .map(|one| format!("{} | {}", one.message, one.help));
+        lines.collect::<Vec<_>>().join("\n")
+    }
+}
+
 impl SpecError {
     /// Returns a hint for the user; with several problems, the hint for the first one.
     pub fn help(&self) -> &str {

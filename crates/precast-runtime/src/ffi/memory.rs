@@ -9,7 +9,8 @@ use smallvec::SmallVec;
 use super::{Handle, abi::RawTensor, libtorch, tensor::number_of, torch::call};
 use crate::TorchError;
 
-/// Torch's number of the layout of oneDNN's tensors.
+/// Torch's numbers of layouts: with strides, and oneDNN's own.
+const STRIDED: i32 = 0;
 const MKLDNN: i32 = 3;
 
 /// A type of which every pattern of bits is a value.
@@ -111,26 +112,9 @@ impl Handle {
         dtype: Dtype,
         device: Device,
     ) -> Result<Self, TorchError> {
-        let (device_type, index) = place(device)?;
-        // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the caller vouches for the memory.
-        unsafe {
-            Self::made(|out| {
-                libtorch::aoti_torch_create_tensor_from_blob_v2(
-                    data.cast_mut().cast::<c_void>(),
-                    shape.len() as i64,
-                    shape.as_ptr(),
-                    stride.as_ptr(),
-                    0,
-                    number_of(dtype),
-                    device_type,
-                    index,
-                    out,
-                    0, // strided
-                    ptr::null(),
-                    0,
-                )
-            })
-        }
+        let (place, layout) = (place(device)?, (STRIDED, &[][..]));
+        // SAFETY: the caller guarantees it.
+        unsafe { Self::of_blob(data, shape, stride, dtype, place, layout) }
     }
 
     /// Creates a tensor in an order that only oneDNN knows, over memory that it does not own. `description` is
@@ -145,7 +129,24 @@ impl Handle {
         dtype: Dtype,
         description: &[u8],
     ) -> Result<Self, TorchError> {
-        let stride = contiguous(shape);
+        let (place, layout) = (place(Device::Cpu)?, (MKLDNN, description));
+        // SAFETY: the caller guarantees it.
+        unsafe { Self::of_blob(data, shape, &contiguous(shape), dtype, place, layout) }
+    }
+
+    /// Creates a tensor over memory: on a device, in a layout with its description.
+    ///
+    /// # Safety
+    /// `data` points to the bytes of such a tensor. It outlives every handle of the tensor, and no code writes to it while
+    /// a kernel reads it.
+    unsafe fn of_blob(
+        data: *const u8,
+        shape: &[i64],
+        stride: &[i64],
+        dtype: Dtype,
+        (device_type, index): (i32, i32),
+        (layout, description): (i32, &[u8]),
+    ) -> Result<Self, TorchError> {
         // SAFETY: both arrays have `rank` numbers; the description has its length; it writes a new tensor; the caller
         // vouches for the memory.
         unsafe {
@@ -157,10 +158,10 @@ impl Handle {
                     stride.as_ptr(),
                     0,
                     number_of(dtype),
-                    0,
-                    0,
+                    device_type,
+                    index,
                     out,
-                    MKLDNN,
+                    layout,
                     description.as_ptr(),
                     description.len() as i64,
                 )
