@@ -134,7 +134,9 @@ fn a_compile_that_fails_before_the_capture_is_over_fails_once() {
 #[test]
 fn a_task_out_of_memory_is_retried_exclusively() {
     let sandbox = Sandbox::steered(&["device is small"]);
-    let built = events(&sandbox, &["-j", "6"]);
+    let mut built = events(&sandbox, &["-j", "6"]);
+    // A worker that gets ready does no task, and nothing waits for it.
+    built.retain(|event| event["job"] != "prepare");
     assert_eq!(states(&built), ["built", "built", "skipped"], "{built:?}");
     let of = |event: &Value| (event["job"].clone(), event["what"].clone());
     let again: Vec<_> = built
