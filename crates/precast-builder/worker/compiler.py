@@ -69,6 +69,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     started = time.perf_counter()
     wire.event("load")
     module, inputs, root = segment.load(path, device)
+    collected = sum(buffer.nbytes for buffer in module.buffers()) >= _COLLECTED
     options = _options(request, device)
     if device == "cpu" and not request.get("passes") and not prepacked.is_faster(module):
         options["freezing"] = False
@@ -100,7 +101,7 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
     compiled["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
-    if sum(buffer.nbytes for buffer in module.buffers()) >= _COLLECTED:
+    if collected:
         # The compiler leaves cycles behind, which hold the random weights and their prepacked forms.
         del module
         gc.collect()
