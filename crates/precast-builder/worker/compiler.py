@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import bounds, failures, prepacked, segment, segment_passes
+from . import bounds, failures, one_query, one_row, prepacked, segment, segment_passes
 from .clock import Clock
 from .torch_private import errors, inductor, lowerings, overloads, versions
 from .torch_private.cpp_toolchain import toolchain
@@ -132,6 +132,13 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
     if target.device == "cuda":
         # Inductor's freezing would put values of weights into the artifact.
         options["freezing"] = False
+    if target.device == "cpu":
+        one_query.rewrite(module.graph)
+        module.recompile()
+    if target.device == "cpu" and one_row.has_one_row(module.graph):
+        # Joined weights would be a copy, and buy nothing.
+        options["cpp.enable_concat_linear"] = False
+        options |= one_row.after(options.get("post_grad_custom_pre_pass"), context.is_constant)
     with _attention_kernel(target.attention), _fixed_order(module, target.device):
         files = generate(module, inputs, options, target.isa, target.out, clock, weights)
     return result(files, weights)

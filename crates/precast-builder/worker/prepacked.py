@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from . import tensors
+from . import one_row, tensors
 from .torch_private import archives, fake, freezing, overloads, symbols, versions
 
 Recipe = dict[str, Any]
@@ -102,6 +102,8 @@ def _has_kernels(node: Any) -> bool:
 def _is_worth_packing(product: Any) -> bool:
     """Returns whether a product with a weight is large enough to be faster in oneDNN's layout."""
     rows, weight = (node.meta["val"] for node in product.args[-2:])
+    if one_row.is_one_row(rows, weight):
+        return False
     elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
     products = symbols.example(rows.shape[0]) * elements
     # MKL has no kernels below float32: those products are oneDNN's in any case.
@@ -114,7 +116,7 @@ def _fold(module: Any, weights: Weights) -> None:
     with fake.real_values():
         freezing.share_layouts(module, _MANY_ROWS)
         for node, value in freezing.foldable(module).items():
-            recipe = _recipe(module, node, value, weights)
+            recipe = None if one_row.stays(node) else _recipe(module, node, value, weights)
             if recipe is None:
                 continue
             name = f"p{len(weights.prepacked)}"
