@@ -391,7 +391,7 @@ mod tests {
         }
         assert!(all.lacks(0..3, artifact("a"), 1));
         all.ended(Task::Capture(0), true);
-        // The gate of the failed capture, and those that wait for it.
+        // Its gate fails too, and the third one still waits for the first.
         all.ended(Task::Capture(1), false);
         assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);

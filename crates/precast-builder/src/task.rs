@@ -96,8 +96,9 @@ impl Schedule<Task> {
             for other in 0..programs {
                 schedule.need(Task::Gate(program), Task::Capture(other), false);
             }
-            if program > 0 {
-                schedule.need(Task::Gate(program), Task::Gate(program - 1), false);
+            // Each of them: one whose capture failed waits for nothing.
+            for earlier in 0..program {
+                schedule.need(Task::Gate(program), Task::Gate(earlier), false);
             }
         }
         schedule
