@@ -3,8 +3,8 @@
     python -m benches.tokens --store STORE --chat target/release/chat --folder FOLDER [--genai PYTHON] --out tokens.json
 
 `make chat` makes the store, the program and the folder (`target/chat`). Each way answers the same ten questions in a
-process of its own; the ways take turns. A rate leaves the prompt out. `--genai` is a Python with onnxruntime-genai and
-FOLDER/onnx, the model that its builder makes of `save_pretrained`.
+process of its own; the ways take turns. A rate leaves the prompt out. `read` is the floor: a plain read of the weights.
+`--genai` is a Python with onnxruntime-genai and FOLDER/onnx, the model that its builder makes of `save_pretrained`.
 """
 
 from __future__ import annotations
@@ -67,6 +67,21 @@ def of_compile() -> float:
     return tokens / seconds
 
 
+def of_read() -> float:
+    """Returns the floor: how often a second the threads read as many bytes as the weights have, and do nothing else."""
+    import torch
+    from model import load
+
+    # A matrix that two names share is counted once, as a step reads it.
+    values = torch.ones(sum(value.numel() for value in load().parameters()))
+    seconds = []
+    for _ in range(21):
+        started = time.perf_counter()
+        values.sum()
+        seconds.append(time.perf_counter() - started)
+    return 1 / statistics.median(seconds[1:])
+
+
 def prompts() -> list[Any]:
     """Returns the tokens of the questions."""
     import eager
@@ -117,13 +132,14 @@ def main() -> None:
     parser.add_argument("--genai", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--way", choices=["eager", "compile", "genai"])
+    parser.add_argument("--way", choices=["eager", "compile", "genai", "read"])
     args = parser.parse_args()
     if args.way is not None:
         sys.path.insert(0, str(CHAT))
-        print({"eager": of_eager, "compile": of_compile, "genai": lambda: of_genai(args.folder)}[args.way]())
+        ways = {"eager": of_eager, "compile": of_compile, "genai": lambda: of_genai(args.folder), "read": of_read}
+        print(ways[args.way]())
         return
-    ways = ["precast", "eager", "compile", *(["genai"] if args.genai else [])]
+    ways = ["precast", "eager", "compile", *(["genai"] if args.genai else []), "read"]
     rates: dict[str, list[float]] = {way: [] for way in ways}
     for _ in range(args.rounds):
         for way in ways:
