@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -227,7 +227,18 @@ test-python: $(PACKAGE) ## the tests of the Python package, with the wheel insta
 	@$(MAKE) --no-print-directory wheel
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
-	$(PACKAGE) -m pytest -q -p no:cacheprovider --timeout 300 python/tests
+	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 python/tests
+
+# The same with another torch, and with PYTHON if there is no .venv-torch-TORCH yet.
+OTHER_PACKAGE = .venv-python-$(TORCH)/bin/python
+
+test-python-with: export WHEEL_PROFILE = dev
+test-python-with: torch $(PACKAGE) ## the tests of the Python package with another torch and Python (TORCH=2.15.0 PYTHON=python3.13)
+	@$(MAKE) --no-print-directory wheel
+	$(OTHER)/bin/python -m venv --clear .venv-python-$(TORCH)
+	@$(OTHER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(OTHER_PACKAGE) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(OTHER_PACKAGE) -m pip install --no-deps --disable-pip-version-check -q -r python/requirements.txt target/wheels/dev/*.whl
+	$(OTHER_PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 python/tests
 
 BOOK := .venv-docs/bin
 

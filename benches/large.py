@@ -1,16 +1,18 @@
 """Measures a model of 1.1 billion parameters in bfloat16: its build, its store, and the start of a process.
 
-    .venv/bin/python benches/large.py NAME=PRECAST… [--scratch DIR] > benches/results/large-cpu.json
+    .venv/bin/python benches/large.py NAME=PRECAST… [--plain] [--scratch DIR] > benches/results/large-cpu.json
 
 Each PRECAST is a command to measure, all in one run; `.venv/bin/python` has torch and transformers. The weights are
 random, and are written once. Memory is the sum of proportional sets (PSS) over all processes of a command, sampled five
-times a second: a page that two of them map counts once. It needs 12 GB of disk under `--scratch`.
+times a second: a page that two of them map counts once. With `--plain` the last command also builds a store that
+prepacks nothing, and starts of both alternate. It needs 12 GB of disk under `--scratch`.
 """
 
 import argparse
 import json
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -112,13 +114,44 @@ def write_inputs(path: Path) -> None:
     save_file({"input_ids": torch.arange(16)[None]}, path)
 
 
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_WAIT_POLICY": "passive", "PRECAST_PYTHON": sys.executable}
+
+
+def build(precast: Path, project: Path, store: Path, *options: str) -> tuple[float, Watch]:
+    """Builds the model in a new store."""
+    shutil.rmtree(store, ignore_errors=True)
+    command = [precast, "build", "-f", project / "precast.toml", "--store", store, "--format", "json", *options]
+    seconds, watch, _ = measured(command, environment(), store.with_suffix(".log"))
+    return seconds, watch
+
+
+def start(precast: Path, project: Path, store: Path) -> tuple[float, Watch]:
+    """Starts a process that answers one request."""
+    command = [precast, "run", "prefill", "--inputs", project / "inputs.safetensors", "--store", store, "--compiled"]
+    seconds, watch, _ = measured(command, environment(), store.with_suffix(".log"))
+    return seconds, watch
+
+
+def against_plain(precast: Path, project: Path, scratch: Path) -> dict:
+    """Compares starts from the store with those from one that prepacks nothing."""
+    stores = {"prepacked": scratch / "store", "plain": scratch / "plain"}
+    build(precast, project, stores["plain"], "--set", "options.freezing=false")
+    taken: dict[str, list[float]] = {name: [] for name in stores}
+    for number in range(8):
+        for name in sorted(stores, reverse=bool(number % 2)):
+            seconds, _ = start(precast, project, stores[name])
+            if number:  # the first reads the files from the disk
+                taken[name].append(seconds)
+    ratios = [one / other for one, other in zip(taken["prepacked"], taken["plain"], strict=True)]
+    found = {name: round(statistics.median(seconds), 2) for name, seconds in taken.items()}
+    return {**found, "ratio": round(statistics.median(ratios), 2)}
+
+
 def measure(precast: Path, project: Path, scratch: Path) -> dict:
     """Builds the model in a new store, and starts processes from it."""
     store = scratch / "store"
-    shutil.rmtree(store, ignore_errors=True)
-    env = {**os.environ, "OMP_WAIT_POLICY": "passive", "PRECAST_PYTHON": sys.executable}
-    build = [precast, "build", "-f", project / "precast.toml", "--store", store, "--format", "json"]
-    seconds, watch, _ = measured(build, env, scratch / "build.log")
+    seconds, watch = build(precast, project, store)
     version = subprocess.run([precast, "--version"], capture_output=True, text=True, check=True)
     found = {
         "version": version.stdout.strip(),
@@ -127,10 +160,9 @@ def measure(precast: Path, project: Path, scratch: Path) -> dict:
         "build_peak_by_process_mib": {name: round(mib) for name, mib in sorted(watch.peak.items())},
         "store_mib": round(size(store) / MIB),
     }
-    run = [precast, "run", "prefill", "--inputs", project / "inputs.safetensors", "--store", store]
     starts = []
     for _ in range(4):
-        seconds, watch, _ = measured(run, env, scratch / "run.log")
+        seconds, watch = start(precast, project, store)
         anonymous = max((mib for name, mib in watch.most.items() if name.endswith("Pss_Anon")), default=0)
         starts.append(
             {
@@ -149,6 +181,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("precast", nargs="+", metavar="NAME=PRECAST")
     parser.add_argument("--scratch", type=Path)
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--weights", type=Path, help="a file of weights that an earlier run wrote")
     args = parser.parse_args()
     sys.path.insert(0, str(HERE.parent))
@@ -173,6 +206,8 @@ def main() -> None:
         }
         for label, precast in commands.items():
             result[label] = measure(Path(precast).resolve(), project, Path(name))
+        if args.plain:
+            result["starts_by_store"] = against_plain(Path(precast).resolve(), project, Path(name))
     print(json.dumps(result, indent=2))
 
 

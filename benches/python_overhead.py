@@ -1,6 +1,7 @@
 """The time that a call from Python adds to the one from Rust: python_overhead.py STORE [DEVICE] > results.json.
 
-STORE has the release `tiny` of python/tests/model. The medians of `precast bench` and of Python.
+STORE has the release `tiny` of python/tests/model. The medians of `precast bench` and of Python, in turns; each case is
+compared with the call of its own module from Rust. On the CPU with one thread: OMP_NUM_THREADS=1.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import precast
 import torch
 
 TURNS = 5
-BUCKET = {"batch": 4, "seq": 8}
+BUCKETS = {"encode": {"batch": 4, "seq": 8}, "nested": {"batch": 4}}
 
 
 def median(call: Callable[[], Any], seconds: float = 0.5) -> float:
@@ -34,13 +35,13 @@ def median(call: Callable[[], Any], seconds: float = 0.5) -> float:
     return statistics.median(times) * 1e6
 
 
-def rust(command: str, store: str, device: str) -> float:
+def rust(command: str, store: str, device: str, module: str) -> float:
     """Returns the median time of a call in `precast bench`, in microseconds."""
-    at = ",".join(f"{dim}={size}" for dim, size in BUCKET.items())
+    at = ",".join(f"{dim}={size}" for dim, size in BUCKETS[module].items())
     options = ["--model", "tiny", "--device", device, "--at", at, "--seconds", "0.5", "--format", "json"]
     environment = {**os.environ, "PRECAST_PYTHON": sys.executable, "LIBTORCH": str(Path(torch.__file__).parent)}
     done = subprocess.run(
-        [command, "bench", "encode", "--store", store, *options], env=environment, capture_output=True, text=True
+        [command, "bench", module, "--store", store, *options], env=environment, capture_output=True, text=True
     )
     if done.returncode:
         raise SystemExit(done.stderr)
@@ -51,8 +52,9 @@ def main(store: str, device: str = "cpu") -> None:
     torch.set_num_threads(1)
     command = os.environ.get("PRECAST_COMMAND") or str(Path(sys.executable).parent / "precast")
     model = precast.load(store, "tiny", device=device)
-    ids = torch.ones(BUCKET["batch"], BUCKET["seq"], dtype=torch.int64, device=device)
+    ids = torch.ones(4, 8, dtype=torch.int64, device=device)
     encode, array = model.encode, ids.cpu().numpy()
+    nested, x, scale = model.nested, torch.ones(4, 3, device=device), torch.ones(1, device=device)
 
     def wait(out: Any) -> None:
         if device != "cpu":
@@ -62,10 +64,14 @@ def main(store: str, device: str = "cpu") -> None:
         "tensors": lambda: wait(encode(ids, ids)),
         "tensors by name": lambda: wait(encode(ids=ids, mask=ids)),
         "arrays of numpy": lambda: wait(encode(array, array)),
+        "arrays by name": lambda: wait(encode(ids=array, mask=array)),
+        "four nested in, four out": lambda: wait(nested(x, (x, x), scale)),
     }
-    turns: dict[str, list[float]] = {"rust": [], **{name: [] for name in calls}}
+    modules = {name: "nested" if "nested" in name else "encode" for name in calls}
+    turns: dict[str, list[float]] = {f"rust, {module}": [] for module in BUCKETS} | {name: [] for name in calls}
     for _ in range(TURNS):
-        turns["rust"].append(rust(command, store, device))
+        for module in BUCKETS:
+            turns[f"rust, {module}"].append(rust(command, store, device, module))
         for name, call in calls.items():
             turns[name].append(median(call))
     figures = {name: statistics.median(each) for name, each in turns.items()}
@@ -79,7 +85,7 @@ def main(store: str, device: str = "cpu") -> None:
             "python": platform.python_version(),
             "torch": torch.__version__,
             "median_us": figures,
-            "over_rust_us": {name: figures[name] - figures["rust"] for name in calls},
+            "over_rust_us": {name: figures[name] - figures[f"rust, {modules[name]}"] for name in calls},
             "turns_us": turns,
         },
         sys.stdout,

@@ -50,22 +50,31 @@ class ArtifactEngine:
         if config.rtol is not None or config.atol is not None:
             settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
         self._prepare(args, kwargs)
-        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished())
-        name = self._release_name(config.name or type(self._net).__name__)
-        self.notes: dict[str, Any] = {"name": name, "release": digest, "built": False}
-        model = self._found(config.store, f"{name}@{digest}", tensors)
-        if model is None:
-            self._build(args, kwargs, config, name=name, release=digest, **settings)
-            self.notes["built"] = True
-            model = self._loaded(config.store, f"{name}@{digest}", tensors)
-        self._model = model
+        self._model = self._obtained(args, kwargs, tensors, settings)
         self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._places: dict[tuple[Any, ...], list[int]] = {}
         self._template: Any = _MISSING
         self._open()
-        points = region.points or [{}]
-        self._exact = {self._shapes(region, tensors, point): number for number, point in enumerate(points)}
+        self._exact = {shapes: number for number, shapes in enumerate(self._sizes(tensors))}
+
+    def _obtained(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: dict[str, Tensor], settings: dict[str, Any]
+    ) -> Model:
+        """Returns the named release, or the one with the digest of the module, which is built if there is none."""
+        config = self._region.config
+        if config.release is not None:
+            self.notes: dict[str, Any] = {"release": config.release, "built": False}
+            return self._loaded(config.store, config.release, tensors)
+        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished())
+        name = self._release_name(config.name or type(self._net).__name__)
+        self.notes = {"name": name, "release": digest, "built": False}
+        model = self._found(config.store, f"{name}@{digest}", tensors)
+        if model is None:
+            self._build(args, kwargs, config, name=name, release=digest, **settings)
+            self.notes["built"] = True
+            model = self._loaded(config.store, f"{name}@{digest}", tensors)
+        return model
 
     def _release_name(self, name: str) -> str:
         return f"{name}.{self._region.name}" if self._region.name else name
@@ -168,6 +177,10 @@ class ArtifactEngine:
             return answer
         found = iter(batches.tensors(answer))
         return batches.mapped(self._template, lambda *_: next(found))
+
+    def _sizes(self, tensors: dict[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
+        """Returns the shapes of the inputs in each bucket."""
+        return [self._shapes(self._region, tensors, point) for point in self._region.points or [{}]]
 
     def _shapes(self, region: Region, tensors: dict[str, Tensor], point: dict[str, int]) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the inputs in a bucket."""

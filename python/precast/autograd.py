@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import pairs
+from . import batches, captured, pairs
 from .artifacts import ArtifactEngine, build_settings, causes, refusals
 from .draws import Draw
 from .engine import Passed, Refused
@@ -65,10 +65,40 @@ class PairEngine(ArtifactEngine):
         with causes():
             pairs.build(self._net, call, captures, name=name, **build_settings(config), **settings)
 
+    def _weights(self) -> dict[str, Tensor]:
+        if self._region.config.release is None:
+            return super()._weights()
+        # A build of a spec has the tensors without a place in the state dict as weights, too.
+        return {name: tensor.detach() for name, tensor, _ in captured.tensors_of(self._net)}
+
+    def _sizes(self, tensors: dict[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
+        if self._region.config.release is None:
+            return super()._sizes(tensors)
+        shapes = [pair.forward.shapes for pair in self._pairs]
+        return [tuple(tuple(one[name]) for name in self._inputs) for one in shapes]
+
+    def at_bucket(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Returns the arguments at the sizes of a bucket: their own, or those of the last one."""
+        tensors, _ = batches.flat(args, kwargs, self._names)
+        if (
+            set(tensors) != set(self._inputs)
+            or tuple(tuple(tensors[name].shape) for name in self._inputs) in self._exact
+        ):
+            return args, kwargs
+        last = dict(zip(self._inputs, list(self._exact)[-1], strict=True))
+        if any(len(shape) != tensors[name].dim() for name, shape in last.items()):
+            return args, kwargs
+        dims = {name: [f"{name}.{axis}" for axis in range(len(shape))] for name, shape in last.items()}
+        sizes = {dim: size for name, shape in last.items() for dim, size in zip(dims[name], shape, strict=True)}
+        return resized((args, kwargs), dims, self._names, sizes)
+
     def _open(self) -> None:
         count = len(self._region.points or [{}])
         own = self._weights()
-        named = [pairs.names(number, count) for number in range(count)]
+        if self._region.config.release is None:
+            named = [pairs.names(number, count) for number in range(count)]
+        else:
+            named = pairs.found(self._model)
         self._pairs = [_Pair(self, self._model[one], self._model[other], own) for one, other in named]
         self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
         self._bound = {name: tensor.data_ptr() for name, tensor in own.items()}

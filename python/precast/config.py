@@ -55,6 +55,9 @@ class CompileConfig:
     """The dimensions of each bucketed input: `{"input_ids": ["batch", "seq"]}`."""
     pad: bool | Mapping[str, float] = True
     """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0."""
+    release: str | None = None
+    """A release that `precast build` made of a module of kind `autograd`, as `"encoder@3"`, or `"encoder"` for the
+    newest: nothing is captured or built. It has its own sizes and settings."""
     name: str | None = None
     """The name of the release. A second process with the same name and the same sources starts without a build."""
     store: str | Path = "artifacts"
@@ -86,9 +89,22 @@ class CompileConfig:
             for name in self.pad:
                 if name not in self.shapes:
                     raise ValueError(f"`pad` has a value for `{name}`, which `shapes` has not")
+        if self.release is not None:
+            self._check_release()
         used = {axis for axes in self.shapes.values() for axis in axes}
         if unused := [dim for dim in self.buckets if dim not in used]:
             raise ValueError(f"`buckets` has `{unused[0]}`, which `shapes` names for no input")
+
+    def _check_release(self) -> None:
+        if self.kind != "autograd" or self.backend != "precast":
+            raise ValueError(
+                '`release` is for `kind = "autograd"` and `backend = "precast"`; `load` takes other releases'
+            )
+        for key in ("buckets", "shapes", "name", "options"):
+            if getattr(self, key):
+                raise ValueError(f"`{key}` is given with `release`, which has its own: it belongs into the spec")
+        if tuple(self.allowlist) != ("*",):
+            raise ValueError("`allowlist` is given with `release`, which is of the whole module: wrap the submodule")
 
     def declared(self, settings: Mapping[str, Any]) -> CompileConfig:
         """Returns these settings with the declarations of a submodule in their place; `options` are merged."""

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import building, captured, digests, replay
+from . import captured, digests, replay
 from .capture import Capture, device_of
 from .errors import BadInput
 from .nesting import Call, call_of
@@ -106,7 +106,10 @@ def build(
         function = captured.function(Capture(net, method, call, dims, points))
         captured.save(net, {"forward": function}, place, imports)
         spec.write(place / "precast.toml")
-        return building.build_spec(place / "precast.toml", **command)
+        # A second process finds its release without the command.
+        from .building import build_spec
+
+        return build_spec(place / "precast.toml", **command)
 
 
 def parameters(net: torch.nn.Module) -> dict[str, torch.Tensor]:

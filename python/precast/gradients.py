@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -18,6 +19,8 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, tor
 _FLOOR = 1e-3
 # Below this share of the largest norm of all gradients an error is noise: the gradient of a bias before a
 # normalization is zero but for rounding.
+_PIECE = 1 << 22
+# Elements that are compared at once, in double precision: as a whole an embedding would take several times its memory.
 
 
 def difference(
@@ -27,7 +30,7 @@ def difference(
     autocast: str | None = None,
 ) -> tuple[str | None, float]:
     """Returns the first wrong gradient, if any, and the largest error as a share of the gradient's norm."""
-    norms = {name: float(one.detach().double().norm()) for name, one in expected.items() if one is not None}
+    norms = {name: _norm(one) for name, one in expected.items() if one is not None}
     finite = [norm for norm in norms.values() if norm < float("inf")]
     floor, worst = _FLOOR * max(finite, default=0.0), 0.0
     for name, eager in expected.items():
@@ -42,15 +45,36 @@ def difference(
                 f"the gradient of `{name}` is {mine.dtype} {list(mine.shape)}, eager's is {eager.dtype} "
                 f"{list(eager.shape)}"
             ), float("inf")
-        here, there = _local(mine).double(), _local(eager).double()
-        if not torch.equal(here.isfinite(), there.isfinite()):
+        distance = _distance(_local(mine), _local(eager))
+        if distance is None:
             return f"the gradient of `{name}` differs from eager in NaN or infinity", float("inf")
-        error = float((here - there).nan_to_num(0, 0, 0).norm()) / max(norms[name], floor, 1e-30)
+        error = distance / max(norms[name], floor, 1e-30)
         worst = max(worst, error)
         limit = TOLERANCES.get(getattr(torch, autocast.removeprefix("torch.")) if autocast else eager.dtype, 5e-2)
         if error > (limit if rtol is None else rtol):
             return f"the gradient of `{name}` differs from eager by {error:.1e} of its norm", worst
     return None, worst
+
+
+def _norm(tensor: Tensor) -> float:
+    """Returns the norm of a gradient; of a distributed one, that of all shards."""
+    if hasattr(tensor, "to_local"):
+        return float(tensor.detach().double().norm())
+    return math.hypot(*(float(piece.double().norm()) for piece in _pieces(tensor.detach())))
+
+
+def _distance(got: Tensor, expected: Tensor) -> float | None:
+    """Returns the norm of the difference; `None` if one is finite where the other is not."""
+    parts = []
+    for mine, eager in zip(_pieces(got), _pieces(expected), strict=True):
+        if not torch.equal(mine.isfinite(), eager.isfinite()):
+            return None
+        parts.append(float((mine.double() - eager.double()).nan_to_num(0, 0, 0).norm()))
+    return math.hypot(*parts)
+
+
+def _pieces(tensor: Tensor) -> tuple[Tensor, ...]:
+    return tensor.reshape(-1).split(_PIECE)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def _local(tensor: Tensor) -> Tensor:
@@ -73,36 +97,42 @@ def compare(
     No `.grad` is written. Buffers and generators are afterwards as they were.
     """
     began, steps, worst = time.perf_counter(), 0, 0.0
-
-    def result(reason: str | None = None, exception: BaseException | None = None) -> SmokeResult:
-        return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
-
     rtol, atol = config.rtol, config.atol
     if autocast is not None and rtol is None:
         rtol, atol = batches.TOLERANCES[getattr(torch, autocast.removeprefix("torch."))]
+    reason, exception = None, None
+
+    def compared() -> tuple[str | None, float]:
+        """Makes one step of each. Two sets of gradients are held, and none after it."""
+        state = generators()
+        try:
+            expected = _step(module, eager, args, kwargs)
+        except Exception as error:
+            raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
+        restore_generators(state)
+        got = _step(module, compiled, args, kwargs)
+        problem, error_ = batches.difference(got[0], expected[0], rtol, atol)
+        if problem is None:
+            problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,")
+        if problem is None:
+            problem, other = difference(got[1], expected[1], config.rtol, autocast)
+            error_ = max(error_, other)
+        return problem, error_
+
     with restored_generators():
-        for _ in range(config.smoketest_steps):
-            state = generators()
-            try:
-                expected = _step(module, eager, args, kwargs)
-            except Exception as error:
-                return result(f"eager fails: {type(error).__name__}: {error}", error)
-            restore_generators(state)
-            try:
-                got = _step(module, compiled, args, kwargs)
-            except Exception as error:
-                return result(f"{type(error).__name__}: {error}", error)
-            problem, error_ = batches.difference(got[0], expected[0], rtol, atol)
-            worst = max(worst, error_)
-            if problem is None:
-                problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,")
-            if problem is None:
-                problem, error_ = difference(got[1], expected[1], config.rtol, autocast)
-                worst = max(worst, error_)
-            if problem is not None:
-                return result(problem)
-            steps += 1
-    return result()
+        try:
+            while steps < config.smoketest_steps and reason is None:
+                reason, error_ = compared()
+                worst, steps = max(worst, error_), steps + (reason is None)
+        except _EagerFails as failed:
+            reason, exception = str(failed), failed.__cause__
+        except Exception as failed:
+            reason, exception = f"{type(failed).__name__}: {failed}", failed
+    return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+
+
+class _EagerFails(Exception):
+    """The module itself raised."""
 
 
 def _step(

@@ -1,7 +1,8 @@
 """Builds a release of autograd pairs: the forward and backward programs of one module, a pair for each bucket.
 
 A release has the modules `forward` and `backward`, or `forward_0`, `backward_0` and so on, one pair for each bucket in
-the order of the request. `precast.joint` has the names of their inputs and outputs.
+the order of the request. `precast.partition` has the names of their inputs and outputs. In a release of a spec the name
+of the entry is before these: `train.forward`.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ import torch
 from . import building, captured, replay
 from .batches import TOLERANCES
 from .capture import device_of
+from .errors import LoadError
 from .nesting import Call
 from .spec import Compile, Gate, Input, Module, Spec
 
 if TYPE_CHECKING:
+    from ._native import Model
     from .joint import Function, Pair
     from .objects import BuildResult
 
@@ -31,6 +34,26 @@ def names(number: int, count: int) -> tuple[str, str]:
     """Returns the names of the modules of a bucket, of `count` buckets."""
     suffix = f"_{number}" if count > 1 else ""
     return f"forward{suffix}", f"backward{suffix}"
+
+
+def found(model: Model) -> list[tuple[str, str]]:
+    """Returns the names of the modules of each pair, in a release that `precast build` made of a spec.
+
+    Raises `LoadError` for a release without pairs, and for one with pairs of several entries.
+    """
+    entries: dict[str, list[tuple[str, str]]] = {}
+    for forward in model.modules:
+        entry, _, part = forward.rpartition(".")
+        backward = f"{entry}.{part.replace('forward', 'backward', 1)}"
+        if entry and part.startswith("forward") and backward in model.modules:
+            entries.setdefault(entry, []).append((forward, backward))
+    if len(entries) == 1:
+        return next(iter(entries.values()))
+    if entries:
+        message = f"release `{model.name}` has several modules of kind `autograd`: {', '.join(entries)}"
+        raise LoadError(message, hint="give each a spec of its own, with another model name")
+    message = f"release `{model.name}` has no module of kind `autograd`, only {', '.join(model.modules)}"
+    raise LoadError(message, hint='write `kind = "autograd"` into a [[module]] of its spec, and build it')
 
 
 def build(

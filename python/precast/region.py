@@ -186,6 +186,7 @@ class Region:
             with self._bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
+            args, kwargs = self._at_bucket(engine, args, kwargs)
 
             def eager(*args: Any, **kwargs: Any) -> Any:
                 answer = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
@@ -217,6 +218,10 @@ class Region:
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Returns the arguments that the programs are captured with."""
+        return args, kwargs
+
+    def _at_bucket(self, engine: Engine, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Returns the arguments of the comparison with eager."""
         return args, kwargs
 
     def _compared(

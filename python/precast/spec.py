@@ -108,9 +108,12 @@ class Gate:
 
 @dataclass
 class Train:
-    """A training step: the method of the loss, and the optimizer with its options. For a module of kind `"step"`."""
+    """A training step: the method of the loss, and the optimizer with its options. For a module of kind `"step"`.
 
-    optimizer: str
+    One of kind `"autograd"` has `autocast`, and the inputs that get `gradients`.
+    """
+
+    optimizer: str | None = None
     loss: str | None = None
     betas: Sequence[float] | None = None
     eps: float | None = None
@@ -119,6 +122,7 @@ class Train:
     clip: float | None = None
     accumulate: bool | None = None
     autocast: str | None = None
+    gradients: Sequence[str] | None = None
 
 
 @dataclass

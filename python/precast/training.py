@@ -51,6 +51,8 @@ class TrainingRegion(Region):
         super().__init__(name, module, config, log, opener=opener)
         self.pair_opener = opener or pair_opened
         self._trained = self._refusal is None
+        if config.release is not None and self._refusal is None:
+            self._refusal = Refusal("release", "the release has programs for training alone")
         self._pairs: dict[State, PairRegion] = {}
         self._adding = threading.Lock()
         self._modules = list(module.modules())
@@ -174,6 +176,11 @@ class PairRegion(Region):
             return tensor.detach().requires_grad_(next(grads))
 
         return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]
+
+    def _at_bucket(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        if self.config.release is None:
+            return args, kwargs
+        return engine.at_bucket(args, kwargs)  # type: ignore[no-any-return]
 
     def _compared(
         self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool

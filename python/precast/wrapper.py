@@ -11,6 +11,7 @@ an artifact if all of this holds, and else by the original, with a counter and a
 | `training` | a submodule is in training mode; with `kind = "autograd"`: nothing requires a gradient |
 | `gradients` | gradients are recorded, and an input or a parameter requires them; with `kind = "autograd"`: none are \
 recorded, and no pair is there yet |
+| `release` | with `release`: a call without training, which a release of pairs has no program for |
 | `states` | there are pairs for eight other states already: modes, gradients, autocast |
 | `hooks` | a submodule has forward hooks, or there are global ones |
 | `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
@@ -74,7 +75,8 @@ def maybe_compile(
 
     `sample_batch` has the inputs of one call: a mapping of names, a tuple of positions, or a single tensor. Without it
     the first call compiles, as with `torch.compile`. With `config.name` a second process finds the release of the
-    first by the digest of its sources, settings and shapes, and captures nothing.
+    first by the digest of its sources, settings and shapes, and captures nothing. With `config.release` it takes the
+    pairs that `precast build` made of a spec.
 
     Failures are logged to `logger`, and never raised unless `config.fail_policy` is `"raise"`. Errors of the original
     itself are raised as ever.

@@ -165,6 +165,9 @@ pub fn of(
         }
         return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
     }
+    if let Some(inputs) = named(args, kwargs, variants, &mut library)? {
+        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
+    }
     let mut found = Vec::new();
     for (at, arg) in args.iter().enumerate() {
         let name = variants[0]
@@ -211,6 +214,46 @@ pub fn of(
     let tensors = found.into_iter().map(|found| found.tensor);
     let named = names.into_iter().zip(tensors).collect();
     Ok((Inputs::Named(named), library.unwrap_or(Library::Other)))
+}
+
+/// Takes tensors by position and by name, in the module's order; none for nested and absent arguments, unknown names, and
+/// where several variants have this number of inputs. This is the usual call, and a path for each tensor takes longer than
+/// the tensor.
+fn named(
+    args: &Bound<'_, PyTuple>,
+    kwargs: Option<&Bound<'_, PyDict>>,
+    variants: &[Variant],
+    library: &mut Option<Library>,
+) -> PyResult<Option<SmallVec<[Tensor; 8]>>> {
+    let Some(kwargs) = kwargs else {
+        return Ok(None);
+    };
+    let count = args.len() + kwargs.len();
+    let mut fitting = (variants.iter()).filter(|variant| variant.inputs.len() == count);
+    let (Some(variant), None) = (fitting.next(), fitting.next()) else {
+        return Ok(None);
+    };
+    let mut places: SmallVec<[Option<Bound<'_, PyAny>>; 8]> = args.iter().map(Some).collect();
+    places.resize(count, None);
+    for (name, value) in kwargs {
+        let name = name.cast::<PyString>()?.to_str()?;
+        match variant.inputs.iter().position(|input| input == name) {
+            Some(at) if places[at].is_none() => places[at] = Some(value),
+            _ => return Ok(None),
+        }
+    }
+    // As many places as values, and no place twice: each has one.
+    let values = || places.iter().flatten();
+    if !values().all(tensors::is_tensor) {
+        return Ok(None);
+    }
+    let mut inputs = SmallVec::new();
+    for (value, name) in values().zip(&variant.inputs) {
+        let (tensor, of) = tensors::take(value, name)?;
+        prefer(library, of);
+        inputs.push(tensor);
+    }
+    Ok(Some(inputs))
 }
 
 /// A tensor of torch decides, wherever it stands; else the first one.

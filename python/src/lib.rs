@@ -20,7 +20,9 @@
 //!
 //! ```text
 //! ending, errors
-//! fork, log, tensors
+//! exchange, fork, log
+//! numpy
+//! tensors
 //! inputs, nesting
 //! loaded
 //! module, session
@@ -35,6 +37,7 @@ use pyo3::prelude::*;
 
 mod ending;
 mod errors;
+mod exchange;
 mod fork;
 mod inputs;
 mod load;
@@ -43,6 +46,7 @@ mod log;
 mod model;
 mod module;
 mod nesting;
+mod numpy;
 mod session;
 mod tensors;
 

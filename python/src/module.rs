@@ -1,7 +1,7 @@
 //! A module of a model, and its calls.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -109,6 +109,19 @@ impl Module {
         let bindings = programs.iter().flat_map(|program| &program.steps);
         let names = bindings.flat_map(|step| step.binding.values().cloned());
         Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
+    }
+
+    /// The shape of each flat input in its first program, by name.
+    #[getter]
+    fn shapes(&self) -> PyResult<BTreeMap<String, Vec<i64>>> {
+        let loaded = self.loaded()?;
+        let programs = loaded.model.programs(&self.name);
+        let inputs = programs.first().map(|program| &program.inputs);
+        Ok(inputs
+            .into_iter()
+            .flatten()
+            .map(|input| (input.name.clone(), input.layout.shape.clone()))
+            .collect())
     }
 
     /// The sizes of its compiled buckets.

@@ -1,90 +1,38 @@
 //! Tensors from Python and to Python, over DLPack, without a copy.
 //!
-//! A torch tensor passes through the functions that torch offers for it, `__dlpack_c_exchange_api__` (DLPack 1.3), which
-//! take a tenth of the time of its Python method `__dlpack__`. Any other object passes through that method.
-//!
-//! The functions of torch order nothing: producer and consumer use the stream that is current on this thread, which is
-//! one stream for torch and the runtime, because they are on the same libtorch.
+//! A torch tensor passes through functions of torch ([`crate::exchange`]), any other object through its method
+//! `__dlpack__`.
 
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{CStr, c_int, c_void},
+    ffi::CStr,
     ptr::{self, NonNull},
 };
 
 use precast_runtime::{
     Tensor as Inner,
     cuda::Stream,
-    dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion},
+    dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned},
 };
 use precast_store::Device;
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
     intern,
     prelude::*,
-    sync::PyOnceLock,
-    types::{PyCapsule, PyCapsuleMethods, PyTuple, PyType},
+    types::{PyCapsule, PyCapsuleMethods, PyTuple},
 };
 
-use crate::errors;
+use crate::{
+    errors,
+    exchange::{Torch, torch},
+    numpy::Numpy,
+};
 
-/// DLPack's structure of functions, up to the functions that are used here.
-#[repr(C)]
-struct Exchange {
-    version: DLPackVersion,
-    _previous: usize,
-    _allocate: usize,
-    from_object: unsafe extern "C" fn(*mut c_void, *mut *mut DLManagedTensorVersioned) -> c_int,
-    to_object: unsafe extern "C" fn(*mut DLManagedTensorVersioned, *mut *mut c_void) -> c_int,
-}
-
-const EXCHANGE: &CStr = c"dlpack_exchange_api";
 const UNUSED: &CStr = c"dltensor";
 const UNUSED_VERSIONED: &CStr = c"dltensor_versioned";
 const USED: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
-
-/// `torch.Tensor` and its functions.
-struct Torch {
-    tensor: Py<PyType>,
-    exchange: Option<&'static Exchange>,
-}
-
-/// Set with the first tensor of torch. `import precast` imports no torch.
-static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
-
-/// Returns torch, if the process has imported it.
-fn torch(py: Python<'_>) -> Option<&Torch> {
-    if let Some(torch) = TORCH.get(py) {
-        return Some(torch);
-    }
-    let modules = py.import(intern!(py, "sys")).ok()?;
-    let modules = modules.getattr(intern!(py, "modules")).ok()?;
-    let module = modules.get_item(intern!(py, "torch")).ok()?;
-    let tensor = module.getattr(intern!(py, "Tensor")).ok()?;
-    let tensor = tensor.cast_into::<PyType>().ok()?;
-    let exchange = exchange_of(&tensor);
-    let _ = TORCH.set(
-        py,
-        Torch {
-            tensor: tensor.unbind(),
-            exchange,
-        },
-    );
-    TORCH.get(py)
-}
-
-/// Returns the functions of a class of tensors, in a version that is known here.
-fn exchange_of(class: &Bound<'_, PyType>) -> Option<&'static Exchange> {
-    let name = intern!(class.py(), "__dlpack_c_exchange_api__");
-    let capsule = class.getattr(name).ok()?.cast_into::<PyCapsule>().ok()?;
-    let found = capsule.pointer_checked(Some(EXCHANGE)).ok()?;
-    // SAFETY: a capsule of this name points to DLPack's structure, which lives as long as the process. The header is the
-    // same in every version, and the structure behind it in every version 1.
-    let exchange = unsafe { found.cast::<Exchange>().as_ref() };
-    (exchange.version.major == 1).then_some(exchange)
-}
 
 /// The library of a tensor: outputs are tensors of the library of the inputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -100,8 +48,8 @@ pub enum Library {
 /// Returns whether an object is a tensor.
 pub fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
     let py = object.py();
-    let is_torch = |torch: &Torch| object.is_exact_instance(torch.tensor.bind(py));
-    torch(py).is_some_and(is_torch)
+    torch(py).is_some_and(|torch| torch.is_tensor(object))
+        || Numpy::imported(py).is_some_and(|numpy| numpy.is_array(object))
         || object.is_instance_of::<Tensor>()
         || object
             .get_type()
@@ -112,10 +60,19 @@ pub fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
 /// Takes a tensor without a copy.
 pub fn take(object: &Bound<'_, PyAny>, name: &str) -> PyResult<(Inner, Library)> {
     let py = object.py();
+    // An exact class first: `isinstance` takes a tenth of the conversion.
+    let array = Numpy::imported(py).filter(|numpy| numpy.is_array(object));
     if let Some(torch) = torch(py)
-        && object.is_instance(torch.tensor.bind(py))?
+        && array.is_none()
+        && (torch.is_tensor(object) || object.is_instance(torch.tensor.bind(py))?)
     {
         return Ok((take_from_torch(object, torch, name)?, Library::Torch));
+    }
+    if array.is_some() {
+        return Ok((
+            take_by_method(object, name, Library::Numpy)?,
+            Library::Numpy,
+        ));
     }
     if let Ok(own) = object.cast::<Tensor>() {
         return Ok((own.get().0.share(), Library::Other));
@@ -150,17 +107,16 @@ fn take_from_torch(object: &Bound<'_, PyAny>, torch: &Torch, name: &str) -> PyRe
         }
         object = object.call_method0(intern!(py, "detach"))?;
     }
-    let (Some(exchange), true) = (
-        torch.exchange,
-        object.is_exact_instance(torch.tensor.bind(py)),
-    ) else {
+    let (Some(exchange), true) = (torch.exchange, torch.is_tensor(&object)) else {
         return take_by_method(&object, name, Library::Torch);
     };
     // The functions know no pending negation (`z.conj().imag`), which is in no byte of the memory.
     if is(&object, intern!(py, "is_neg"))? {
         object = object.call_method0(intern!(py, "resolve_neg"))?;
     }
-    let taken = take_directly(&object, exchange).map_err(|error| refused(py, name, &error))?;
+    let taken = exchange
+        .take(&object)
+        .map_err(|error| refused(py, name, &error))?;
     taken.map_err(|reason| errors::tensor(name, &reason))
 }
 
@@ -192,28 +148,11 @@ fn refused(py: Python<'_>, name: &str, error: &PyErr) -> PyErr {
     errors::bad_input(format!("`{name}` can't be used: {reason}"), hint)
 }
 
-fn take_directly(
-    object: &Bound<'_, PyAny>,
-    exchange: &'static Exchange,
-) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
-    let mut out = ptr::null_mut();
-    // SAFETY: the functions of this object's class, called with the GIL.
-    let code = unsafe { (exchange.from_object)(object.as_ptr().cast(), &mut out) };
-    match NonNull::new(out) {
-        Some(out) if code == 0 => {
-            // SAFETY: a new structure, which nobody else has. Its memory lives as long as it does.
-            Ok(Inner::from_dlpack(unsafe { Capsule::from_raw(out) }))
-        }
-        _ => Err(PyErr::take(object.py())
-            .unwrap_or_else(|| PyBufferError::new_err("it has no memory for DLPack"))),
-    }
-}
-
 /// Takes a tensor by its method `__dlpack__`, and makes the current stream wait for its writes.
 fn take_by_method(object: &Bound<'_, PyAny>, name: &str, library: Library) -> PyResult<Inner> {
     let py = object.py();
     let failed = |error: PyErr| refused(py, name, &error);
-    if !object.hasattr(intern!(py, "__dlpack__"))? {
+    if library != Library::Numpy && !object.hasattr(intern!(py, "__dlpack__"))? {
         return Err(no_tensor(object, name));
     }
     let mut taken = take_capsule(object);
@@ -235,6 +174,12 @@ fn take_by_method(object: &Bound<'_, PyAny>, name: &str, library: Library) -> Py
 fn take_capsule(
     object: &Bound<'_, PyAny>,
 ) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
+    // NumPy has no other device than the CPU.
+    if let Some(numpy) = Numpy::imported(object.py())
+        && numpy.is_array(object)
+    {
+        return own(&numpy.capsule(object)?.cast_into::<PyCapsule>()?);
+    }
     let method = object.getattr(intern!(object.py(), "__dlpack__"))?;
     let capsule = call_method(&method, stream_for(object)?)?;
     own(&capsule.cast_into::<PyCapsule>()?)
@@ -314,7 +259,7 @@ pub fn give(py: Python<'_>, tensor: Inner, library: Library) -> PyResult<Py<PyAn
         Library::Torch => {
             let exchange = torch(py).and_then(|torch| torch.exchange);
             match exchange {
-                Some(exchange) => give_directly(py, tensor, exchange),
+                Some(exchange) => exchange.give(py, tensor),
                 None => import_to(py, "torch", tensor),
             }
         }
@@ -330,32 +275,13 @@ pub fn give(py: Python<'_>, tensor: Inner, library: Library) -> PyResult<Py<PyAn
                 Some(name) if name.starts_with("bfloat") || name.starts_with("float8") => {
                     Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind())
                 }
-                _ => import_to(py, "numpy", tensor),
+                _ => Numpy::get(py)?.over(Tensor(tensor).into_pyobject(py)?.as_any()),
             }
         }
         Library::Jax => import_to(py, "jax.dlpack", tensor),
         Library::Cupy => import_to(py, "cupy", tensor),
         Library::Other => Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind()),
     }
-}
-
-fn give_directly(
-    py: Python<'_>,
-    tensor: Inner,
-    exchange: &'static Exchange,
-) -> PyResult<Py<PyAny>> {
-    let capsule: Capsule<DLManagedTensorVersioned> = tensor
-        .into_dlpack(None)
-        .map_err(|reason| errors::torch(&reason))?;
-    let raw = capsule.into_raw();
-    let mut out = ptr::null_mut();
-    // SAFETY: a structure that nobody else has; torch owns it from here on, also if it fails.
-    let code = unsafe { (exchange.to_object)(raw.as_ptr(), &mut out) };
-    if code != 0 || out.is_null() {
-        return Err(PyErr::fetch(py));
-    }
-    // SAFETY: a new reference to an object.
-    Ok(unsafe { Bound::from_owned_ptr(py, out.cast()) }.unbind())
 }
 
 fn import_to(py: Python<'_>, module: &str, tensor: Inner) -> PyResult<Py<PyAny>> {

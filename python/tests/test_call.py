@@ -38,9 +38,26 @@ def test_tensors_of_torch_and_arrays_of_numpy_give_the_same_answers(model: preca
     np.testing.assert_array_equal(array, ours.numpy())
     # A tensor of torch decides.
     assert isinstance(model.encode(IDS.numpy(), mask=MASK), torch.Tensor)
+    # Classes derived from those of the libraries.
+    derived = IDS.numpy().view(np.recarray), MASK.as_subclass(torch.nn.Parameter)
+    np.testing.assert_array_equal(model.encode(derived[0], MASK.numpy()), array)
+    assert torch.equal(model.encode(IDS, derived[1]), ours)
     frozen = IDS.numpy()
     frozen.flags.writeable = False
     np.testing.assert_array_equal(model.encode(frozen, MASK.numpy()), array)
+
+
+def test_arrays_of_numpy_in_a_process_without_torch(in_process: Run) -> None:
+    done = in_process(
+        "import sys, numpy\n"
+        "ids = numpy.arange(12).reshape(3, 4)\n"
+        "one, other = model.encode(ids, numpy.ones_like(ids)), model.encode(mask=numpy.ones_like(ids), ids=ids)\n"
+        "assert (one == other).all() and 'torch' not in sys.modules\n"
+        "import torch\n"
+        "mine = model.encode(torch.from_numpy(ids), torch.ones(3, 4, dtype=torch.int64))\n"
+        "assert type(mine) is torch.Tensor and (mine.numpy() == one).all()\n"
+    )
+    assert not done.returncode, done.stderr
 
 
 def test_names_and_order_of_inputs(model: precast.Model) -> None:
@@ -140,6 +157,9 @@ def test_errors_are_a_hierarchy_with_hints(store: Path, model: precast.Model) ->
         (lambda: model.encode(IDS, object()), precast.BadInput, "`mask` is no tensor but a object"),
         (lambda: model.encode(IDS, MASK, MASK, MASK), precast.BadInput, "takes 2 inputs"),
         (lambda: model.encode(IDS, MASK, x=MASK), precast.BadInput, "no variant with the inputs"),
+        (lambda: model.encode(IDS, ids=IDS), precast.BadInput, "no variant with the inputs"),
+        (lambda: model.encode(IDS, x=MASK), precast.BadInput, "no variant with the inputs"),
+        (lambda: model.encode(ids=IDS, mask=3), precast.BadInput, "`mask` is no tensor but a int"),
         (lambda: model.encode(IDS.to_sparse(), MASK), precast.BadInput, "`ids` can't be used"),
         (lambda: model.encode(torch.empty(3, 4, dtype=torch.int64, device="meta"), MASK), precast.BadInput, "`ids`"),
         (lambda: model.nested(torch.ones(2, 3, requires_grad=True), (), ()), precast.BadInput, "requires a gradient"),

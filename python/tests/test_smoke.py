@@ -11,6 +11,7 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from precast import gradients
 from precast.smoke import CompileSmoketest
 from torch import Tensor, nn
 
@@ -148,3 +149,16 @@ def test_a_step_needs_an_optimizer_and_a_loss(absent: str) -> None:
     del given[absent]
     with pytest.raises(ValueError, match=f"pass `{absent}` too"):
         CompileSmoketest().run(Net(), BATCH, **given)
+
+
+def test_gradients_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gradients, "_PIECE", 4)
+    eager = {"a.weight": torch.arange(10.0).view(5, 2), "b.bias": torch.ones(0)}
+    assert gradients.difference(eager, eager) == (None, 0.0)
+    wrong = {**eager, "a.weight": eager["a.weight"].clone()}
+    wrong["a.weight"][4, 1] += 1.0
+    problem, error = gradients.difference(wrong, eager)
+    assert problem is not None and "`a.weight` differs from eager by 5.9e-02" in problem
+    assert error == pytest.approx(1 / float(eager["a.weight"].norm()))
+    wrong["a.weight"][4, 1] = float("nan")
+    assert "NaN or infinity" in str(gradients.difference(wrong, eager)[0])

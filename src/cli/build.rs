@@ -27,7 +27,7 @@ pub(super) struct BuildArgs {
     pub(super) spec: SpecArgs,
     #[command(flatten)]
     python: PythonArgs,
-    /// How many workers compile at once [default: by cores and memory]
+    /// How many workers compile at once [default: by cores, memory and weights]
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     jobs: Option<u16>,
     /// The most memory of one worker, as `6GiB` [default: the machine's memory, for all workers]
@@ -85,7 +85,7 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         launcher,
         scratch: std::env::temp_dir(),
         request: args.spec.request(&spec)?,
-        jobs: args.jobs.map_or_else(default_jobs, usize::from),
+        jobs: args.jobs.map_or_else(|| default_jobs(&spec), usize::from),
         memory: args.memory,
         timeout: args.timeout.map(Duration::from_secs),
         locked: args.locked,

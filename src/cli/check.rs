@@ -75,7 +75,7 @@ pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
     let mut modules = build::check(&options, &say, &begin)?;
     let torch = options.launcher.torch.as_deref();
     let store = store(context);
-    let forecast = build::forecast(&spec, store.as_ref(), &modules, default_jobs(), torch)?;
+    let forecast = build::forecast(&spec, store.as_ref(), &modules, default_jobs(&spec), torch)?;
     checks::allow(&mut modules, &spec);
     let found = rows(&modules);
     let least = match args.fail_on.as_str() {

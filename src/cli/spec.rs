@@ -1,9 +1,12 @@
 //! The arguments of the commands that read a spec, and the hints that their output shares.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use crate::{
-    build::machine_memory,
+    build::{Checkpoint, machine_memory},
     plan::PlanRequest,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -65,17 +68,33 @@ impl SpecArgs {
     }
 }
 
-/// Returns how many workers compile at once, by cores and memory.
-pub(super) fn default_jobs() -> usize {
+/// Returns how many workers compile at once, by cores, memory and weights.
+pub(super) fn default_jobs(spec: &Spec) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    jobs_for(cores, machine_memory())
+    let files = spec.model.weights.file().map(Checkpoint::open);
+    // A file that can't be read is an error of the build.
+    let files = files.and_then(Result::ok);
+    let sizes = files.iter().flat_map(Checkpoint::files).map(fs::metadata);
+    let weights = sizes.filter_map(Result::ok).map(|meta| meta.len()).sum();
+    jobs_for(cores, machine_memory(), weights)
 }
 
-/// Returns one worker per core, or fewer where memory is short: a worker with torch and a model takes gigabytes.
-fn jobs_for(cores: usize, memory: Option<u64>) -> usize {
+/// Returns one worker per core, or fewer where memory is short: a worker with torch and a model takes gigabytes. Beside
+/// large weights, all workers together take at most 0.3 times the bytes of the weights, or there is one worker.
+fn jobs_for(cores: usize, memory: Option<u64>, weights: u64) -> usize {
     const PER_WORKER: u64 = 3 << 30;
+    const LARGE: u64 = 1 << 30;
+    /// Private memory of a worker that compiles regions.
+    const OWN: u64 = 1 << 30;
     let fit = memory.map_or(u64::MAX, |bytes| bytes / PER_WORKER);
-    cores.min(usize::try_from(fit).unwrap_or(cores)).max(1)
+    let beside = if weights < LARGE {
+        u64::MAX
+    } else {
+        weights / 10 * 3 / OWN
+    };
+    cores
+        .min(usize::try_from(fit.min(beside)).unwrap_or(cores))
+        .max(1)
 }
 
 #[cfg(test)]
@@ -83,12 +102,15 @@ mod tests {
     use super::jobs_for;
 
     #[test]
-    fn workers_by_cores_and_memory() {
-        let gib = |count: u64| Some(count << 30);
-        assert_eq!(jobs_for(16, gib(128)), 16);
-        assert_eq!(jobs_for(16, gib(24)), 8);
-        assert_eq!(jobs_for(16, gib(1)), 1);
-        assert_eq!(jobs_for(4, None), 4);
-        assert_eq!(jobs_for(1, gib(512)), 1);
+    fn workers_by_cores_memory_and_weights() {
+        let gib = |count: u64| count << 30;
+        assert_eq!(jobs_for(16, Some(gib(128)), 0), 16);
+        assert_eq!(jobs_for(16, Some(gib(24)), 0), 8);
+        assert_eq!(jobs_for(16, Some(gib(1)), 0), 1);
+        assert_eq!(jobs_for(4, None, 0), 4);
+        assert_eq!(jobs_for(1, Some(gib(512)), 0), 1);
+        assert_eq!(jobs_for(16, Some(gib(128)), gib(1) - 1), 16);
+        assert_eq!(jobs_for(16, Some(gib(128)), gib(2)), 1);
+        assert_eq!(jobs_for(16, Some(gib(128)), gib(15)), 4);
     }
 }

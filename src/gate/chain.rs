@@ -69,9 +69,14 @@ fn run(request: &ChainRequest) -> Fallible<Result<Option<u32>, String>> {
         .map(|one| (one.program.id, one))
         .collect();
     let (mut own, mut other) = (compiled.session()?, eager.session()?);
-    let call = |session: &mut Session<'_>, next: Option<i64>| match next {
-        None => session.prefill(&inputs.prompt, &inputs.prefill),
-        Some(token) => session.decode(token, &inputs.decode),
+    let weights = runtime.weights(request.weights.object)?;
+    let call = |session: &mut Session<'_>, next: Option<i64>| {
+        // Each side reads weights in another form: together they would take twice the memory.
+        weights.release();
+        match next {
+            None => session.prefill(&inputs.prompt, &inputs.prefill),
+            Some(token) => session.decode(token, &inputs.decode),
+        }
     };
     for module in fillers(&request.chain) {
         let mut programs = request.chain.iter().map(|one| &one.program);

@@ -1,10 +1,27 @@
 //! One copy of the weights, however many buckets use them: measured on a process that does nothing else.
 
-use std::{collections::BTreeMap, env, fs, path::Path, process::Command};
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use precast::{Store, record::Dtype, runtime::Tensor};
 
-use crate::lab::{MINILM, lab, runtime};
+use crate::lab::{MINILM, lab, python, runtime, shared};
+
+const WIDE: &str = "tests/numerics/wide/precast.toml";
+
+/// A gate's process, and the largest memory that it had, in KiB.
+const MEASURED: &str = r#"
+import pathlib, resource, subprocess, sys
+code = subprocess.call(["PRECAST", *sys.argv[1:]])
+most = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+pathlib.Path(__file__).with_suffix(".peak").write_text(str(most))
+sys.exit(code)
+"#;
 
 const MIB: f64 = 1024.0 * 1024.0;
 
@@ -110,4 +127,38 @@ fn alone(store: &Path) {
         added < weights,
         "three more buckets added a copy of the weights"
     );
+}
+
+/// Eager reads the weights, and the artifact prepacked ones.
+#[test]
+fn a_gate_never_holds_the_weights_in_two_forms() {
+    let root = tempfile::tempdir().unwrap();
+    let gate = root.path().join("gate");
+    let script = MEASURED.replace("PRECAST", env!("CARGO_BIN_EXE_precast"));
+    fs::write(&gate, format!("#!{}{script}", python().display())).unwrap();
+    fs::set_permissions(&gate, fs::Permissions::from_mode(0o755)).unwrap();
+    let lab = shared();
+    let built = lab.json(&["build", "-f", WIDE, "--gate", gate.to_str().unwrap()]);
+    assert_eq!(built["compiled"], 1, "{built}");
+
+    let store = Store::open(&lab.store).unwrap();
+    let release = store.releases().get("wide", None).unwrap().unwrap();
+    let digest = release.weights.unwrap();
+    let weights = store.objects().map(&digest).unwrap().len() as u64;
+    let kept = lab.store.join(format!("cache/prepacked/{digest}"));
+    let kept: Vec<PathBuf> = (fs::read_dir(kept).unwrap())
+        .map(|file| file.unwrap().path())
+        .collect();
+    let prepacked: u64 = (kept.iter())
+        .map(|file| fs::metadata(file).unwrap().len())
+        .sum();
+    assert!(prepacked >= weights, "{prepacked} of {weights}");
+    let most = fs::read_to_string(gate.with_extension("peak")).unwrap();
+    let most = most.parse::<u64>().unwrap() << 10;
+    println!(
+        "weights: {:.1} MiB; the gate had {:.1} MiB at its peak",
+        weights as f64 / MIB,
+        most as f64 / MIB
+    );
+    assert!(most < 2 * weights, "{most} bytes for {weights} of weights");
 }

@@ -166,8 +166,8 @@ class Training(Project):
         self.assertNotIn("random.seed", names)
 
     def test_draws_are_as_frequent_as_their_probability_and_independent(self) -> None:
-        draws, count = part("draws"), 1 << 18
-        made = [draws.Draws(torch.tensor(seed), torch.tensor(calls)) for seed in (0, 1, 2**32) for calls in (0, 1, 2)]
+        seeded, count = part("seeded"), 1 << 18
+        made = [seeded.Draws(torch.tensor(seed), torch.tensor(calls)) for seed in (0, 1, 2**32) for calls in (0, 1, 2)]
         like = torch.empty(count)
         for probability in (0.1, 0.5, 0.9):
             # Five standard deviations of a mean, in 27 masks and in the agreement of each pair.

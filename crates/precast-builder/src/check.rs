@@ -144,6 +144,7 @@ fn submodules(spec: &Spec, opened: &Opened) -> Vec<Module> {
         gate: Default::default(),
         padding: Default::default(),
         train: None,
+        pair: None,
     };
     paths.map(module).collect()
 }
@@ -207,6 +208,7 @@ fn one(
             structure,
             padding: module.padding,
             train: module.train.clone(),
+            pair: module.pair.clone(),
         },
         sizes: sizes.clone(),
         buckets: module.buckets.clone(),

@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn nothing_to_go_by_is_no_estimate() {
-        let mut schedule = Schedule::of_build(2, false);
+        let mut schedule = Schedule::of_build(2, false, false);
         let mut estimate = Estimate::default();
         assert_eq!(estimate.remaining(&schedule, 2), None);
         let able = Able {
@@ -149,7 +149,7 @@ mod tests {
         schedule.next(able, false, 0);
         estimate.took(Kind::Capture, 4.0);
         estimate.lacked(1);
-        schedule.lacks(0, Digest::of(b"a"), 1);
+        schedule.lacks(0..1, Digest::of(b"a"), 1);
         schedule.ended(Task::Capture(0), true);
         assert_eq!(
             estimate.remaining(&schedule, 2),
@@ -178,7 +178,7 @@ mod tests {
         estimate.read(&program.id, &store);
         estimate.read(&Digest::of(b"gone"), &store);
         assert_eq!(
-            estimate.remaining(&Schedule::of_build(1, false), 1),
+            estimate.remaining(&Schedule::of_build(1, false, false), 1),
             Some(7.0)
         );
         assert_eq!(estimate.of(2, 3, 1), Some(17.0));
@@ -188,7 +188,7 @@ mod tests {
         // A measurement of this build is the better estimate.
         estimate.took(Kind::Compile, 5.0);
         assert_eq!(
-            estimate.remaining(&Schedule::of_build(1, false), 1),
+            estimate.remaining(&Schedule::of_build(1, false, false), 1),
             Some(9.0)
         );
     }

@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::{
     plan::{OUT_OF_MEMORY, Pass},
-    spec::{Bounds, PaddingRule, SizedState, Train, compile::InductorOptions},
+    spec::{Bounds, PaddingRule, Pair, SizedState, Train, compile::InductorOptions},
 };
 
 mod checked;
@@ -161,6 +161,9 @@ pub(crate) struct ModuleRequest {
     /// The part of a training step that it is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub train: Option<Train>,
+    /// The program of a pair for training in Python that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pair: Option<Pair>,
 }
 
 /// One line from a worker.
@@ -344,6 +347,10 @@ pub(crate) struct Captured {
     /// For each output the coarsest dtype below float32 of its computation, if any.
     #[serde(default)]
     pub compute_dtypes: Vec<Option<record::Dtype>>,
+    /// The largest value of all gradients: their absolute tolerance is a share of it, because some are zero but for
+    /// rounding. None for other outputs.
+    #[serde(default)]
+    pub largest: Option<f64>,
     /// A safetensors file with inputs `in.0`, `in.1`, …, eager's outputs `out.0`, …, and states before the call
     /// (`state.0`, …) and after it (`after.0`, …).
     pub samples: PathBuf,

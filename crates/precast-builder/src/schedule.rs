@@ -138,9 +138,16 @@ impl<T: Node> Schedule<T> {
 
     /// Makes a task wait for the end of another one. With `success` it fails if the other one fails.
     pub fn need(&mut self, task: T, needed: T, success: bool) {
-        let (task, needed) = (self.index[&task], &mut self.tasks[self.index[&needed]]);
-        let ended = matches!(needed.state, TaskState::Done | TaskState::Failed);
-        if ended || needed.needed_by.iter().any(|(other, _)| *other == task) {
+        let (task, needed) = (self.index[&task], self.index[&needed]);
+        let ended = |place: usize| {
+            let state = self.tasks[place].state;
+            matches!(state, TaskState::Done | TaskState::Failed)
+        };
+        if ended(task) || ended(needed) {
+            return;
+        }
+        let needed = &mut self.tasks[needed];
+        if needed.needed_by.iter().any(|(other, _)| *other == task) {
             return;
         }
         needed.needed_by.push((task, success));
@@ -193,23 +200,19 @@ impl<T: Node> Schedule<T> {
 
     /// Notes that a running task ended: a task that waited only for it is ready.
     pub fn ended(&mut self, task: T, done: bool) {
-        let place = self.index[&task];
-        self.set(
-            place,
-            if done {
-                TaskState::Done
-            } else {
-                TaskState::Failed
-            },
-        );
-        for (waiting, success) in std::mem::take(&mut self.tasks[place].needed_by) {
-            let entry = &mut self.tasks[waiting];
-            entry.needs -= 1;
-            let ready = entry.needs == 0 && entry.state == TaskState::Waiting;
-            if success && !done {
-                self.set(waiting, TaskState::Failed);
-            } else if ready {
-                self.set(waiting, TaskState::Ready);
+        let mut ended = vec![(self.index[&task], done)];
+        while let Some((place, done)) = ended.pop() {
+            let state = [TaskState::Failed, TaskState::Done][usize::from(done)];
+            self.set(place, state);
+            for (waiting, success) in std::mem::take(&mut self.tasks[place].needed_by) {
+                let entry = &mut self.tasks[waiting];
+                entry.needs -= 1;
+                let ready = entry.needs == 0 && entry.state == TaskState::Waiting;
+                if success && !done {
+                    ended.push((waiting, false));
+                } else if ready {
+                    self.set(waiting, TaskState::Ready);
+                }
             }
         }
     }
@@ -299,14 +302,14 @@ mod tests {
 
     #[test]
     fn a_program_is_captured_compiled_and_gated() {
-        let mut all = Schedule::of_build(1, false);
+        let mut all = Schedule::of_build(1, false, false);
         assert_eq!(all.counts[Kind::Gate as usize], [1, 0, 0, 0, 0]);
         assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
         assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         assert_eq!(all.next(NEVER, true, 0), Next::Wait);
         all.ended(Task::StoreWeights, true);
-        assert!(all.lacks(0, artifact("small"), 1));
-        assert!(all.lacks(0, artifact("large"), 2));
+        assert!(all.lacks(0..1, artifact("small"), 1));
+        assert!(all.lacks(0..1, artifact("large"), 2));
         all.ended(Task::Capture(0), true);
         assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("large")));
         assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("small")));
@@ -330,7 +333,7 @@ mod tests {
 
     #[test]
     fn gates_wait_for_the_shim() {
-        let mut all = Schedule::of_build(1, true);
+        let mut all = Schedule::of_build(1, true, false);
         assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
         assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);
@@ -342,21 +345,21 @@ mod tests {
         assert!(!all.needs_workers());
         assert_eq!(run(&mut all, NEVER), Task::Gate(0));
         // A build with nothing else to do compiles it too.
-        let mut all = Schedule::of_build(0, true);
+        let mut all = Schedule::of_build(0, true, false);
         assert_eq!(run(&mut all, HOLDS), Task::StoreWeights);
         assert_eq!(run(&mut all, HOLDS), Task::Shim);
     }
 
     #[test]
     fn programs_share_an_artifact() {
-        let mut all = Schedule::of_build(2, false);
+        let mut all = Schedule::of_build(2, false, false);
         for program in 0..2 {
             assert_eq!(run(&mut all, HOLDS), Task::Capture(program));
         }
         assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
         all.ended(Task::StoreWeights, true);
-        assert!(all.lacks(0, artifact("a"), 1));
-        assert!(!all.lacks(1, artifact("a"), 1));
+        assert!(all.lacks(0..1, artifact("a"), 1));
+        assert!(!all.lacks(1..2, artifact("a"), 1));
         all.ended(Task::Capture(0), true);
         all.ended(Task::Capture(1), true);
         assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("a")));
@@ -367,7 +370,7 @@ mod tests {
 
     #[test]
     fn a_failed_capture_fails_its_gate_and_no_other() {
-        let mut all = Schedule::of_build(2, false);
+        let mut all = Schedule::of_build(2, false, false);
         assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
         all.ended(Task::Capture(0), false);
         assert_eq!(all.counts[Kind::Gate as usize], [1, 0, 0, 0, 1]);
@@ -381,8 +384,37 @@ mod tests {
     }
 
     #[test]
+    fn gates_of_large_weights_are_last_and_one_after_the_other() {
+        let mut all = Schedule::of_build(3, false, true);
+        for program in 0..2 {
+            assert_eq!(run(&mut all, HOLDS), Task::Capture(program));
+        }
+        assert!(all.lacks(0..3, artifact("a"), 1));
+        all.ended(Task::Capture(0), true);
+        // The gate of the failed capture, and those that wait for it.
+        all.ended(Task::Capture(1), false);
+        assert_eq!(run(&mut all, NEVER), Task::StoreWeights);
+        all.ended(Task::StoreWeights, true);
+        assert_eq!(run(&mut all, HOLDS), Task::Capture(2));
+        assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("a")));
+        assert!(all.lacks(0..3, artifact("b"), 1));
+        all.ended(Task::Capture(2), true);
+        all.ended(Task::Compile(artifact("a")), true);
+        assert_eq!(run(&mut all, NEVER), Task::Compile(artifact("b")));
+        assert_eq!(all.next(HOLDS, true, 0), Next::Wait);
+        all.ended(Task::Compile(artifact("b")), true);
+        assert!(!all.needs_workers());
+        assert_eq!(run(&mut all, HOLDS), Task::Gate(0));
+        assert_eq!(all.next(NEVER, true, 0), Next::Wait);
+        all.ended(Task::Gate(0), true);
+        assert_eq!(run(&mut all, NEVER), Task::Gate(2));
+        all.ended(Task::Gate(2), true);
+        assert!(all.over());
+    }
+
+    #[test]
     fn the_model_is_loaded_once_more_where_captures_wait() {
-        let mut all = Schedule::of_build(3, false);
+        let mut all = Schedule::of_build(3, false, false);
         assert_eq!(run(&mut all, HOLDS), Task::Capture(0));
         assert_eq!(run(&mut all, MAY_LOAD), Task::StoreWeights);
         assert_eq!(all.next(MAY_LOAD, false, 0), Next::Wait);
@@ -395,7 +427,7 @@ mod tests {
 
     #[test]
     fn an_exclusive_task_runs_alone() {
-        let mut all = Schedule::of_build(2, false);
+        let mut all = Schedule::of_build(2, false, false);
         let tasks = [0, 1].map(|_| run(&mut all, HOLDS));
         all.wait_exclusive();
         assert!(!all.begin_exclusive());

@@ -11,6 +11,12 @@
 //!
 //! A worker that holds the model prefers captures, which add tasks for the others. Gates come before compiles, since
 //! they finish a program. The largest compiles are first.
+//!
+//! **Large weights.** A capture and a gate map all weights, and a worker that has compiled keeps a gigabyte. So from
+//! [`LARGE`] bytes on, gates come last and one after the other, when no worker is left: a build then has the weights in
+//! one process at a time, and beside them little else. It costs the time for which a gate would have run beside compiles.
+
+use std::ops::Range;
 
 use precast_store::Digest;
 use serde_json::Value;
@@ -23,6 +29,9 @@ use crate::{
     plan::{Item, Plan, Reason, State},
     spec::{Module, Spec},
 };
+
+/// Bytes from which weights decide what a build may run at the same time.
+pub(super) const LARGE: u64 = 1 << 30;
 
 /// A task; programs are numbered in the order of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,8 +74,9 @@ impl Node for Task {
 }
 
 impl Schedule<Task> {
-    /// Starts with the capture and the gate of each program, the weights, and the shim if it must be compiled.
-    pub fn of_build(programs: usize, shim: bool) -> Self {
+    /// Starts with the capture and the gate of each program, the weights, and the shim if it must be compiled. With
+    /// `large` weights, gates are last, one after the other.
+    pub fn of_build(programs: usize, shim: bool, large: bool) -> Self {
         let mut schedule = Self::new();
         schedule.add(Task::StoreWeights, (0, 0));
         if shim {
@@ -82,15 +92,26 @@ impl Schedule<Task> {
             }
             schedule.need(gate, Task::Capture(program), true);
         }
+        for program in (0..programs).filter(|_| large) {
+            for other in 0..programs {
+                schedule.need(Task::Gate(program), Task::Capture(other), false);
+            }
+            if program > 0 {
+                schedule.need(Task::Gate(program), Task::Gate(program - 1), false);
+            }
+        }
         schedule
     }
 
-    /// Adds an artifact that a program lacks; larger ones are compiled first. Returns whether it is a new task.
-    pub fn lacks(&mut self, program: usize, artifact: Digest, size: usize) -> bool {
+    /// Adds an artifact that the gates of programs wait for; larger ones are compiled first. Returns whether it is a new
+    /// task.
+    pub fn lacks(&mut self, programs: Range<usize>, artifact: Digest, size: usize) -> bool {
         // Of equally large artifacts the later one is taken first: buckets are in ascending order.
         let order = (usize::MAX - size, usize::MAX - self.len());
         let new = self.add(Task::Compile(artifact), order);
-        self.need(Task::Gate(program), Task::Compile(artifact), false);
+        for program in programs {
+            self.need(Task::Gate(program), Task::Compile(artifact), false);
+        }
         new
     }
 }

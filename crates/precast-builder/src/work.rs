@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, btree_map::Entry},
+    fs, io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, ScopedJoinHandle},
 };
@@ -24,7 +25,7 @@ use super::{
     publish::{self, MissingArtifact},
     schedule::{Next, Schedule},
     slot::{Context, Slot},
-    task::{Job, Task, TaskFailure, jobs},
+    task::{Job, LARGE, Task, TaskFailure, jobs},
     tasks::{self, CaptureFailure, CapturedProgram},
     weights::{self, FromFile},
     worker::Worker,
@@ -48,6 +49,8 @@ pub(super) type Starting<'s> = ScopedJoinHandle<'s, Result<Worker, BuildError>>;
 struct Work<'a> {
     context: &'a Context<'a>,
     jobs: &'a [Job<'a>],
+    /// Whether the weights have [`LARGE`] bytes.
+    large: bool,
     /// The weights that the worker saved, and those of the spec's file.
     saved: (&'a SavedWeights, Option<&'a FromFile>),
     results: Mutex<Results>,
@@ -79,9 +82,12 @@ pub(super) fn run(
 ) -> Result<(Done, StoredWeights, Shim), BuildError> {
     let options = workers.options;
     let jobs = jobs(options.spec, plan);
-    let schedule = Schedule::of_build(jobs.len(), shim.is_none());
     let files = model.weights.iter().chain(&saved.0.file);
-    let models = workers.more_models(files);
+    let bytes = files.map(|file| Ok(fs::metadata(file)?.len()));
+    let bytes: Option<u64> = bytes.sum::<io::Result<u64>>().ok();
+    let large = bytes.is_none_or(|bytes| bytes >= LARGE);
+    let schedule = Schedule::of_build(jobs.len(), shim.is_none(), large);
+    let models = bytes.map_or(0, |bytes| workers.more_models(bytes));
     let context = Context {
         workers,
         model,
@@ -91,6 +97,7 @@ pub(super) fn run(
     let work = Work {
         context: &context,
         jobs: &jobs,
+        large,
         saved,
         results: Mutex::new(Results {
             shim,
@@ -219,7 +226,11 @@ impl Work<'_> {
         results.captured.insert(number, program);
         for compile in compiles {
             let (key, size) = (compile.key, compile.segment.graph.len());
-            let lacks = |schedule: &mut Schedule<Task>| schedule.lacks(number, key, size);
+            let gates = match self.large {
+                true => 0..self.jobs.len(),
+                false => number..number + 1,
+            };
+            let lacks = |schedule: &mut Schedule<Task>| schedule.lacks(gates, key, size);
             if context.executor.with(lacks) {
                 results.compiles.insert(key, compile);
             }

@@ -7,10 +7,7 @@
 //! The first worker holds the model. Others also load it, to help with captures, while the sum of their models takes at
 //! most an eighth of the machine's memory, or 2 GiB of a device.
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use precast_store::target::DeviceKind;
 
@@ -101,15 +98,13 @@ impl Workers<'_> {
         }
     }
 
-    /// Returns the number of further workers that may hold a model with these files of weights.
-    pub fn more_models<'f>(&self, weights: impl Iterator<Item = &'f PathBuf>) -> usize {
-        let sizes = weights.map(|file| std::fs::metadata(file).map(|meta| meta.len()));
-        let bytes: std::io::Result<u64> = sizes.sum();
+    /// Returns the number of further workers that may hold a model with weights of so many bytes.
+    pub fn more_models(&self, bytes: u64) -> usize {
         let room = room(
             self.options.spec.target.device,
             machine_memory().unwrap_or(0),
         );
-        bytes.map_or(0, |bytes| models(room, bytes))
+        models(room, bytes)
     }
 }
 

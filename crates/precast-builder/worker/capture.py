@@ -74,6 +74,10 @@ class Traced:
     ranges: list[list[int] | None]
     # The part of a training step, if it is one.
     training: training.Training | None = None
+    # The inputs of one real call, where drawn values may be none.
+    examples: list[Any] | None = None
+    # Whether the outputs are gradients.
+    gradients: bool = False
 
 
 def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
@@ -96,6 +100,8 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     """
     if module.get("train"):
         return _graph(opened, module, sizes, wire, training.Training(opened, module))
+    if module.get("pair"):
+        return _pair(opened, module, sizes, wire)
     key = (module["path"], module["method"])
     if key not in opened.states:
         called = call_of(opened, module)[1]
@@ -154,6 +160,49 @@ def _graph(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     )
 
 
+def _pair(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
+    """Captures a program of a pair."""
+    from . import pairs  # imports Inductor
+
+    wire.event("capture")
+    pair = pairs.Pair(opened, module)
+    halves = pair.halves(samples.lowest(module["inputs"], opened.device))
+    backward = module["pair"]["part"] == "backward"
+    # The forward graph says which values the inputs may have.
+    specs, exported = pair.specs_of(halves.forward), pair.export(halves.forward)
+    first = {**module, "passes": []} if backward else module
+    graph, limits, ranges = _flat(opened, first, specs, {}, exported, pair.what, wire)
+    drawn, tables = _drawn(graph, specs, limits)
+    count = len(module["inputs"])
+    pair.fill(halves, samples.draw(drawn[:count], tables[:count], opened.device))
+    half, eager_ = (halves.backward, pair.backward) if backward else (halves.forward, pair.forward)
+    if backward:
+        specs, exported = pair.specs_of(half), pair.export(half)
+        graph, limits, ranges = _flat(opened, module, specs, {}, exported, pair.what, wire)
+    traced = Traced(
+        pair.what,
+        half.module,
+        lambda inputs: (eager_(half, inputs), inputs),
+        specs,
+        {},
+        sizes,
+        graph,
+        None,
+        limits,
+        ranges,
+    )
+    traced.examples, traced.gradients = list(half.inputs.values()), backward
+    return traced
+
+
+def _drawn(
+    graph: flat.Flat, specs: list[dict[str, Any]], limits: list[bounds.Bounds | None]
+) -> tuple[list[dict[str, Any]], list[int | None]]:
+    """Returns the inputs as samples are drawn for them, and the sizes of the tables that they index."""
+    tables = [samples.table_of(node) for node in graph.inputs]
+    return [_with_sample_range(*each) for each in zip(specs, tables, limits, strict=True)], tables
+
+
 def _flat(
     opened: Any,
     module: dict[str, Any],
@@ -167,7 +216,7 @@ def _flat(
     exported = operators.inline(exported, opened.device, opened.root)
     names = [spec["name"] for spec in specs]
     graph = flat.flatten(exported, opened.named(), module["path"], opened.root, names, kept)
-    if module.get("train"):
+    if module.get("train") or module.get("pair"):
         training.reshape(graph.graph)
     for name in module.get("passes") or []:
         wire.event(f"pass {name}")
@@ -244,7 +293,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         }
 
     wire.event("eager")
-    answers = _answers(traced, opened, _examples(opened, module))
+    answers = _answers(traced, opened, traced.examples or _examples(opened, module))
     receipt = measure.eager(traced.wrapped, answers.inputs, opened.device)
     entry.seed()
     if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened)[0])):
@@ -284,6 +333,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "exact": exact,
         "notes": answers.notes + more,
         "compute_dtypes": compute_dtypes(graph),
+        "largest": _largest(answers.results) if traced.gradients else None,
         "samples": str(_write_samples(out, traced, answers, smaller + ends)),
         "receipt": receipt,
         "dynamic": held,
@@ -312,8 +362,7 @@ def _examples(opened: Any, module: dict[str, Any]) -> list[Any] | None:
 def _answers(traced: Traced, opened: Any, examples: list[Any] | None) -> Answers:
     """Runs the module on its examples, or on sample inputs."""
     graph, what = traced.graph, traced.what
-    tables = [samples.table_of(node) for node in graph.inputs]
-    drawn = [_with_sample_range(*each) for each in zip(traced.specs, tables, traced.limits, strict=True)]
+    drawn, tables = _drawn(graph, traced.specs, traced.limits)
     draw = functools.partial(samples.draw, drawn, tables, opened.device)
     inputs = draw() if examples is None else examples
     states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
@@ -383,6 +432,12 @@ def _input(spec: dict[str, Any], values: list[int] | None) -> dict[str, Any]:
     """Returns the record of an input; `values` are the bounds of its values."""
     record = {key: value for key, value in spec.items() if key != "sample"} | _layout(spec)
     return record if values is None else {**record, "bounds": values}
+
+
+def _largest(results: list[Any]) -> float:
+    """Returns the largest absolute value of some results."""
+    finite = [one.double().nan_to_num(0, 0, 0).abs().max().item() for one in results if one.numel()]
+    return max(finite, default=0.0)
 
 
 def _layout(spec: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import bounds, failures, prepacked, segment, segment_passes
+from . import bounds, failures, one_query, one_row, prepacked, segment, segment_passes
 from .clock import Clock
 from .torch_private import errors, inductor, lowerings, overloads, versions
 from .torch_private.cpp_toolchain import toolchain
@@ -51,6 +52,10 @@ _ATTENTION = {
 }
 
 
+# Bytes of weights from which a collection after a compile is worth its third of a second.
+_COLLECTED = 64 << 20
+
+
 def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Compiled`."""
     device = request["device"]
@@ -64,7 +69,10 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     started = time.perf_counter()
     wire.event("load")
     module, inputs, root = segment.load(path, device)
+    collected = sum(buffer.nbytes for buffer in module.buffers()) >= _COLLECTED
     options = _options(request, device)
+    if device == "cpu" and not request.get("passes") and not prepacked.is_faster(module):
+        options["freezing"] = False
     attention = _attention(request)
     target = _Target(device, options, attention, request.get("passes") or [], request["isa"], out)
     clock.seconds["load"] = time.perf_counter() - started
@@ -93,6 +101,10 @@ def compile_segment(request: dict[str, Any], out: Path, wire: Wire) -> dict[str,
     total = time.perf_counter() - started
     clock.seconds["lower"] = max(0.0, total - sum(clock.seconds.values()))
     compiled["seconds"] = {name: round(value, 4) for name, value in clock.seconds.items()}
+    if collected:
+        # The compiler leaves cycles behind, which hold the random weights and their prepacked forms.
+        del module
+        gc.collect()
     return compiled
 
 
@@ -120,6 +132,13 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
     if target.device == "cuda":
         # Inductor's freezing would put values of weights into the artifact.
         options["freezing"] = False
+    if target.device == "cpu":
+        one_query.rewrite(module.graph)
+        module.recompile()
+    if target.device == "cpu" and one_row.has_one_row(module.graph):
+        # Joined weights would be a copy, and buy nothing.
+        options["cpp.enable_concat_linear"] = False
+        options |= one_row.after(options.get("post_grad_custom_pre_pass"), context.is_constant)
     with _attention_kernel(target.attention), _fixed_order(module, target.device):
         files = generate(module, inputs, options, target.isa, target.out, clock, weights)
     return result(files, weights)

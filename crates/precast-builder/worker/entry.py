@@ -24,7 +24,7 @@ from .wire import Failure
 
 _TRAINING = (
     "the model was in training mode and is built in eval mode, without dropout and with the norms' running statistics, "
-    "except its training steps: `entry` should return it after `.eval()`"
+    "except for training: `entry` should return it after `.eval()`"
 )
 
 # Methods of a graph pass, one for each stage of a build (segment_passes.py).

@@ -10,6 +10,9 @@ Not prepacked are tensors much larger than their weights, results of the module,
 needs operators which libtorch itself lacks. These stay in the code, as without freezing. A program that inductor's
 passes can't handle is compiled without them, and its log says so.
 
+A segment whose products have one or two rows of float32, as a step of decoding, keeps its weights as they are
+(`is_faster`): the process of such a bucket maps the weight set and nothing beside it.
+
 Buckets share equal prepacked weights. So a recipe depends on its bucket as little as possible: a matrix has the layout
 for many rows, and a filter the one for a batch of one where oneDNN chooses the same for both.
 """
@@ -23,7 +26,7 @@ from typing import Any
 
 import torch
 
-from . import tensors
+from . import one_row, tensors
 from .torch_private import archives, fake, freezing, overloads, symbols, versions
 
 Recipe = dict[str, Any]
@@ -32,6 +35,12 @@ Recipe = dict[str, Any]
 # AVX-512, rows 1 to 64, columns 32 to 2048: products of at least these sizes were faster packed, smaller ones were not.
 _MIN_ELEMENTS = 1 << 19
 _MIN_PRODUCTS = 1 << 21
+
+# A product of so few rows reads each weight once, in whichever order. Measured on 2 cores with AVX-512, weights not in
+# the caches (benches/prepacking.py): with float32 as it is, MKL took 0.5 to 0.9 times as long as oneDNN with packed
+# weights; from 4 rows on about as long, or longer. Below float32 packed weights were faster from one row on.
+_FEW_ROWS = 2
+_PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm"}
 
 # Namespaces of the operators that a recipe may call: libtorch has them. The runtime refuses others.
 _NAMESPACES = ("aten", "mkldnn", "onednn")
@@ -64,6 +73,19 @@ class Weights:
         return cls(frozenset(name for name, _ in module.named_buffers()))
 
 
+def is_faster(module: Any) -> bool:
+    """Returns whether a segment may be faster with prepacked weights. Not known of one without products."""
+    values = [node.meta.get("val") for node in module.graph.nodes if overloads.name_of(node.target) in _PRODUCTS]
+    if any("conv" in overloads.name_of(node.target) for node in module.graph.nodes):
+        return True
+    few = (value.dtype == torch.float32 and _rows(value) <= _FEW_ROWS for value in values)
+    return not values or not all(few)
+
+
+def _rows(product: Any) -> int:
+    return math.prod(symbols.example(size) for size in product.shape[:-1])
+
+
 def recording(weights: Weights, isa: str) -> AbstractContextManager[None]:
     """Adds the weights that are prepacked while a segment is compiled with freezing."""
     if not versions.works(versions.PREPACKED):
@@ -80,6 +102,8 @@ def _has_kernels(node: Any) -> bool:
 def _is_worth_packing(product: Any) -> bool:
     """Returns whether a product with a weight is large enough to be faster in oneDNN's layout."""
     rows, weight = (node.meta["val"] for node in product.args[-2:])
+    if one_row.is_one_row(rows, weight):
+        return False
     elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
     products = symbols.example(rows.shape[0]) * elements
     # MKL has no kernels below float32: those products are oneDNN's in any case.
@@ -92,7 +116,7 @@ def _fold(module: Any, weights: Weights) -> None:
     with fake.real_values():
         freezing.share_layouts(module, _MANY_ROWS)
         for node, value in freezing.foldable(module).items():
-            recipe = _recipe(module, node, value, weights)
+            recipe = None if one_row.stays(node) else _recipe(module, node, value, weights)
             if recipe is None:
                 continue
             name = f"p{len(weights.prepacked)}"

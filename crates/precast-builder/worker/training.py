@@ -9,7 +9,7 @@
 
 A parameter's state has its name in the weight set, so that all parts, and a weight set of their values, agree. States
 of the optimizer begin with `optimizer.`. A loss that draws random numbers has a seed and a counter as states
-(`draws.py`). A parameter without `requires_grad` in the entry's model stays a weight.
+(`seeded.py`). A parameter without `requires_grad` in the entry's model stays a weight.
 
 The graph comes from tracing forward, backward and update as one function; export then has it as any module's. Eager's
 side of the comparison is another: `backward()` and torch's own optimizer.
@@ -25,7 +25,7 @@ import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointError
 
-from . import call, draws, failures, flat, optimizers, samples, tensors
+from . import call, failures, flat, optimizers, samples, seeded, tensors
 from .torch_private import errors, overloads, tracing
 from .wire import Failure
 
@@ -98,8 +98,8 @@ class Training:
                     add(f"optimizer.{state}.{whole}", params[name], own=False)
             add(_STEP, count, own=False)
         if self.random:
-            add(draws.SEED, count, own=False)
-            add(draws.COUNT, count, own=False)
+            add(seeded.SEED, count, own=False)
+            add(seeded.COUNT, count, own=False)
         names = [spec["name"] for spec in specs]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
@@ -116,7 +116,7 @@ class Training:
             return [], False
         found = []
         zero = torch.zeros((), dtype=torch.int64, device=self.device)
-        drawing = draws.Draws(zero, zero)
+        drawing = seeded.Draws(zero, zero)
         with self._mode(training=True):
             # The version of a buffer says nothing: a batch norm writes its statistics past it.
             try:
@@ -150,11 +150,11 @@ class Training:
         """Returns the loss and metrics; `leaves` are the parameters. Writes new values of buffers into their states."""
         own = {name: held[whole] for name, whole in self.buffers.items()}
         given = {f"{call.INNER}.{name}": value for name, value in {**leaves, **own}.items()}
-        drawing = draws.Draws(held[draws.SEED], held[draws.COUNT]).replacing() if self.random else nullcontext()
+        drawing = seeded.Draws(held[seeded.SEED], held[seeded.COUNT]).replacing() if self.random else nullcontext()
         with self._mode(training=self.part != "eval"), drawing:
             returned = functional_call(self.wrapped, given, tuple(batch))
         if self.random:
-            held[draws.COUNT].add_(1)
+            held[seeded.COUNT].add_(1)
         for name, state in own.items():
             after = given[f"{call.INNER}.{name}"]
             if after is not state and self.part != "eval":

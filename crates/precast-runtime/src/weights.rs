@@ -112,6 +112,12 @@ impl WeightSet {
         took.flatten().reduce(|a, b| a + b)
     }
 
+    /// Gives back the memory of mapped pages, those of prepacked constants too. A later call reads them again: from the
+    /// system's cache of files, in some milliseconds for each GiB, or from the disk.
+    pub fn release(&self) {
+        self.on.iter().for_each(|(_, weights)| weights.release());
+    }
+
     /// Returns a copy of one tensor in the host's memory, read from the first device; none without a tensor of that
     /// name.
     pub fn read(&self, name: &str) -> Option<Tensor> {
@@ -328,6 +334,13 @@ impl Weights {
             took: None,
             keeper: None,
         }
+    }
+
+    fn release(&self) {
+        let own = self.tensors.values().map(|entry| &entry.weight);
+        own.for_each(|weight| weight.release());
+        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
+        cache.values().for_each(|weight| weight.release());
     }
 
     /// Returns whether an address lies in the weights' memory.

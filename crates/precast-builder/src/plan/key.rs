@@ -19,6 +19,7 @@
 //! | whether `weights` is a file: the model's other tensors are then constants of its programs | yes | no |
 //! | `padding`: the rule for padded requests | yes | no |
 //! | `[module.train]`: the part of a step, the optimizer with its options, `clip`, `autocast` | yes | no: in the graph |
+//! | `kind = "autograd"`: the program of a pair, `autocast`, the inputs that get gradients | yes | no: in the graph |
 //! | whether `--tune` was given | yes | no: its choice is in `mode` and `options` |
 //! | canonical graph; constants in order, with the names a binding uses | no | yes |
 //! | `fullgraph`, `healthcheck`, `smoketest_steps`, `fail_policy`, `[module.gate]` | no | no |
@@ -41,7 +42,7 @@ use serde_json::{Map, Value, json};
 
 use precast_store::canon::{self, Shared};
 
-use crate::spec::{Backend, Compile, Mode, PaddingRule, SizedFirst, SizedState, Train};
+use crate::spec::{Backend, Compile, Mode, PaddingRule, Pair, SizedFirst, SizedState, Train};
 
 /// The version of the worker, a part of every key: a change in its capture or compilation makes every old artifact
 /// miss. A change that only makes new artifacts faster does not change the version.
@@ -99,6 +100,8 @@ pub struct RequestKey<'a> {
     pub padding: PaddingRule,
     /// The part of a training step that it is.
     pub train: Option<&'a Train>,
+    /// The program of a pair for training in Python that it is.
+    pub pair: Option<&'a Pair>,
     /// Whether measurements choose it among several option sets.
     pub tuned: bool,
 }
@@ -205,6 +208,9 @@ impl RequestKey<'_> {
         ]);
         if let Some(train) = self.train {
             own.insert("train".to_owned(), json!(train));
+        }
+        if let Some(pair) = self.pair {
+            own.insert("pair".to_owned(), json!(pair));
         }
         own
     }

@@ -355,6 +355,7 @@ fn state(
         settings,
         padding: module.padding,
         train: module.train.as_ref(),
+        pair: module.pair.as_ref(),
         tuned: false,
     };
     let tuned = RequestKey { tuned: true, ..key };

@@ -351,7 +351,7 @@ fn field(
         "passes" => passes(found, &plain(old), &plain(new)),
         "compiles" | "dynamic" | "backend" | "mode" | "model" | "entry" | "samples" | "context"
         | "module" | "path" | "method" | "state" | "sizes" | "regions" | "padding" | "tuned"
-        | "train" | "weights" => found.push(Reason::SettingChanged {
+        | "train" | "pair" | "weights" => found.push(Reason::SettingChanged {
             name: name.to_owned(),
             old: plain(old),
             new: plain(new),

@@ -11,7 +11,8 @@
 //!   [module.state]     input or buffer = "zeros" | "own" | a module | { shape = [1, "context"], first }: kept from call to call
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
-//!   [module.train]     loss, optimizer with its options, clip, accumulate, autocast: for `kind = "step"`
+//!   [module.train]     loss, optimizer with its options, clip, accumulate, autocast: for `kind = "step"`;
+//!                      autocast, gradients: for `kind = "autograd"`
 //! [[check.allow]]      finding, function, reason: intended findings of `precast check`
 //! ```
 //!
@@ -29,6 +30,7 @@ pub mod compile;
 mod error;
 pub mod glob;
 mod inputs;
+pub mod pair;
 pub(crate) mod parse;
 mod reader;
 mod setting;
@@ -48,6 +50,7 @@ pub use compile::{
 };
 pub use error::{Problem, SpecError};
 pub use inputs::is_identifier;
+pub use pair::Pair;
 pub use setting::CommandLine;
 pub use states::{Filler, FirstValue, SizedFirst, SizedState, StateSpec};
 pub use train::Train;
@@ -153,6 +156,8 @@ pub struct Module {
     pub padding: PaddingRule,
     /// The part of a training step that it is, if it is one.
     pub train: Option<Train>,
+    /// The program of a pair for training in Python that it is, if it is one.
+    pub pair: Option<Pair>,
 }
 
 /// The rule for padding a smaller request into a bucket.

@@ -16,7 +16,7 @@ use super::{
     callable::callable,
     check, compile,
     error::Problem,
-    inputs,
+    inputs, pair,
     reader::{KeyValue, Reader, Section, Span},
     states, train,
 };
@@ -301,7 +301,14 @@ fn clash(a: &Module, b: &Module) -> bool {
         }
 }
 
-/// Reads one entry: one module, or those of a training step.
+/// The kind of an entry that is not a single module.
+#[derive(Clone, Copy)]
+enum Kind {
+    Step,
+    Autograd,
+}
+
+/// Reads one entry: one module, or those of a training step or of pairs.
 fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<Module>> {
     let section = reader.table(field, "[[module]]")?;
     let homes = [
@@ -364,18 +371,25 @@ fn module<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>) -> Option<Vec<Modul
         gate: gate?.unwrap_or_default(),
         padding: padding?.unwrap_or_default(),
         train: None,
+        pair: None,
     };
     let kind = optional(&section, "kind", |field| {
-        reader.choice(field, "kind", &[("step", ())])
+        reader.choice(
+            field,
+            "kind",
+            &[("step", Kind::Step), ("autograd", Kind::Autograd)],
+        )
     });
-    if kind?.is_some() {
-        return train::parts(reader, &section, module);
+    match kind? {
+        Some(Kind::Step) => return train::parts(reader, &section, module),
+        Some(Kind::Autograd) => return pair::parts(reader, &section, module),
+        None => {}
     }
     if let Some(field) = section.field("train") {
         let help = "add `kind = \"step\"` to this [[module]]";
         reader.wrong_help(
             &field.place,
-            "[module.train] is for modules of kind `step`",
+            "[module.train] is for modules of kind `step` and `autograd`",
             help,
         );
     }

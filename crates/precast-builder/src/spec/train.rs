@@ -322,8 +322,8 @@ a module of kind `step` has no `regions` | a step is one artifact
 a module of kind `step` has no `method` | `loss` in [module.train] is the method
 "#);
         insta::assert_snapshot!(wrong("kind = \"step\"\n[module.train]\noptimizer = \"sgd\""), @"a module of kind `step` needs `inputs` | write the batch under [module.inputs]: what the loss takes");
-        insta::assert_snapshot!(wrong(&format!("kind = \"steps\"\n{BATCH}")), @"unknown kind `steps` | did you mean `step`? known: `step`");
-        insta::assert_snapshot!(wrong(&format!("{BATCH}[module.train]\noptimizer = \"sgd\"")), @r#"[module.train] is for modules of kind `step` | add `kind = "step"` to this [[module]]"#);
+        insta::assert_snapshot!(wrong(&format!("kind = \"steps\"\n{BATCH}")), @"unknown kind `steps` | did you mean `step`? known: `step`, `autograd`");
+        insta::assert_snapshot!(wrong(&format!("{BATCH}[module.train]\noptimizer = \"sgd\"")), @r#"[module.train] is for modules of kind `step` and `autograd` | add `kind = "step"` to this [[module]]"#);
         insta::assert_snapshot!(wrong("kind = \"step\"\n[module.inputs]\nlr = { dtype = \"float32\", shape = [2] }\n[module.train]\noptimizer = \"sgd\""), @"`lr` is the learning rate, an input that the step has by itself | rename the input of the loss");
     }
 }

@@ -106,6 +106,7 @@ fn module_request(slot: &mut Slot<'_>, job: &Job<'_>) -> Result<ModuleRequest, T
         structure,
         padding: module.padding,
         train: module.train.clone(),
+        pair: module.pair.clone(),
     })
 }
 

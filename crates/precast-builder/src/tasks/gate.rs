@@ -9,7 +9,7 @@ use precast_store::{
 
 use super::CapturedProgram;
 use crate::{
-    gate::{GateRequest, Samples, StoredWeights, choice, reuse},
+    gate::{GateRequest, Samples, StoredWeights, choice, reuse, tolerance},
     progress::Event,
     protocol::{Captured, CapturedStep},
     publish::{self, Layouts},
@@ -169,9 +169,19 @@ fn request(
         samples: Samples::File(captured.samples.clone()),
         steps: job.item.settings.compile.smoketest_steps,
         rtol: job.module.gate.rtol,
-        atol: job.module.gate.atol,
+        atol: job.module.gate.atol.or_else(|| of_gradients(captured)),
         compute_dtypes: captured.compute_dtypes.clone(),
     }
+}
+
+/// Returns the absolute tolerance of gradients: a share of the largest one.
+fn of_gradients(captured: &Captured) -> Option<f64> {
+    let own = captured.outputs.iter().map(|output| output.layout.dtype);
+    let inner = captured.compute_dtypes.iter().copied().flatten();
+    let shares = own.chain(inner).map(|dtype| tolerance(dtype).1);
+    captured
+        .largest
+        .map(|largest| shares.fold(0.0, f64::max) * largest)
 }
 
 /// Takes the results of a gate into the record. A program that seemed slower than eager is measured again.

@@ -47,7 +47,7 @@ __all__ = ["check"]
 
 def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Checked` for one module."""
-    if request["module"].get("train"):
+    if request["module"].get("train") or request["module"].get("pair"):
         return steps.check(opened, request, wire)
     started = time.perf_counter()
     subject = Subject.of(opened, request, wire)

@@ -9,6 +9,9 @@
 | `drafts` | breaks of a capture, and the sizes that it decides on |
 | `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
 | `tracing` | a function with its backward pass as one graph |
+| `partition` | a training step, cut into a forward and a backward program |
+| `saved` | the values that the backward program reads |
+| `draws` | random operations of a training step |
 | `fake` | fake tensors: shapes, strides and shared memory without data |
 | `storages` | memory of tensors: whether something still uses it |
 | `symbols` | symbolic sizes |

@@ -10,7 +10,8 @@ use crate::TorchError;
 /// A bound tensor. It is dropped before the memory it views.
 pub struct Weight {
     handle: Handle,
-    memory: Option<Mapped>,
+    /// The mapped memory, and the tensor's part of it.
+    memory: Option<(Mapped, Range<usize>)>,
     /// Tensors whose memory it may view.
     _viewed: Vec<Arc<Weight>>,
 }
@@ -47,7 +48,7 @@ impl Weight {
         let handle = unsafe { Handle::over(part.as_ptr(), shape, stride, dtype, Device::Cpu) }?;
         Ok(Self {
             handle,
-            memory: Some(memory.clone()),
+            memory: Some((memory.clone(), range)),
             _viewed: Vec::new(),
         })
     }
@@ -69,18 +70,15 @@ impl Weight {
         let handle = unsafe { Handle::over_opaque(part.as_ptr(), shape, dtype, description) }?;
         Ok(Self {
             handle,
-            memory: Some(memory.clone()),
+            memory: Some((memory.clone(), 0..bytes)),
             _viewed: Vec::new(),
         })
     }
 
     /// Gives back the memory of a mapped tensor's pages. A later access reads them again.
     pub fn release(&self) {
-        if let Some(memory) = &self.memory {
-            let meta = self.handle.meta();
-            let start = meta.address().wrapping_sub(memory.as_ptr() as usize);
-            let room = usize::try_from(meta.room()).unwrap_or(0);
-            memory.release(start..start.saturating_add(room));
+        if let Some((memory, range)) = &self.memory {
+            memory.release(range.clone());
         }
     }
 

@@ -140,6 +140,7 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         settings: &settings.compile,
         padding: module.padding,
         train: module.train.as_ref(),
+        pair: module.pair.as_ref(),
         tuned,
     };
     assert_eq!(key.digest(), key.explained().0);
@@ -239,6 +240,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             settings: &Compile::default(),
             padding: PaddingRule::Checked,
             train: None,
+            pair: None,
             tuned: false,
         };
         same_again(key.explained());

@@ -111,6 +111,7 @@ const MOVES: &[(&str, &str, &str)] = &[
         "regions = [\"layer.*\"]",
         "kind = \"step\"\ntrain = { optimizer = \"sgd\", clip = 1.0 }",
     ),
+    ("kind", "path = \"body\"", "kind = \"autograd\""),
     // Programs hold the tensors that a file of weights lacks. The path of the file does not matter.
     (
         "weights",

@@ -1,0 +1,244 @@
+use std::{fs::Permissions, os::unix::fs::PermissionsExt};
+
+use super::{
+    super::{layout::Kind, testing},
+    *,
+};
+use crate::{Digest, Store};
+
+fn mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+}
+
+fn refused(path: &Path) -> String {
+    let error = Store::open(path).unwrap_err();
+    assert!(matches!(error, StoreError::Unsafe { .. }), "{error}");
+    error.to_string()
+}
+
+#[test]
+fn what_others_can_write_is_refused() {
+    let (dir, store) = testing::store();
+    let path = store.path().to_owned();
+    for open in [0o777, 0o1777] {
+        mode(&path, open);
+        assert!(refused(&path).contains("everybody can write it"));
+        mode(&path, 0o755);
+        for folder in ["objects", "ready", "locks"] {
+            mode(&path.join(folder), open);
+            assert!(refused(&path).contains(folder));
+            mode(&path.join(folder), 0o755);
+        }
+    }
+    mode(dir.path(), 0o777);
+    refused(&path);
+    mode(dir.path(), 0o1777);
+    Store::open(&path).unwrap();
+}
+
+/// Changes the owner of a path. Prints that the test is skipped, and returns false, if this user may not.
+fn give(path: &Path, uid: u32) -> bool {
+    let given = std::os::unix::fs::lchown(path, Some(uid), None).is_ok();
+    if !given {
+        eprintln!("skipped: this user can't give a file to another user");
+    }
+    given
+}
+
+type Ask = fn(&Store) -> Result<(), StoreError>;
+
+/// Returns the paths from the store's folder down to each kind of file, with a function that opens it.
+fn places(store: &Store) -> Vec<(PathBuf, Ask)> {
+    let layout = store.layout();
+    let digest = Digest::of(b"weights");
+    let (artifact, program) = (Digest::of(b"block"), testing::program("m", 8, &[]).id);
+    let all: [(PathBuf, Ask); 5] = [
+        (layout.object(&digest), |store| {
+            store.objects().read(&Digest::of(b"weights")).map(drop)
+        }),
+        (layout.ready(&digest), |store| {
+            store.objects().map(&Digest::of(b"weights")).map(drop)
+        }),
+        (layout.release("m", 1).unwrap(), |store| {
+            store.releases().get("m", None).map(drop)
+        }),
+        (layout.record(Kind::Artifact, &artifact), |store| {
+            store.records().artifact(&Digest::of(b"block")).map(drop)
+        }),
+        (layout.record(Kind::Program, &program), |store| {
+            store
+                .records()
+                .program(&testing::program("m", 8, &[]).id)
+                .map(drop)
+        }),
+    ];
+    all.into_iter()
+        .flat_map(|(file, ask)| [(file.parent().unwrap().to_owned(), ask), (file, ask)])
+        .collect()
+}
+
+#[test]
+fn every_folder_and_file_is_looked_at_when_it_is_opened() {
+    let (dir, store, _, program) = testing::filled();
+    let digest = store.objects().put_bytes(b"weights").unwrap();
+    store
+        .releases()
+        .put(&testing::release("m", Some("v1"), &[program.id]))
+        .unwrap();
+    drop(store.objects().map(&digest).unwrap());
+    for (path, ask) in places(&store) {
+        let refusal = |store: &Store| {
+            let error = ask(store).unwrap_err();
+            assert!(matches!(error, StoreError::Unsafe { .. }), "{error}");
+            error.to_string()
+        };
+        ask(&store).unwrap();
+        let sound = fs::metadata(&path).unwrap().permissions();
+        for open in [0o666, 0o777, 0o1777, 0o446] {
+            mode(&path, open);
+            assert!(refusal(&store).contains("everybody can write it"));
+            assert_ne!(store.audit().verify().unwrap().defects, []);
+            fs::set_permissions(&path, sound.clone()).unwrap();
+        }
+        if give(&path, 12345) {
+            assert!(refusal(&store).contains("user 12345"));
+            assert_ne!(store.audit().verify().unwrap().defects, []);
+            give(&path, 0);
+        }
+        let away = dir.path().join("away");
+        fs::rename(&path, &away).unwrap();
+        std::os::unix::fs::symlink(&away, &path).unwrap();
+        ask(&store).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        fs::rename(&away, &path).unwrap();
+        ask(&store).unwrap();
+    }
+    assert_eq!(store.audit().verify().unwrap().defects, []);
+}
+
+#[test]
+fn a_strangers_store_is_run_only_when_it_was_named() {
+    let (_dir, store, artifact, _) = testing::filled();
+    let path = store.path().to_owned();
+    drop(store);
+    for entry in walkdir::WalkDir::new(&path) {
+        if !give(entry.unwrap().path(), 12345) {
+            return;
+        }
+    }
+    let error = Store::open(&path).unwrap_err();
+    assert!(
+        matches!(error, StoreError::Stranger { uid: 12345, .. }),
+        "{error}"
+    );
+    Store::create(&path).unwrap_err();
+    Store::open_read_only(&path).unwrap_err();
+    Store::open_for_repair(&path, Options::default()).unwrap_err();
+    Store::open_without_index(&path, Options::default()).unwrap_err();
+    let trusted = Options {
+        trusted: true,
+        ..Options::default()
+    };
+    let store = Store::open_with(&path, trusted).unwrap();
+    store.objects().read(&artifact.object).unwrap();
+    // Only the trusted user is accepted.
+    give(&store.layout().object(&artifact.object), 12346);
+    store.objects().read(&artifact.object).unwrap_err();
+}
+
+#[test]
+fn a_group_shares_a_store_only_with_the_option() {
+    let (_dir, store) = testing::store();
+    // A group with another number than the user.
+    let gid = fs::metadata(store.path()).unwrap().uid() + 1;
+    if std::os::unix::fs::chown(store.path(), None, Some(gid)).is_err() {
+        eprintln!("skipped: this user can't give a folder to another group");
+        return;
+    }
+    mode(store.path(), 0o775);
+    assert!(refused(store.path()).contains("group"));
+    let shared = Options {
+        shared: true,
+        ..Options::default()
+    };
+    Store::open_with(store.path(), shared).unwrap();
+    mode(store.path(), 0o777);
+    assert!(Store::open_with(store.path(), shared).is_err());
+}
+
+#[test]
+fn a_link_is_refused_and_a_trusted_link_above_is_followed() {
+    let (dir, store) = testing::store();
+    let link = dir.path().join("link");
+    std::os::unix::fs::symlink(store.path(), &link).unwrap();
+    assert!(refused(&link).contains("symbolic link"));
+    let above = dir.path().join("above");
+    std::os::unix::fs::symlink(dir.path(), &above).unwrap();
+    Store::open(above.join("store")).unwrap();
+    let objects = store.path().join("objects");
+    fs::rename(&objects, dir.path().join("away")).unwrap();
+    std::os::unix::fs::symlink(dir.path().join("away"), &objects).unwrap();
+    assert!(refused(store.path()).contains("symbolic link"));
+}
+
+#[test]
+fn each_folder_and_link_of_a_path_is_checked() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    let [far, env, bin] = ["far", "env", "env/bin"].map(|name| root.join(name));
+    for folder in [&far, &env, &bin] {
+        fs::create_dir(folder).unwrap();
+    }
+    let (file, python, other) = (far.join("python"), bin.join("python"), far.join("other"));
+    fs::write(&file, "").unwrap();
+    std::os::unix::fs::symlink("python", &other).unwrap();
+    std::os::unix::fs::symlink("../../far/other", &python).unwrap();
+    check_path(&python).unwrap();
+    for path in [&root, &far, &env, &bin, &file, &python, &other] {
+        let refusal = || match check_path(&python).unwrap_err() {
+            StoreError::Unsafe { path, why } => (path, why),
+            error => panic!("{error}"),
+        };
+        if !path.is_symlink() {
+            let sound = fs::metadata(path).unwrap().permissions();
+            mode(path, 0o777);
+            assert_eq!(refusal().0, **path);
+            fs::set_permissions(path, sound).unwrap();
+        }
+        let owner = fs::symlink_metadata(path).unwrap().uid();
+        if give(path, 12345) {
+            let (at, why) = refusal();
+            assert!(
+                at == **path && why.ends_with("to user 12345"),
+                "{at:?} {why}"
+            );
+            give(path, owner);
+        }
+        check_path(&python).unwrap();
+    }
+    // In a sticky folder no user can replace the files of others, but any user can add one.
+    mode(&bin, 0o1777);
+    check_path(&python).unwrap();
+    check_path(&bin).unwrap_err();
+    fs::remove_file(&file).unwrap();
+    std::os::unix::fs::symlink("other", &file).unwrap();
+    check_path(&python).unwrap_err();
+}
+
+#[test]
+fn a_store_below_a_strangers_folder_is_refused() {
+    let (dir, store) = testing::store();
+    if !give(dir.path(), 12345) {
+        return;
+    }
+    assert!(refused(store.path()).contains("user 12345"));
+    // The store of a deploy user in the folder of that user.
+    give(store.path(), 12345);
+    let trusted = Options {
+        trusted: true,
+        ..Options::default()
+    };
+    Store::open_with(store.path(), trusted).unwrap();
+    give(dir.path(), 12346);
+    Store::open_with(store.path(), trusted).unwrap_err();
+}

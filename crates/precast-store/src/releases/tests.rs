@@ -1,0 +1,250 @@
+use super::{super::testing, *};
+use crate::Store;
+
+/// Puts programs of one artifact.
+fn programs<const N: usize>(store: &Store) -> [Digest; N] {
+    let artifact = store
+        .records()
+        .put_artifact(&testing::artifact(store, "block"));
+    let artifact = artifact.unwrap().id;
+    std::array::from_fn(|batch| {
+        let program = testing::program("m", batch as i64, &[artifact]);
+        store.records().put_program(&program).unwrap().id
+    })
+}
+
+#[test]
+fn releases_count_up_and_have_names_and_numbers() {
+    let (_dir, store) = testing::store();
+    let [one, two] = programs(&store);
+    for (seq, name, program) in [(1, Some("v1"), one), (2, None, two), (3, Some("v1"), one)] {
+        let (put, new) = store
+            .releases()
+            .put(&testing::release("m", name, &[program]))
+            .unwrap();
+        assert_eq!((put.seq, new), (seq, true));
+    }
+    let seq = |which| {
+        store
+            .releases()
+            .get("m", which)
+            .unwrap()
+            .map(|found| found.seq)
+    };
+    let found = [None, Some("v1"), Some("2"), Some("v9"), Some("9")].map(seq);
+    assert_eq!(found, [Some(3), Some(3), Some(2), None, None]);
+    assert_eq!(store.releases().all("m").unwrap().len(), 3);
+    assert_eq!(store.releases().models().unwrap(), ["m"]);
+    let result = store
+        .releases()
+        .put(&testing::release("m", Some("7"), &[one]));
+    assert!(
+        matches!(result, Err(StoreError::NumberName(_))),
+        "{result:?}"
+    );
+}
+
+#[test]
+fn what_the_newest_one_has_already_is_not_put_again() {
+    let (_dir, store) = testing::store();
+    let [one, two] = programs(&store);
+    let put = |name: Option<&str>, of: &[Digest]| {
+        let (put, new) = store
+            .releases()
+            .put(&testing::release("m", name, of))
+            .unwrap();
+        (put.seq, new)
+    };
+    assert_eq!(put(None, &[one, two]), (1, true));
+    assert_eq!(put(None, &[two, one]), (1, false), "in another order");
+    assert_eq!(put(Some("v1"), &[one, two]), (2, true), "it has no name");
+    assert_eq!(put(None, &[one, two]), (2, false), "any name will do");
+    assert_eq!(put(Some("v2"), &[one, two]), (3, true));
+    let mut other = testing::release("m", None, &[one, two]);
+    other.weights = Some(store.objects().put_bytes(b"other weights").unwrap());
+    assert!(store.releases().put(&other).unwrap().1);
+    // Builders that publish the same release at the same time create one.
+    other.programs = vec![one];
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                let store = Store::open(store.path()).unwrap();
+                assert_eq!(store.releases().put(&other).unwrap().0.seq, 5);
+            });
+        }
+    });
+    // A rollback returns to the previous release with other content.
+    assert_eq!(
+        store
+            .releases()
+            .rollback("m", None)
+            .unwrap()
+            .0
+            .programs
+            .len(),
+        2
+    );
+    let (same, new) = store.releases().rollback("m", Some(4)).unwrap();
+    assert_eq!((same.seq, new), (6, false));
+}
+
+#[test]
+fn a_partial_release_is_nobodys_newest() {
+    let (_dir, store) = testing::store();
+    let [one, two, three] = programs(&store);
+    let put = |lacks: &[&str], of: &[Digest]| {
+        let mut release = testing::release("m", None, of);
+        release.lacks = lacks.iter().map(ToString::to_string).collect();
+        let (put, new) = store.releases().put(&release).unwrap();
+        (put.seq, new)
+    };
+    let newest = || {
+        store
+            .releases()
+            .get("m", None)
+            .unwrap()
+            .map(|newest| newest.seq)
+    };
+    assert_eq!(put(&["encode batch=1"], &[one]), (1, true));
+    assert_eq!(
+        (newest(), store.releases().newest("m").unwrap()),
+        (None, None)
+    );
+    assert_eq!(put(&[], &[one, two]), (2, true));
+    assert_eq!(put(&["encode batch=1"], &[three]), (3, true));
+    assert_eq!(put(&["encode batch=1"], &[three]), (3, false));
+    assert_eq!(
+        (newest(), store.releases().newest("m").unwrap()),
+        (Some(2), Some(2))
+    );
+    assert_eq!(
+        store.releases().get("m", Some("3")).unwrap().unwrap().seq,
+        3
+    );
+    assert_eq!(store.releases().last("m").unwrap().unwrap().seq, 3);
+    assert_eq!(store.releases().released(&three).unwrap(), None);
+    assert_eq!(store.releases().partly_released(&three).unwrap(), Some(3));
+    assert_eq!(put(&[], &[one, two]), (2, false), "it is the newest still");
+    let error = store.releases().rollback("m", Some(3)).unwrap_err();
+    assert!(
+        matches!(error, StoreError::Partial { lacks: 1, .. }),
+        "{error}"
+    );
+    let error = store.releases().rollback("m", None).unwrap_err();
+    assert!(matches!(error, StoreError::NoRelease { .. }), "{error}");
+    assert_eq!(store.audit().verify().unwrap().defects, []);
+}
+
+#[test]
+fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
+    let (_dir, store) = testing::store();
+    let [one, two] = programs(&store);
+    let put = |shims: &[&str], of: &[Digest]| {
+        let mut release = testing::release("m", None, of);
+        release.shims = shims
+            .iter()
+            .map(|torch| testing::shim(&store, torch))
+            .collect();
+        let (put, new) = store.releases().put(&release).unwrap();
+        (put.seq, new)
+    };
+    assert_eq!(put(&["2.11.0"], &[two]), (1, true));
+    assert_eq!(put(&["2.11.0"], &[one]), (2, true));
+    assert_eq!(put(&["2.11.0", "2.13.0"], &[one]), (3, true));
+    assert_eq!(put(&["2.11.0"], &[one]), (3, false), "it has it already");
+    // Releases that differ only in shims have the same content: the rollback skips them.
+    let back = store.releases().rollback("m", None).unwrap().0;
+    assert_eq!((back.seq, &back.programs[..]), (4, &[two][..]));
+    // gc keeps the shims of a release, and a missing one is a defect.
+    let newest = put(&["2.13.0"], &[one]).0;
+    let policy = super::super::Policy {
+        keep_releases: 1,
+        ..Default::default()
+    };
+    store.collector().gc(&policy).unwrap();
+    let release = store.releases().get("m", None).unwrap().unwrap();
+    assert_eq!(release.seq, newest);
+    let _hold = store.releases().hold(&release).unwrap();
+    assert_eq!(store.audit().verify().unwrap().defects, []);
+    let object = release.shims[0].object;
+    let usage = store.collector().usage(crate::GroupBy::Release).unwrap();
+    assert!(usage.is_kept(&object));
+    assert_eq!(usage.needs(&object).collect::<Vec<_>>(), [("m 5", 1)]);
+    fs::remove_file(store.layout().object(&object)).unwrap();
+    let mut release = testing::release("m", None, &[one]);
+    release.shims = vec![crate::record::Shim {
+        torch: "2.14.0".into(),
+        ..testing::shim(&store, "2.14.0")
+    }];
+    release.shims[0].object = object;
+    assert!(matches!(
+        store.releases().put(&release),
+        Err(StoreError::Dangling { .. })
+    ));
+    assert!(!store.audit().verify().unwrap().defects.is_empty());
+}
+
+#[test]
+fn what_a_newer_release_does_not_answer_has_a_name() {
+    let (_dir, store) = testing::store();
+    let [one, two, three] = programs(&store);
+    let release = |of: &[Digest]| testing::release("m", None, of);
+    let lost = store
+        .releases()
+        .lost(&release(&[one, two]), &release(&[two, three]));
+    assert_eq!(lost.unwrap(), ["encode batch=0"]);
+    let lost = store
+        .releases()
+        .lost(&release(&[two]), &release(&[two, three]));
+    assert_eq!(lost.unwrap(), [""; 0]);
+}
+
+#[test]
+fn going_back_puts_the_earlier_one_once_more() {
+    let (_dir, store) = testing::store();
+    let artifact = store
+        .records()
+        .put_artifact(&testing::artifact(&store, "block"))
+        .unwrap();
+    let put = |batch| {
+        store
+            .records()
+            .put_program(&testing::program("m", batch, &[artifact.id]))
+            .unwrap()
+            .id
+    };
+    let (one, two) = (put(1), put(2));
+    assert!(matches!(
+        store.releases().rollback("m", None),
+        Err(StoreError::NoRelease { .. })
+    ));
+    for (name, program) in [("v1", one), ("v2", two)] {
+        store
+            .releases()
+            .put(&testing::release("m", Some(name), &[program]))
+            .unwrap();
+    }
+    let back = store.releases().rollback("m", None).unwrap().0;
+    assert_eq!(
+        (back.seq, back.name.as_deref(), &back.programs[..]),
+        (3, Some("v1"), &[one][..])
+    );
+    assert_eq!(store.releases().get("m", None).unwrap(), Some(back));
+    assert_eq!(
+        store.releases().rollback("m", Some(2)).unwrap().0.programs,
+        [two]
+    );
+    let error = store.releases().rollback("m", Some(9)).unwrap_err();
+    assert_eq!(error.to_string(), "`m` has no release 9");
+    fs::remove_file(
+        store
+            .layout()
+            .record(super::super::layout::Kind::Program, &one),
+    )
+    .unwrap();
+    assert!(matches!(
+        store.releases().rollback("m", Some(1)),
+        Err(StoreError::Dangling { .. })
+    ));
+    assert_eq!(store.releases().get("m", None).unwrap().unwrap().seq, 4);
+}

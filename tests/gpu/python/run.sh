@@ -1,0 +1,138 @@
+#!/bin/sh
+# Runs on a GPU machine what pack.sh beside it packed: the Python package, a generative model, training, decoding, C streams.
+#
+#   run.sh OUTPUT_FOLDER     beside precast-python.tar.gz, or in the folder it was unpacked to
+#
+# The machine needs a GPU, a C++ compiler and a `python3` (or $PYTHON) with torch, transformers and safetensors in the
+# versions of requirements.txt; no Rust and no network.
+#
+#   PARTS="a b c"      which parts to run, of: tests generates streams train step decode (all unless set)
+#   TESTS="a.py b.py"  which files of python/tests (those that need a device unless set)
+#   DEVICE=cpu         the parts generates and train on the CPU, to try the script
+#
+# Each part leaves OUTPUT_FOLDER/PART.log as it goes. Exit code 0: every part passed.
+set -eu
+out=${1:?usage: run.sh OUTPUT_FOLDER}
+mkdir -p "$out"
+out=$(cd "$out" && pwd)
+here=$(cd "$(dirname "$0")" && pwd)
+python=${PYTHON:-python3}
+device=${DEVICE:-cuda}
+parts=" ${PARTS:-tests generates streams train step decode} "
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+if [ -e "$here/precast-python.tar.gz" ]; then
+    "$python" -m tarfile -e "$here/precast-python.tar.gz" "$work/pack"
+    here=$work/pack
+fi
+"$python" -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --target "$work/site" "$here"/wheels/*.whl
+chmod +x "$work/site/bin/precast"
+PATH=$work/site/bin:$PATH
+# The graph passes are a package that is not installed there.
+PYTHONPATH=$work/site:$here/kernels
+LIBTORCH=$("$python" -c 'import os, torch; print(os.path.dirname(torch.__file__))')
+PRECAST_STORE=$work/store
+PRECAST_PYTHON=$(command -v "$python")
+PRECAST_COMMAND=$work/site/bin/precast
+export PATH PYTHONPATH LIBTORCH PRECAST_STORE PRECAST_PYTHON PRECAST_COMMAND
+export PYTHONUNBUFFERED=1
+
+failed=
+has() { case "$parts" in *" $1 "*) true ;; *) false ;; esac; }
+# part NAME: runs the function of this name, if it is asked for; a failure is kept for the end.
+part() {
+    has "$1" || return 0
+    echo "== $1"
+    start=$(date +%s)
+    if (set -ex; "$1") > "$out/$1.log" 2>&1; then
+        echo "   done in $(($(date +%s) - start)) s"
+    else
+        echo "   FAILED; the end of its messages:"
+        tail -n 30 "$out/$1.log"
+        failed="$failed $1"
+    fi
+}
+
+# for_device SPEC: adds the target to a spec.
+for_device() {
+    sed -i "0,/^\[\[module\]\]/s//[target]\ndevice = \"$device\"\n\n[[module]]/" "$1"
+}
+
+# What python/tests has for a device.
+tests() {
+    cd "$here/tests"
+    # shellcheck disable=SC2086
+    "$python" -m pytest -x -q -p no:cacheprovider --timeout 300 --durations=10 ${TESTS:-test_cuda.py test_cuda_training.py}
+}
+
+# A model of transformers as it is: `init`, the gate of prefill and decode, and sessions from Python.
+generates() {
+    mkdir "$work/generates"
+    cd "$work/generates"
+    cp "$here/generates.py" .
+    precast init generates:load --device "$device" --sizes '{"seq": [8, 32], "context": [64, 128]}'
+    precast build
+    "$python" generates.py "$PRECAST_STORE"
+}
+
+# Calls from C on CUDA streams of the caller.
+streams() {
+    cp -r "$here/double" "$work"
+    cd "$work/double"
+    for_device precast.toml
+    precast build
+    cc -std=c99 -I "$here/c" -o "$work/streams" "$here/streams.c" "$here/c/libprecast.so" -ldl -Wl,-rpath,"$here/c"
+    cudart=$(find "$(dirname "$LIBTORCH")" /usr/local/cuda*/lib64 -name 'libcudart.so.1*' 2> /dev/null | head -n 1)
+    "$work/streams" "$LIBTORCH" "$PRECAST_STORE" "$cudart"
+}
+
+# The small GPT of examples/train, with checkpoints and a release of the trained weights.
+train() {
+    cp -r "$here/train" "$work"
+    cd "$work/train"
+    for_device precast.toml
+    precast build
+    "$python" - <<'PY'
+import torch
+from safetensors.torch import save_file
+
+text = torch.frombuffer(bytearray(open("model.py", "rb").read()), dtype=torch.uint8).long() % 128
+rows = text[: len(text) // 65 * 65].view(-1, 65)
+save_file({"ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}, "rows.safetensors")
+PY
+    precast train train --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
+        --device "$device" --format json
+}
+
+# Steps of a GPT of 12 layers of 1,024 beside eager and torch.compile.
+step() {
+    cp -r "$here/gpt" "$work"
+    cd "$work/gpt"
+    "$python" peer.py eager
+    "$python" peer.py batch rows.safetensors
+    for mode in default reduce-overhead; do # the second has a CUDA graph
+        precast build -f precast.cuda.toml --set mode=$mode --store "$work/$mode"
+        precast train train --data rows.safetensors --steps 220 --lr 0.0001 --store "$work/$mode" --format json \
+            > "$out/step-$mode.json"
+    done
+    "$python" peer.py compile
+}
+
+# A token of a Llama of 1.1 B, by context and batch, beside torch.compile.
+decode() {
+    cp -r "$here/decode" "$work"
+    cd "$work/decode"
+    for batch in 1 8 32; do
+        entry=load
+        test $batch = 1 || entry=load$batch
+        sed "s/name  = \"decode\"/name  = \"decode-$batch\"/;s/model:load/model:$entry/;s/\[1, 1\]/[$batch, 1]/;s/shape = \[1, 4/shape = [$batch, 4/" \
+            precast.cuda.toml > $batch.toml
+        precast build -f $batch.toml
+        precast bench decode --model decode-$batch --seconds 1 --compiled --graphs always --format json > "$out/decode-$batch.json"
+        for context in 1024 4096; do "$python" peer.py $batch $context; done
+    done
+}
+
+for name in tests generates streams train step decode; do part $name; done
+test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }

@@ -1,0 +1,144 @@
+"""Pairs: the uncompiled programs of kind `autograd` have the results and gradients of eager; refusals are named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .support import Project, model, spec
+
+SOURCE = """
+import torch
+from torch.nn import functional as F
+
+class Block(torch.nn.Module):
+    def __init__(self, layer_idx):
+        super().__init__()
+        self.norm, self.qkv, self.drop = torch.nn.LayerNorm(8), torch.nn.Linear(8, 24), torch.nn.Dropout(0.2)
+        self.layer_idx = layer_idx
+
+    def forward(self, x):
+        q, k, v = self.qkv(self.norm(x)).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 8)
+        return x + self.drop(y)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11, bias=False)
+        self.layers = torch.nn.ModuleList(Block(at) for at in range(3))
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.head.weight = self.embed.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+        self.register_buffer("places", torch.randn(4, 8), persistent=False)
+
+    def forward(self, ids, more):
+        x = self.embed(ids) + self.places * self.scale + more
+        for layer in self.layers:
+            x = layer(x)
+        return {"logits": self.head(self.norm(x.transpose(1, 2)).transpose(1, 2)), "best": x.argmax(-1)}
+
+def load():
+    torch.manual_seed(0)
+    return Net()
+"""
+
+
+def pair(part: str, autocast: str | None = None, gradients: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns the protocol's `pair`."""
+    return {"part": part, "autocast": autocast, "gradients": list(gradients)}
+
+
+def inputs() -> list[dict[str, Any]]:
+    return [{**spec("ids", "int64", [2, 4]), "range": [0, 11]}, spec("more", "float32", [2, 4, 8])]
+
+
+class Pairs(Project):
+    def check(self, opened: Any, tolerance: float = 1e-5, **module: Any) -> dict[str, Any]:
+        """Captures a program, and compares its steps, and the runtime's eager, with eager's answers."""
+        captured = self.capture(opened, specs=inputs(), **module)
+        weights, samples = self.weights(opened, captured), self.samples(captured)
+        largest = max(one.abs().max().item() for name, one in samples.items() if name.startswith("out."))
+        runs = [self.composed(captured, weights)]
+        runs.append(self.run_eager(captured, self.given(captured, samples), weights)[: len(captured["outputs"])])
+        for run in runs:
+            for index, got in enumerate(run):
+                expected, name = samples[f"out.{index}"], captured["outputs"][index]["name"]
+                torch.testing.assert_close(
+                    got, expected, rtol=tolerance, atol=tolerance * largest, msg=lambda text, n=name: f"{n}: {text}"
+                )
+        return captured
+
+    def test_both_programs_have_the_answers_of_eager(self) -> None:
+        opened = self.open(SOURCE)
+        asked = {"regions": ["layers.*"]}
+        forward = self.check(opened, pair=pair("forward", gradients=("more",)), **asked)
+        backward = self.check(opened, pair=pair("backward", gradients=("more",)), **asked)
+        for captured in (forward, backward):
+            # Regions cut both programs, and equal ones share a segment.
+            steps = {step["name"]: step["segment"] for step in captured["steps"]}
+            blocks = sorted(name for name in steps if not name.startswith("glue"))
+            self.assertEqual(blocks, ["layers.0", "layers.1", "layers.2"])
+            self.assertEqual(steps["layers.1"], steps["layers.2"])
+        outputs, read = (
+            [one["name"] for one in captured[key]] for captured, key in ((forward, "outputs"), (backward, "inputs"))
+        )
+        self.assertLess({"output.0", "output.1", "buffer.norm.running_mean"}, set(outputs))
+        for name in read:
+            known = [*outputs, "tangent.0", *(f"input.{one['name']}" for one in forward["inputs"])]
+            self.assertIn(name, [*known, *(one["name"] for one in forward["inputs"])])
+        self.assertEqual([name for name in read if name.startswith("tangent.")], ["tangent.0"])
+        self.assertEqual(sum(one["name"].startswith("random.") for one in forward["inputs"]), 3)
+        # A tied parameter has a gradient under each name, a frozen one none.
+        named = opened.model.named_parameters(remove_duplicate=False)
+        parameters = {name for name, _ in named if name != "scale"}
+        got = {one["name"] for one in backward["outputs"]}
+        self.assertEqual(got, {"grad.input.more", *(f"grad.parameter.{name}" for name in parameters)})
+        self.assertIsNone(forward["largest"])
+        self.assertGreater(backward["largest"], 0)
+        self.assertFalse(any(module.training for module in opened.model.modules()))
+        self.assertFalse(any(one.requires_grad for one in opened.model.parameters()))
+        self.assertEqual(int(opened.model.norm.num_batches_tracked), 0)
+
+    def test_autocast_is_captured(self) -> None:
+        opened = self.open(SOURCE)
+        captured = self.check(opened, 4e-2, pair=pair("forward", autocast="bfloat16"))
+        self.assertEqual({one["name"]: one["dtype"] for one in captured["outputs"]}["output.0"], "bfloat16")
+
+    def test_what_has_no_gradient_is_refused_by_name(self) -> None:
+        x = [spec("x", "float32", [2, 4])]
+        cases = [
+            (model("return x * 2", inputs="x"), "bad_input", "has no parameter that requires a gradient"),
+            (
+                model("return self.l(x).argmax(-1)", "self.l = torch.nn.Linear(4, 4)", inputs="x"),
+                "bad_input",
+                "no result of",
+            ),
+            (
+                model("return self.l(x).detach()", "self.l = torch.nn.Linear(4, 4)", inputs="x"),
+                "bad_input",
+                "no result of",
+            ),
+            (
+                model("return self.l(x) + torch.rand_like(x)", "self.l = torch.nn.Linear(4, 4)", inputs="x"),
+                "capture",
+                "draws random numbers",
+            ),
+            (
+                model("return self.l(x) if x.sum() > 0 else x", "self.l = torch.nn.Linear(4, 4)", inputs="x"),
+                "capture",
+                "reads a value of a tensor",
+            ),
+            (
+                model("return self.l(x), x", "self.l = torch.nn.Linear(4, 4)", inputs="x"),
+                "capture",
+                "shares memory with one of its inputs",
+            ),
+        ]
+        for source, code, text in cases:
+            with self.subTest(text):
+                opened = self.open(source)
+                failure = self.fails(code, self.capture, opened, specs=x, pair=pair("forward"))
+                self.assertIn(text, failure.message)
+                self.assertTrue(failure.hint)
