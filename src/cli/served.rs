@@ -159,7 +159,7 @@ fn sizes(text: &str) -> Result<Sizes, String> {
 }
 
 /// Parses `cpu`, `cuda` or `cuda:N`.
-fn device(text: &str) -> Result<Device, String> {
+pub(super) fn device(text: &str) -> Result<Device, String> {
     match (text, text.split_once(':')) {
         ("cpu", _) => Ok(Device::Cpu),
         ("cuda", _) => Ok(Device::Cuda(0)),

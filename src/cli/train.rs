@@ -22,10 +22,10 @@ use super::{
     exit::{INTERRUPTED, Refusal},
     internal,
     progress::seconds,
-    served::PlaceArgs,
+    served::{PlaceArgs, device},
 };
 use crate::{
-    Model, Runtime,
+    Device, Model, Runtime,
     runtime::{Loading, Trainer, command::tensors, training::Losses},
 };
 
@@ -54,7 +54,10 @@ pub(super) struct TrainArgs {
     /// Batches of one update, for a module with `accumulate`
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     accumulate: u64,
-    /// The seed of the order of the batches
+    /// The devices that share each batch, as `cuda:0,cuda:1`, for a module with `accumulate` [default: one]
+    #[arg(long, value_name = "DEVICE,…", value_delimiter = ',', value_parser = device, conflicts_with = "device")]
+    devices: Vec<Device>,
+    /// The seed of the order of the batches, and of dropout
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// A folder for checkpoints: a run continues from the newest one in it
@@ -96,12 +99,17 @@ pub(super) struct TrainDocument {
 pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     let (store, name, device) = args.place.open(context)?;
     args.place.libtorch.open()?;
-    let model = Runtime::new(&store, device)?
+    let devices = match args.devices.is_empty() {
+        true => vec![device],
+        false => args.devices.clone(),
+    };
+    let (count, model) = (devices.len() as u64, Runtime::new(&store, devices)?);
+    let model = model
         .loading(Loading::OnDemand)
         .trial(internal::trial(&store, context)?)
         .load(&name)?;
     let mut trainer = model.trainer(&args.module)?;
-    let data = Data::open(&args.data, inputs(&model, &args.module))?;
+    let data = Data::open(&args.data, inputs(&model, &args.module), count)?;
     let mut newest = resume(args, &mut trainer)?;
     trainer.set_position(trainer.progress().position, args.seed);
 
@@ -111,11 +119,11 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     let mut last = Losses::default();
     while trainer.progress().step < args.steps && !context.cancel.load(Ordering::Relaxed) {
         let position = trainer.progress().position;
-        let batches = data.batches(position, args.accumulate, args.seed)?;
+        let (batches, after) = data.batches(position, args.accumulate, args.seed)?;
         trainer.set_lr(args.schedule.rate(args, trainer.progress().step));
         last = step(&mut trainer, &batches)?;
         losses.push(last.loss);
-        trainer.set_position(position + args.accumulate, args.seed);
+        trainer.set_position(after, args.seed);
         let step = trainer.progress().step;
         if !last.is_finite() {
             return Err(not_a_number(args, step, &batches, newest.as_deref())?);
@@ -186,8 +194,9 @@ fn step(trainer: &mut Trainer<'_>, batches: &[Batch]) -> Result<Losses> {
     Ok(Losses { loss, ..losses })
 }
 
-/// Loads the newest checkpoint of the folder. Returns its path.
+/// Begins with the seed, or loads the newest checkpoint of the folder. Returns its path.
 fn resume(args: &TrainArgs, trainer: &mut Trainer<'_>) -> Result<Option<PathBuf>> {
+    trainer.set_seed(args.seed)?;
     let Some(folder) = &args.checkpoint else {
         return Ok(None);
     };

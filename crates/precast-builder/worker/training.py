@@ -2,13 +2,14 @@
 
 | part | inputs | states | outputs |
 |---|---|---|---|
-| `step` | the batch, `lr` | parameters, buffers that are written, the optimizer's | loss, metrics, norm of gradients |
-| `gradients` | the batch | parameters, buffers, sums of gradients | loss, metrics |
+| `step` | the batch, `lr` | parameters, written buffers, the optimizer's, the seed | loss, metrics, norm of gradients |
+| `gradients` | the batch | parameters, buffers, sums of gradients, the seed | loss, metrics |
 | `update` | `lr` | parameters, sums of gradients, the optimizer's | norm of gradients |
 | `eval` | the batch | parameters, buffers | loss, metrics |
 
 A parameter's state has its name in the weight set, so that all parts, and a weight set of their values, agree. States
-of the optimizer begin with `optimizer.`. A parameter without `requires_grad` in the entry's model stays a weight.
+of the optimizer begin with `optimizer.`. A loss that draws random numbers has a seed and a counter as states
+(`seeded.py`). A parameter without `requires_grad` in the entry's model stays a weight.
 
 The graph comes from tracing forward, backward and update as one function; export then has it as any module's. Eager's
 side of the comparison is another: `backward()` and torch's own optimizer.
@@ -22,8 +23,9 @@ from typing import Any
 
 import torch
 from torch.func import functional_call
+from torch.utils.checkpoint import CheckpointError
 
-from . import call, failures, flat, optimizers, samples, tensors
+from . import call, failures, flat, optimizers, samples, seeded, tensors
 from .torch_private import errors, overloads, tracing
 from .wire import Failure
 
@@ -32,6 +34,7 @@ from .wire import Failure
 FILLING_RATE, COMPARED_RATE = 1e-3, 0.05
 _SUMS, _BATCHES, _STEP = "optimizer.gradient", "optimizer.batches", "optimizer.step"
 _METRICS = "a loss method returns the loss, or the loss and a dict of metrics, each a tensor of one element"
+_RANDOM = "dropout, `bernoulli` and `rand` can be captured, outside of `checkpoint`; other noise can be an input"
 # The calls from first values on that the gate makes in one session.
 _CALLS = 3
 
@@ -63,7 +66,8 @@ class Training:
         for name, one in trained:
             if not one.is_floating_point():
                 raise Failure("bad_input", f"parameter `{name}` is {tensors.dtype_name(one.dtype)}: it has no gradient")
-        self.buffers = {name: whole(name) for name in self._written()}
+        written, self.random = self._tried()
+        self.buffers = {name: whole(name) for name in written}
         self.specs, self.states = self._inputs(module["inputs"], dict(trained))
 
     def _inputs(
@@ -93,23 +97,30 @@ class Training:
                 for name, whole in self.params.items():
                     add(f"optimizer.{state}.{whole}", params[name], own=False)
             add(_STEP, count, own=False)
+        if self.random:
+            add(seeded.SEED, count, own=False)
+            add(seeded.COUNT, count, own=False)
         names = [spec["name"] for spec in specs]
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise Failure("bad_input", f"`{twice}` is the name of a state of training, and of another tensor")
         return specs, states
 
-    def _written(self) -> list[str]:
-        """Returns the buffers that the loss writes in training mode, and restores them."""
+    def _tried(self) -> tuple[list[str], bool]:
+        """Runs the loss in training mode. Returns the buffers that it writes, which are restored, and whether the part
+        draws random numbers.
+        """
         before = {name: (buffer, buffer.clone()) for name, buffer in self.target.named_buffers()}
         given = samples.lowest(self.batch, self.device)
         if self.part == "update":
-            return []
+            return [], False
         found = []
+        zero = torch.zeros((), dtype=torch.int64, device=self.device)
+        drawing = seeded.Draws(zero, zero)
         with self._mode(training=True):
             # The version of a buffer says nothing: a batch norm writes its statistics past it.
             try:
-                with torch.no_grad():
+                with torch.no_grad(), drawing.replacing():
                     self.wrapped(*given)
             except Exception as error:
                 raise self._failed(error, "fails on sample inputs") from error
@@ -122,7 +133,7 @@ class Training:
                         setattr(self.target.get_submodule(owner), leaf, buffer)
                         with torch.no_grad():
                             buffer.copy_(value)
-        return found
+        return found, drawing.drawn > 0 and self.part != "eval"
 
     @contextmanager
     def _mode(self, training: bool) -> Iterator[None]:
@@ -139,8 +150,11 @@ class Training:
         """Returns the loss and metrics; `leaves` are the parameters. Writes new values of buffers into their states."""
         own = {name: held[whole] for name, whole in self.buffers.items()}
         given = {f"{call.INNER}.{name}": value for name, value in {**leaves, **own}.items()}
-        with self._mode(training=self.part != "eval"):
+        drawing = seeded.Draws(held[seeded.SEED], held[seeded.COUNT]).replacing() if self.random else nullcontext()
+        with self._mode(training=self.part != "eval"), drawing:
             returned = functional_call(self.wrapped, given, tuple(batch))
+        if self.random:
+            held[seeded.COUNT].add_(1)
         for name, state in own.items():
             after = given[f"{call.INNER}.{name}"]
             if after is not state and self.part != "eval":
@@ -295,14 +309,15 @@ class Training:
         random = next((node for node in graph.graph.nodes if overloads.is_random(node)), None)
         if random is not None:
             message = f"{self.what} draws random numbers: `{overloads.name_of(random.target)}`"
-            hint = "set the probability of dropout to 0; noise can be an input of the batch"
-            raise Failure("capture", message, location=failures.line_of(random, self.root), hint=hint)
+            raise Failure("capture", message, location=failures.line_of(random, self.root), hint=_RANDOM)
         return flat.export(graph, inputs, self.root, self.what)
 
     def _failed(self, error: Exception, how: str) -> Failure:
         if errors.depends_on_data(error):
             message = f"{self.what} {how}: its loss or its optimizer reads a value of a tensor"
             hint = "use torch operations, as `torch.where`, in place of `.item()` and of branches on values"
+        elif self.random and isinstance(error, CheckpointError):
+            message, hint = f"{self.what} draws random numbers in a region that `checkpoint` computes again", _RANDOM
         else:
             message, hint = f"{self.what} {how}: {failures.named(error)}", None
         return Failure("capture", message, location=failures.location(error, self.root), hint=hint)

@@ -59,6 +59,12 @@ impl Value {
         }
     }
 
+    /// Returns rows of the first axis, in the same memory.
+    pub(super) fn rows(&self, start: usize, count: usize) -> Result<Self, RuntimeError> {
+        let rows = self.0.narrow(0, start as i64, count as i64);
+        rows.map(Self).map_err(refused)
+    }
+
     /// Returns the dtype of its elements.
     pub fn dtype(&self) -> Dtype {
         // Every element has one.

@@ -446,6 +446,31 @@ pub enum RuntimeError {
         /// The cause.
         source: io::Error,
     },
+    /// Several devices can't train a module, or a batch of it, together. Nothing was changed.
+    #[error("module `{module}` can't be trained on {devices} devices: {problem}")]
+    SeveralDevices {
+        /// Name of the module.
+        module: String,
+        /// Number of the model's devices.
+        devices: usize,
+        /// The reason.
+        problem: String,
+    },
+    /// The devices' sum of gradients is not that of one device. Nothing was changed.
+    #[error(
+        "state `{state}` of module `{module}`: the sum of {devices} devices differs from that of one by {:.2} %",
+        distance * 100.0
+    )]
+    WrongSum {
+        /// Name of the module.
+        module: String,
+        /// Name of the sum.
+        state: String,
+        /// Number of the model's devices.
+        devices: usize,
+        /// Norm of the difference, relative to that of the sum of one device.
+        distance: f64,
+    },
     /// A step failed or threw; the message is its own. The inputs are untouched, and the model can still be called.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {

@@ -187,6 +187,7 @@ pub mod command {
     pub use crate::host::host;
     pub use crate::peak::peak;
     pub use crate::source::sealed;
+    pub use crate::trainer::sum;
     pub use crate::trial::{ARGUMENT as TRIAL, answer as answer_trial, memory as trial_memory};
 
     /// Files of tensors.

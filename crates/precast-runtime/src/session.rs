@@ -64,6 +64,12 @@ impl<'m> Session<'m> {
         Self::on(model, model.replica(&[]))
     }
 
+    /// Opens a session on each device, in the order of the model's devices.
+    pub(super) fn on_each(model: &'m Model) -> Result<Vec<Self>, RuntimeError> {
+        let replicas = model.replicas.iter();
+        replicas.map(|replica| Self::on(model, replica)).collect()
+    }
+
     fn on(model: &'m Model, replica: &'m Replica) -> Result<Self, RuntimeError> {
         let place = replica.sessions.take(model.wait());
         let mut place = place.ok_or_else(|| RuntimeError::SessionsBusy {
@@ -279,6 +285,11 @@ impl<'m> Session<'m> {
     pub fn state(&mut self, name: &str) -> Result<Tensor, RuntimeError> {
         let copied = self.tensor(name)?.copied();
         copied.map(Tensor).map_err(refused)
+    }
+
+    /// Returns a state without a copy.
+    pub(super) fn shared(&mut self, name: &str) -> Result<Tensor, RuntimeError> {
+        self.tensor(name).map(Tensor)
     }
 
     /// Writes a state, from a tensor of its shape and dtype on any device.

@@ -3,8 +3,11 @@
 //! A build makes the modules of a step (`kind = "step"` in the spec): the step itself, or its two halves, and the loss
 //! alone. They share parameters, buffers and the optimizer's tensors by name, as the states of one session. A parameter
 //! has its name in the weight set, so [`Trainer::publish`] only puts its value in the place of the old one.
+//!
+//! A model on several devices is trained on all of them: see `devices.rs`.
 
 mod checkpoint;
+mod devices;
 
 use precast_store::{
     Digest, Store,
@@ -22,9 +25,13 @@ use super::{
 };
 
 pub use checkpoint::Progress;
+pub use devices::sum;
 
 /// The input with the learning rate.
 const RATE: &str = "lr";
+
+/// The state with the seed of random numbers, of a module that draws them.
+const SEED: &str = "random.seed";
 
 /// The results of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -46,6 +53,9 @@ impl Losses {
 
 /// A module of kind `step`, trained in this process, without Python. From [`Model::trainer`].
 ///
+/// A model on several devices is trained on all of them: a batch has rows for each, and an update takes the mean of
+/// their gradients. Such a module has `accumulate` in the spec, which makes the update a program of its own.
+///
 /// ```no_run
 /// # use precast_runtime::{Device, Runtime, Store, Value};
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -64,7 +74,12 @@ impl Losses {
 /// ```
 pub struct Trainer<'m> {
     model: &'m Model,
-    session: Session<'m>,
+    /// One on each device. The first has the values of the training, the others copies of the parameters.
+    sessions: Vec<Session<'m>>,
+    /// Whether several devices were compared with one.
+    compared: bool,
+    /// Returns the sum of tensors that lie on the devices.
+    add: devices::Add,
     /// The module, as the spec names it.
     module: String,
     train: Train,
@@ -90,19 +105,37 @@ impl<'m> Trainer<'m> {
                 known: steps.collect(),
             });
         };
-        Ok(Self {
+        let mut made = Self {
             model,
-            session: Session::open(model)?,
+            sessions: Session::on_each(model)?,
+            compared: false,
+            add: sum,
             module: module.to_owned(),
             train,
             lr: 1e-3,
             progress: Progress::default(),
-        })
+        };
+        made.may_be_split()?;
+        made.set_seed(0)?;
+        Ok(made)
     }
 
     /// Sets the learning rate of the next steps. It is an input: nothing is compiled again.
     pub fn set_lr(&mut self, lr: f32) {
         self.lr = lr;
+    }
+
+    /// Sets the seed of dropout and of other random numbers of the loss. It is a state: checkpoints keep it, with the
+    /// number of calls that have drawn numbers. A module that draws none ignores it.
+    pub fn set_seed(&mut self, seed: u64) -> Result<(), RuntimeError> {
+        if !self.has_state(SEED) {
+            return Ok(());
+        }
+        for (index, session) in self.sessions.iter_mut().enumerate() {
+            let own = devices::seed_of(seed, index).cast_signed();
+            session.set_state(SEED, &Value::new(&[own], &[])?)?;
+        }
+        Ok(())
     }
 
     /// Returns the number of updates, and the caller's own data position and seed.
@@ -130,46 +163,37 @@ impl<'m> Trainer<'m> {
                 ..losses
             });
         }
-        let module = self.module.clone();
-        let losses = self.call(&module, batch, true)?;
+        let mut inputs = shared(batch);
+        inputs.push((RATE, Value::new(&[self.lr], &[])?));
+        let out = self.sessions[0].run_named(&self.module, &inputs)?;
         self.progress.step += 1;
-        Ok(losses)
+        losses(&out)
     }
 
     /// Adds the gradients of a batch to those of the next update, for a module with `accumulate` in the spec.
     pub fn accumulate<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
-        let module = format!("{}.{}", self.module, TrainPart::Gradients.name());
-        self.call(&module, batch, false)
+        let parts = self.parts(TrainPart::Gradients, &shared(batch))?;
+        if self.sessions.len() > 1 && !self.compared {
+            self.compare(&parts)?;
+        }
+        self.on_each(TrainPart::Gradients, &parts)
     }
 
     /// Returns the loss of a batch in eval mode. It changes nothing.
     pub fn eval_step<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
-        let module = format!("{}.{}", self.module, TrainPart::Eval.name());
-        self.call(&module, batch, false)
+        let parts = self.parts(TrainPart::Eval, &shared(batch))?;
+        self.on_each(TrainPart::Eval, &parts)
     }
 
     /// Updates the parameters with the mean of the accumulated gradients. Returns their norm.
     fn update(&mut self) -> Result<f64, RuntimeError> {
-        let module = format!("{}.{}", self.module, TrainPart::Update.name());
-        let losses = self.call::<Value>(&module, &[], true)?;
+        self.gather()?;
+        let module = name_of(&self.module, TrainPart::Update);
+        let rate = [(RATE, Value::new(&[self.lr], &[])?)];
+        let losses = losses(&self.sessions[0].run_named(&module, &rate)?)?;
+        self.spread()?;
         self.progress.step += 1;
         Ok(losses.grad_norm.unwrap_or(f64::NAN))
-    }
-
-    fn call<A: Argument>(
-        &mut self,
-        module: &str,
-        batch: &[(&str, A)],
-        rate: bool,
-    ) -> Result<Losses, RuntimeError> {
-        let mut inputs: Vec<(&str, Value)> = batch
-            .iter()
-            .map(|(name, value)| (*name, arrays::value(value)))
-            .collect();
-        if rate {
-            inputs.push((RATE, Value::new(&[self.lr], &[])?));
-        }
-        losses(&self.session.run_named(module, &inputs)?)
     }
 
     /// Publishes the parameters as a new weight set of the model, in a new release with the programs of its newest one.
@@ -225,7 +249,7 @@ impl<'m> Trainer<'m> {
             })
             .collect();
         for (state, name) in trained {
-            let value = self.session.state(&state)?;
+            let value = self.sessions[0].state(&state)?;
             let value = value.to_device(super::Device::Cpu).map_err(refused)?;
             let known = all.get(&name).map(|old| (old.dtype(), old.shape()));
             if known != Some((value.dtype(), value.shape())) {
@@ -249,6 +273,12 @@ impl<'m> Trainer<'m> {
         Ok(written)
     }
 
+    /// Returns whether a program has this state.
+    fn has_state(&self, name: &str) -> bool {
+        let mut programs = self.programs().into_iter();
+        programs.any(|program| program.states.iter().any(|state| state.name == name))
+    }
+
     /// Returns one program of each part.
     fn programs(&self) -> Vec<&'m Program> {
         let parts = [
@@ -262,6 +292,14 @@ impl<'m> Trainer<'m> {
             .filter_map(|part| part_of(self.model, &self.module, *part))
             .collect()
     }
+}
+
+/// Returns a batch without copies.
+fn shared<'a, A: Argument>(batch: &[(&'a str, A)]) -> Vec<(&'a str, Value)> {
+    let inputs = batch.iter();
+    inputs
+        .map(|(name, value)| (*name, arrays::value(value)))
+        .collect()
 }
 
 /// Returns the name of a part of a module.

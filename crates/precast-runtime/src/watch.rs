@@ -49,8 +49,9 @@ impl Model {
         Session::open(self)
     }
 
-    /// Opens a session that trains a module of kind `step`: see [`Trainer`]. Fails with [`RuntimeError::NoStep`] for
-    /// other modules.
+    /// Opens a session on each device, which train a module of kind `step`: see [`Trainer`]. Fails with
+    /// [`RuntimeError::NoStep`] for other modules, and on several devices with [`RuntimeError::SeveralDevices`] for a
+    /// module without `accumulate`.
     pub fn trainer(&self, module: &str) -> Result<Trainer<'_>, RuntimeError> {
         Trainer::new(self, module)
     }

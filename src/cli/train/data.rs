@@ -1,7 +1,8 @@
 //! Batches of a safetensors file: rows of its tensors, in an order that a seed decides.
 //!
 //! A tensor has one row for each example, and a batch as many rows as the step's input. Each pass over the file has
-//! another order. Batch `n` is the same in every run with the same file and seed: a checkpoint keeps `n`.
+//! another order. Batch `n` is the same in every run with the same file and seed: a checkpoint keeps `n`. Several devices
+//! share the rows of as many batches that follow each other.
 
 use std::{cell::RefCell, fs::File, io::Read as _, os::unix::fs::FileExt as _, path::Path};
 
@@ -23,12 +24,14 @@ pub(super) struct Data {
     /// The number of rows of a batch, and of batches in the file.
     rows: usize,
     batches: u64,
+    /// The number of batches in the inputs of one call.
+    devices: u64,
 }
 
 struct Column {
     name: String,
     dtype: Dtype,
-    /// The shape of a batch.
+    /// The shape of the batches of all devices.
     shape: Vec<i64>,
     /// The bytes of a row, and where the first one begins.
     bytes: usize,
@@ -51,8 +54,8 @@ impl Batch {
 }
 
 impl Data {
-    /// Opens a file, and compares its tensors with the inputs of a batch.
-    pub fn open(path: &Path, inputs: Vec<&Input>) -> Result<Self> {
+    /// Opens a file, and compares its tensors with the inputs of a batch for one device.
+    pub fn open(path: &Path, inputs: Vec<&Input>, devices: u64) -> Result<Self> {
         let shown = path.display();
         let file = File::open(path).with_context(|| format!("can't read `{shown}`"))?;
         let (header, data) = header(&file)
@@ -82,10 +85,12 @@ impl Data {
             let count = view.shape.first().copied().unwrap_or(0);
             let (begins, ends) = view.data_offsets;
             counts.push((count, batch as usize));
+            let mut shape = shape.clone();
+            shape[0] *= devices as i64;
             columns.push(Column {
                 name: name.clone(),
                 dtype: input.layout.dtype,
-                shape: shape.clone(),
+                shape,
                 bytes: (ends - begins) / count.max(1),
                 begins: data + begins as u64,
             });
@@ -106,32 +111,40 @@ impl Data {
             order: RefCell::default(),
             rows,
             batches: (count / rows) as u64,
+            devices,
         })
     }
 
-    /// Returns the elements of the first input of a batch.
+    /// Returns the elements of the first input of a call.
     pub fn elements(&self) -> u64 {
         let first = self.columns.first().map(|column| &column.shape);
         first.map_or(0, |shape| shape.iter().product::<i64>().unsigned_abs())
     }
 
-    /// Returns `count` batches from a position on.
-    pub fn batches(&self, position: u64, count: u64, seed: u64) -> Result<Vec<Batch>> {
-        (position..position + count)
-            .map(|at| self.batch(at, seed))
-            .collect()
+    /// Returns the inputs of `count` calls from a position on, and the position after them.
+    pub fn batches(&self, position: u64, count: u64, seed: u64) -> Result<(Vec<Batch>, u64)> {
+        let call = |number| self.batch(position + number * self.devices, seed);
+        let batches = (0..count).map(call).collect::<Result<_>>()?;
+        Ok((batches, position + count * self.devices))
     }
 
-    fn batch(&self, position: u64, seed: u64) -> Result<Batch> {
+    /// Returns the numbers of the rows of a batch.
+    fn rows(&self, position: u64, seed: u64) -> Vec<u64> {
         let (pass, rows) = (position / self.batches, self.rows as u64);
         let mut last = self.order.borrow_mut();
         if last.2.is_empty() || (last.0, last.1) != (seed, pass) {
             *last = (seed, pass, order(seed, pass, self.batches * rows));
         }
         let first = (position % self.batches) as usize * self.rows;
-        let rows = &last.2[first..first + self.rows];
+        last.2[first..first + self.rows].to_vec()
+    }
+
+    /// Returns the inputs of a call: the batches from a position on, one for each device.
+    fn batch(&self, position: u64, seed: u64) -> Result<Batch> {
+        let positions = position..position + self.devices;
+        let rows: Vec<u64> = positions.flat_map(|at| self.rows(at, seed)).collect();
         let tensor = |column: &Column| {
-            let mut bytes = vec![0; column.bytes * self.rows];
+            let mut bytes = vec![0; column.bytes * rows.len()];
             for (&row, into) in rows.iter().zip(bytes.chunks_mut(column.bytes.max(1))) {
                 let begins = column.begins + row * column.bytes as u64;
                 let read = self.file.read_exact_at(into, begins);

@@ -30,7 +30,8 @@ for step, rate in enumerate(rates):
     optimizer.param_groups[0]["lr"] = rate
     optimizer.zero_grad()
     for part in range(count):
-        loss, _ = model.loss(*batch(step * count + part))
+        given = batch(step * count + part)
+        loss = model.loss(*given)[0] if kind == "adamw" else model.steady_loss(*given)
         (loss / count).backward()
         losses.append(loss.item())
     clip = 1.0 if kind == "adamw" else float("inf")
@@ -39,5 +40,5 @@ for step, rate in enumerate(rates):
 model.eval()
 with torch.no_grad():
     logits = model(batch(0)[0]).flatten().tolist()
-    loss = model.loss(*batch(0))[0].item()
+    loss = (model.loss(*batch(0))[0] if kind == "adamw" else model.steady_loss(*batch(0))).item()
 print(json.dumps({"losses": losses, "norms": norms, "logits": logits, "eval": loss}))

@@ -1,4 +1,4 @@
-"""Traces a function with its backward pass as one graph."""
+"""Traces a function with its backward pass as one graph, and replaces operators while it runs."""
 
 from __future__ import annotations
 
@@ -17,3 +17,17 @@ def trace(function: Callable[..., Any], inputs: list[Any]) -> Any:
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)(*inputs)
+
+
+def replacing(table: dict[Any, Callable[..., Any]]) -> Any:
+    """Returns a context in which functions run in the place of operators, below autograd.
+
+    Private: `torch.utils._python_dispatch.TorchDispatchMode`. Without it: a step with dropout can't be captured.
+    """
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Replacing(TorchDispatchMode):
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return table.get(function, function)(*args, **(kwargs or {}))
+
+    return Replacing()

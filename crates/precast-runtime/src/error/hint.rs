@@ -156,6 +156,8 @@ impl RuntimeError {
             Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
             Self::NoStep { known, .. } => return of_steps(known),
             Self::Checkpoint { .. } => CHECKPOINT,
+            Self::SeveralDevices { .. } => SEVERAL_DEVICES,
+            Self::WrongSum { .. } => WRONG_SUM,
             Self::CheckpointFile { .. } => CHECKPOINT_FILE,
             Self::NoModule { module, known, .. } => return of_module(module, known),
             Self::BadInput { problem, .. } => return problem.hint(),
@@ -213,6 +215,10 @@ const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with
 const SESSION_LIMIT: &str = "raise `Runtime::session_limit`, or build the model with fewer or smaller buckets of its states";
 const CHECKPOINT: &str =
     "name a checkpoint of this module, or remove the file to start from an earlier one";
+const SEVERAL_DEVICES: &str = "the spec needs `accumulate = true` in [module.train], and a batch the same number of rows \
+     for each device; or load the model on one device";
+const WRONG_SUM: &str = "train on one device: one of these computes or sends wrong values, or the module's gradients \
+     depend on what is no state of it";
 const CHECKPOINT_FILE: &str =
     "its folder must be there, with space left, and this user must be allowed to write there";
 const SESSION_FAILED: &str =

@@ -42,7 +42,7 @@ macro_rules! table {
 }
 
 table! {
-    BadArgument: Devices NeedsSession NoStep OutputDtype State;
+    BadArgument: Devices NeedsSession NoStep OutputDtype SeveralDevices State;
     NotFound: NoRelease NoModule NoOutput;
     BadInput: BadInput Checkpoint CheckpointFile InputCount InputNames Shape;
     NoFit: NoBucket;
@@ -51,7 +51,7 @@ table! {
         MemoryFile WrongBytes NotLoadable Crashes Untried Interrupted MissingSymbol LackingLibtorch NoContainer
         WrongCount Operators Malformed BadWeights Unbound Unprepared ComputedFromWeights NotAWeight Upload
         SessionLimit;
-    CallFailed: NoThreads SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor Array;
+    CallFailed: NoThreads SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor Array WrongSum;
     Unready: Unready;
 }
 

@@ -92,10 +92,13 @@ impl Trainer<'_> {
         let states: BTreeMap<String, Tensor> = states.into_iter().collect();
         self.check(&states)
             .map_err(|problem| wrong(path, problem))?;
-        self.session.reset();
-        for (name, value) in &states {
-            self.session.set_state(name, value)?;
+        for session in &mut self.sessions {
+            session.reset();
         }
+        for (name, value) in &states {
+            self.sessions[0].set_state(name, value)?;
+        }
+        self.spread_all()?;
         self.progress = header.progress;
         Ok(header.programs == self.programs_digest())
     }
@@ -145,13 +148,14 @@ impl Trainer<'_> {
 
     /// Returns copies of all states, by name.
     fn states(&mut self) -> Result<Vec<(String, Tensor)>, RuntimeError> {
+        self.gather()?;
         let programs = self.programs();
         let states = programs.iter().flat_map(|program| &program.states);
         let mut names: Vec<&String> = states.map(|state| &state.name).collect();
         names.sort_unstable();
         names.dedup();
         let copy = |name: &String| {
-            let state = self.session.state(name)?;
+            let state = self.sessions[0].state(name)?;
             let state = state.to_device(Device::Cpu).map_err(refused)?;
             Ok((name.clone(), state))
         };

@@ -187,6 +187,17 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             path: "run/step-0000000100.safetensors".into(),
             source: io(ErrorKind::StorageFull),
         },
+        E::SeveralDevices {
+            module: "train".into(),
+            devices: 2,
+            problem: "input `ids` has 7 rows".into(),
+        },
+        E::WrongSum {
+            module: "train".into(),
+            state: "optimizer.gradient.head.weight".into(),
+            devices: 2,
+            distance: 0.7071,
+        },
         E::NoThreads {
             wanted: 8,
             found: 3,
