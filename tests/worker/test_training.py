@@ -116,6 +116,33 @@ class Training(Project):
         differs = (samples[f"after.{first}"] - other[f"after.{first}"]).abs().max()
         self.assertGreater(float(differs), 1e-4)
 
+    def test_samples_have_no_average_that_is_zero_but_for_rounding(self) -> None:
+        source = """
+        import torch
+
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
+
+            def forward(self, ids):
+                x = self.first(ids)
+                return self.last((x - x.mean(0)).sin()).square().mean()
+
+        def load():
+            torch.manual_seed(0)
+            return Net()
+        """
+        opened = self.open(source)
+        captured = self.check(opened, specs=[spec("ids", "float32", [4, 8]), spec("lr", "float32", [])], train=train())
+        names, samples = [one["name"] for one in captured["states"]], self.samples(captured)
+        for name in ("exp_avg", "exp_avg_sq"):
+            tiny, other = (
+                float(samples[f"state.{names.index(f'optimizer.{name}.{part}')}"].abs().max())
+                for part in ("first.bias", "last.bias")
+            )
+            self.assertGreater(tiny, 1e-3 * other, name)
+
     def test_an_optimizer_of_the_project(self) -> None:
         name = self.write(SOURCE)
         opened = part("entry").open_model(self.root, f"{name}:load", "cpu", [f"{name}:update"])

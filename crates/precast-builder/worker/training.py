@@ -35,6 +35,8 @@ FILLING_RATE, COMPARED_RATE = 1e-3, 0.05
 _SUMS, _BATCHES, _STEP = "optimizer.gradient", "optimizer.batches", "optimizer.step"
 _METRICS = "a loss method returns the loss, or the loss and a dict of metrics, each a tensor of one element"
 _RANDOM = "dropout, `bernoulli` and `rand` can be captured, outside of `checkpoint`; other noise can be an input"
+# An average of gradients below this share of the mean of all is noise.
+_TINY = 1e-3
 # The calls from first values on that the gate makes in one session.
 _CALLS = 3
 
@@ -276,7 +278,8 @@ class Training:
         """Changes states of a sample so that rounding of a gradient changes the update by as little.
 
         An optimizer that divides by the root of a square makes a large update of a gradient that is zero but for
-        rounding. So squares have a minimum, and the sums of gradients of `update` have values as gradients have.
+        rounding, as that of a bias before a softmax is. So squares have a minimum, averages that are tiny beside others
+        get values as those have, and so do the sums of gradients of `update`.
         """
         names = [spec["name"] for spec in self.specs]
         for at in self.states:
@@ -288,11 +291,24 @@ class Training:
                 value.copy_(torch.randn(value.shape, generator=drawn) * 1e-2)
             elif self.part == "update" and self._squares(names[at]):
                 value.copy_(torch.rand(value.shape, generator=drawn) * 1e-4 + 1e-5)
+        self._fill_tiny(names, inputs)
         squares = [inputs[at] for at in self.states if self._squares(names[at])]
         if squares:
             least = torch.cat([one.reshape(-1) for one in squares]).mean() * 0.1
             for one in squares:
                 one.clamp_(min=float(least))
+
+    def _fill_tiny(self, names: list[str], inputs: list[Any]) -> None:
+        """Draws averages that are zero but for rounding: compared with themselves they would differ in every digit."""
+        for state in self.optimizer.states:
+            if state in self.optimizer.squares:
+                continue
+            own = [at for at in self.states if names[at].startswith(f"optimizer.{state}.")]
+            scale = float(torch.cat([inputs[at].reshape(-1) for at in own]).abs().mean())
+            for at in own:
+                if float(inputs[at].abs().max()) < scale * _TINY:
+                    drawn = torch.Generator().manual_seed(samples.seed(names[at]))
+                    inputs[at].copy_(torch.randn(inputs[at].shape, generator=drawn) * scale)
 
     def _squares(self, name: str) -> bool:
         return any(name.startswith(f"optimizer.{square}.") for square in self.optimizer.squares)
