@@ -108,6 +108,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             constants: None,
             padding: Padding::Allowed,
             train: None,
+            pair: None,
             call_spec: json!(null),
             request,
             receipt: Default::default(),
