@@ -79,6 +79,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             method: &module.method,
             inputs: inputs.as_deref(),
             train: module.train.as_ref(),
+            pair: module.pair.as_ref(),
             state: &module.sized_state(&form.sizes, &spec.modules),
             sizes: &form.sizes,
             dynamic: form.dynamic.as_ref(),
