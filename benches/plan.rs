@@ -109,7 +109,6 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
             constants: None,
             padding: Padding::Allowed,
             train: None,
-            pair: None,
             call_spec: json!(null),
             request,
             receipt: Default::default(),

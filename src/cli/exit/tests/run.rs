@@ -196,7 +196,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             module: "train".into(),
             state: "optimizer.gradient.head.weight".into(),
             devices: 2,
-            distance: 0.7071,
+            distance: 0.25,
         },
         E::NoThreads {
             wanted: 8,
