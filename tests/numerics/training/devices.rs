@@ -1,0 +1,185 @@
+//! Training with dropout and on several devices: masks from a seed that is state, and sums that equal those of one device.
+
+use precast::runtime::{command::sum, errors::TorchError};
+
+use super::*;
+
+type Sum = fn(&[Tensor]) -> Result<Tensor, TorchError>;
+
+#[test]
+fn dropout_has_other_masks_in_each_step_and_the_same_ones_after_a_checkpoint() {
+    let (store, folder) = (store(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("step.safetensors");
+    let runtime = runtime(&store);
+    let model = loaded(&runtime);
+    let mut trainer = model.trainer("dropped").unwrap();
+    // Without an update, only the masks differ.
+    trainer.set_lr(0.0);
+    trainer.set_seed(11).unwrap();
+    let still = |trainer: &mut Trainer<'_>| step(trainer, 0).loss;
+    let losses: Vec<f64> = (0..64).map(|_| still(&mut trainer)).collect();
+    let distinct: std::collections::BTreeSet<u64> =
+        losses.iter().map(|loss| loss.to_bits()).collect();
+    assert_eq!(distinct.len(), losses.len(), "each step drops others");
+    let whole = trainer.eval_step(&values(0)).unwrap().loss;
+    assert_eq!(trainer.eval_step(&values(0)).unwrap().loss, whole);
+    // Scaled by the rate, dropout keeps the mean of what it drops.
+    let mean = losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!((mean / whole - 1.0).abs() < 0.1, "{mean} {whole}");
+
+    trainer.set_lr(0.05);
+    trainer.save(&path).unwrap();
+    let after: Vec<Losses> = (0..4).map(|number| step(&mut trainer, number)).collect();
+    let mut other = model.trainer("dropped").unwrap();
+    other.set_lr(0.05);
+    other.load(&path).unwrap();
+    let again: Vec<Losses> = (0..4).map(|number| step(&mut other, number)).collect();
+    assert_eq!(again, after);
+    let mut other = model.trainer("dropped").unwrap();
+    other.set_lr(0.0);
+    other.set_seed(12).unwrap();
+    assert!(!distinct.contains(&still(&mut other).to_bits()));
+}
+
+/// Returns a batch of 16 rows: those of two batches.
+fn twice(number: i64) -> [(&'static str, Value); 2] {
+    let (mut ids, mut targets) = batch(number * 2);
+    let second = batch(number * 2 + 1);
+    ids.extend(second.0);
+    targets.extend(second.1);
+    [
+        ("ids", Value::new(&ids, &[16, 2]).unwrap()),
+        ("targets", Value::new(&targets, &[16]).unwrap()),
+    ]
+}
+
+#[test]
+fn two_devices_train_as_one_at_twice_the_batch_and_a_wrong_sum_is_refused() {
+    let (store, folder) = (store(), tempfile::tempdir().unwrap());
+    let path = folder.path().join("step.safetensors");
+    let runtime = runtime(&store);
+    let one = loaded(&runtime);
+    let both = Runtime::new(&store, [Device::Cpu, Device::Cpu]).unwrap();
+    let two = loaded(&both);
+    let mut alone = one.trainer("halves").unwrap();
+    let mut trainer = two.trainer("halves").unwrap();
+    let close = |a: f64, b: f64| (a - b).abs() <= 1e-5 * b.abs();
+    for number in 0..6 {
+        let wanted = alone.step(&twice(number)).unwrap();
+        let losses = trainer.step(&twice(number)).unwrap();
+        assert!(close(losses.loss, wanted.loss), "{losses:?} {wanted:?}");
+        let norms = (losses.grad_norm.unwrap(), wanted.grad_norm.unwrap());
+        assert!(close(norms.0, norms.1), "{norms:?}");
+    }
+    let wanted = alone.eval_step(&twice(9)).unwrap();
+    let losses = trainer.eval_step(&twice(9)).unwrap();
+    assert!(close(losses.loss, wanted.loss), "{losses:?} {wanted:?}");
+
+    // A checkpoint continues bit by bit, also between two batches of an update, and on one device.
+    let run = |trainer: &mut Trainer<'_>| -> Vec<Losses> {
+        trainer.accumulate(&twice(1)).unwrap();
+        let steps = (2..5).map(|number| trainer.step(&twice(number)).unwrap());
+        steps.collect()
+    };
+    trainer.save(&path).unwrap();
+    let after = run(&mut trainer);
+    assert!(trainer.load(&path).unwrap());
+    assert_eq!(run(&mut trainer), after);
+    trainer.load(&path).unwrap();
+    trainer.accumulate(&twice(1)).unwrap();
+    trainer.save(&path).unwrap();
+    alone.load(&path).unwrap();
+    assert!(close(alone.step(&twice(2)).unwrap().loss, after[0].loss));
+
+    // A part that one device refuses adds nothing on the other one.
+    trainer.load(&path).unwrap();
+    let mut bad = vec![1_i64; 16];
+    bad[12] = 31;
+    let [ids, _] = twice(0);
+    let bad = [ids, ("targets", Value::new(&bad, &[16]).unwrap())];
+    let error = trainer.step(&bad).unwrap_err();
+    assert!(matches!(error, RuntimeError::BadInput { .. }), "{error}");
+    let losses = trainer.step(&twice(2)).unwrap();
+    assert_eq!(losses.loss, after[0].loss);
+    let norms = (losses.grad_norm.unwrap(), after[0].grad_norm.unwrap());
+    assert!(close(norms.0, norms.1), "{norms:?}");
+    let odd = [
+        ("ids", Value::new(&[1_i64; 14], &[7, 2]).unwrap()),
+        ("targets", Value::new(&[1_i64; 7], &[7]).unwrap()),
+    ];
+    let error = trainer.step(&odd).unwrap_err().to_string();
+    assert!(
+        error.ends_with("on 2 devices: input `ids` has 7 rows"),
+        "{error}"
+    );
+    drop(trainer);
+
+    let Err(error) = two.trainer("train") else {
+        panic!("it is one program");
+    };
+    assert!(
+        matches!(error, RuntimeError::SeveralDevices { .. }),
+        "{error}"
+    );
+    // A sum that leaves a device out, one that counts it twice, and one with NaN.
+    let wrong: [Sum; 3] = [
+        |all| Ok(all[0].share()),
+        |all| sum(&[all[0].share(), all[1].share(), all[1].share()]),
+        |all| {
+            let total = sum(all)?;
+            match total.shape()[..] {
+                [31] => Tensor::from_slice(&[f32::NAN; 31], &[31]),
+                _ => Ok(total),
+            }
+        },
+    ];
+    for add in wrong {
+        let mut trainer = two.trainer("halves").unwrap().adding(add);
+        let error = trainer.step(&twice(0)).unwrap_err();
+        let RuntimeError::WrongSum { state, .. } = &error else {
+            panic!("{error}");
+        };
+        assert!(state.starts_with("optimizer."), "{error}");
+        assert_eq!(trainer.progress().step, 0);
+        assert_eq!(trainer.eval_step(&twice(9)).unwrap().loss, {
+            let mut new = two.trainer("halves").unwrap();
+            new.eval_step(&twice(9)).unwrap().loss
+        });
+    }
+}
+
+#[test]
+fn two_devices_leave_the_checkpoint_of_one_with_two_batches_of_an_update() {
+    let (_store, folder) = (store(), tempfile::tempdir().unwrap());
+    let file = folder.path().join("data.safetensors");
+    Runtime::libtorch(Some(&libtorch()), false).unwrap();
+    data(&file, 200);
+    let run = |name: &str, more: &[&str]| {
+        let folder = folder.path().join(name);
+        let more = [&["--steps", "20", "--lr", "0.05", "--quiet"], more].concat();
+        assert!(
+            train_module("halves", &file, &folder, &more)
+                .status()
+                .unwrap()
+                .success()
+        );
+        std::fs::read(folder.join("step-0000000020.safetensors")).unwrap()
+    };
+    let (two, one) = (
+        run("two", &["--devices", "cpu,cpu"]),
+        run("one", &["--accumulate", "2"]),
+    );
+    assert!(two == one);
+    let mut step = train(
+        &file,
+        folder.path(),
+        &["--steps", "1", "--devices", "cpu,cpu"],
+    );
+    let output = step.output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(
+        text.contains("gradients and update are one program")
+            && text.contains("`accumulate = true`"),
+        "{text}"
+    );
+}
