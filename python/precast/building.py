@@ -346,11 +346,13 @@ def report(
     release: int | None = None,
     counts: Sequence[PathLike] = (),
     check: Sequence[PathLike] = (),
+    training: Sequence[PathLike] = (),
     store: PathLike | None = None,
     shared: bool = False,
 ) -> objects.Report:
     """Returns the content, the costs and the use of a store. With `output`, writes a page with them to that file."""
-    options = _options(model=model, release=release, counts=counts, check=check, store=store, shared=shared)
+    given = {"counts": counts, "check": check, "training": training}
+    options = _options(model=model, release=release, **given, store=store, shared=shared)
     if output is not None:
         command.write("report", *options, *_options(output=output))
     return objects.Report(command.run("report", *options))

@@ -332,5 +332,6 @@ class Report(Document):
     models: Table
     failures: Table
     production: Table
+    training: Table
     checks: Table
     damage: list[str]

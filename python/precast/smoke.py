@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from . import batches
+
+if TYPE_CHECKING:
+    from .figures import Training
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class SmokeResult:
     """The first difference, or the failure."""
     exception: BaseException | None = None
     """The exception of a call that failed."""
+    training: Training | None = None
+    """Of whole training steps: first step, steps a second and peak memory, beside eager's."""
 
 
 class CompileSmoketest:
@@ -80,7 +85,7 @@ class CompileSmoketest:
         if not isinstance(model, nn.Module):
             raise ValueError("`model` is no `torch.nn.Module`: its parameters are not known")
         began, steps, worst = time.perf_counter(), 0, 0.0
-        reason, exception = None, None
+        reason, exception, training = None, None, None
         try:
             both = Steps(model, batch, optimizer, loss_fn, eager)
             for reason, error in both.differences(self.steps, self.rtol, self.atol):
@@ -88,9 +93,10 @@ class CompileSmoketest:
                 if reason is not None:
                     break
                 steps += 1
+            training = both.figures()
         except Exception as error:
             reason, exception = f"{type(error).__name__}: {error}", error
-        return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+        return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception, training)
 
     def compare(
         self,

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from . import batches, gradients
 from .bypass import eager as eager_answers
+from .figures import Meter, Training, compile_seconds, training
 from .smoke import restored_generators
 
 
@@ -30,40 +31,55 @@ class Steps:
         self._args, self._kwargs = batches.arguments(batch)
         self._with_batch = _takes_two(loss_fn)
         self._named = dict(model.named_parameters())
+        self._device = next(iter(self._named.values())).device
+        self._meters = Meter(self._device), Meter(self._device)
+        self._compiled = compile_seconds(model)
+
+    def figures(self) -> Training:
+        """Returns the figures of the steps that were made."""
+        return training(self.model, self._device, *self._meters, self._compiled)
 
     def differences(self, count: int, rtol: float | None, atol: float | None) -> Iterator[tuple[str | None, float]]:
         """Yields for each step the first difference of the loss or of a gradient, if any, and the largest error.
 
         Each step begins with the state after the step before it, as the compiled model left it.
         """
-        autocast = _autocast(next(iter(self._named.values())).device.type)
+        autocast = _autocast(self._device.type)
         if autocast is not None and rtol is None:
             rtol, atol = batches.TOLERANCES[getattr(torch, autocast.removeprefix("torch."))]
         with restored_generators(), self._restored():
             for _ in range(count):
                 with restored_generators(), self._restored():
                     with eager_answers():
-                        expected = self._step(self._original or self.model)
-                got = self._step(self.model)
+                        expected = self._step(self._original or self.model, self._meters[1])
+                got = self._step(self.model, self._meters[0])
                 problem, error = batches.difference(got[0], expected[0], rtol, atol, "loss")
                 if problem is None:
                     problem, other = gradients.difference(got[1], expected[1], None, autocast)
                     error = max(error, other)
                 yield problem, error
 
-    def _step(self, model: Callable[..., Any]) -> tuple[Tensor, dict[str, Tensor | None]]:
+    def _step(self, model: Callable[..., Any], meter: Meter) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Returns the loss and the gradients of one step."""
         self._without_gradients()
-        answer = model(*batches.copied(self._args), **batches.copied(self._kwargs))
-        loss = self.loss_fn(answer, self.batch) if self._with_batch else self.loss_fn(answer)
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-            raise ValueError(f"`loss_fn` returns {kind}, not a tensor with one value")
-        loss.backward()  # type: ignore[no-untyped-call]
-        found = {name: None if one.grad is None else one.grad.detach().clone() for name, one in self._named.items()}
-        self.optimizer.step()
+        args, kwargs = batches.copied(self._args), batches.copied(self._kwargs)
+        with meter.step():
+            answer = model(*args, **kwargs)
+            loss = self.loss_fn(answer, self.batch) if self._with_batch else self.loss_fn(answer)
+            if not isinstance(loss, Tensor) or loss.numel() != 1:
+                kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+                raise ValueError(f"`loss_fn` returns {kind}, not a tensor with one value")
+            loss.backward()  # type: ignore[no-untyped-call]
+            found = {name: self._kept(one.grad) for name, one in self._named.items()}
+            self.optimizer.step()
         self._without_gradients()
         return loss.detach().clone(), found
+
+    def _kept(self, gradient: Tensor | None) -> Tensor | None:
+        """Returns a gradient as it is before the update. Torch's optimizers leave gradients as they are."""
+        if gradient is None or type(self.optimizer).__module__.startswith("torch.optim"):
+            return gradient
+        return gradient.detach().clone()
 
     def _without_gradients(self) -> None:
         for one in self._named.values():

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -162,3 +164,16 @@ def test_gradients_are_compared_piece_by_piece(monkeypatch: pytest.MonkeyPatch) 
     assert error == pytest.approx(1 / float(eager["a.weight"].norm()))
     wrong["a.weight"][4, 1] = float("nan")
     assert "NaN or infinity" in str(gradients.difference(wrong, eager)[0])
+
+
+def test_steps_have_figures_beside_eager(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    result = CompileSmoketest(3).run(net, BATCH, optimizer, lambda answer: answer["y"].sum(), eager=net)
+    assert result.ok and result.training is not None
+    result.training.save(tmp_path / "train.json")
+    document = json.loads((tmp_path / "train.json").read_text())
+    assert (document["schema"], document["model"], document["kind"]) == (1, "Net", "autograd")
+    for way in ("artifact", "eager"):
+        assert document[way]["first_step_seconds"] > 0 and document[way]["steps_per_second"] > 0
+        assert document[way]["peak_bytes"] is None or document[way]["peak_bytes"] >= 0

@@ -11,7 +11,10 @@ use super::{
     text::{bytes, now},
 };
 use crate::{
-    inspect::report::{Choice, Page},
+    inspect::{
+        report::{Choice, Page},
+        training::{self, Training},
+    },
     store::Store,
 };
 
@@ -32,6 +35,10 @@ pub(super) struct ReportArgs {
     /// A document of `precast check --format json`; may be repeated
     #[arg(long, value_name = "FILE")]
     check: Vec<PathBuf>,
+    /// Figures of training: a document of `precast train --format json`, or a file of Python's smoke test; may be
+    /// repeated
+    #[arg(long, value_name = "FILE")]
+    training: Vec<PathBuf>,
 }
 
 pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
@@ -49,6 +56,7 @@ pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
         release,
         counts: stats::read(&args.counts)?,
         checks: check::read(&args.check)?,
+        training: figures(&args.training)?,
     };
     let page = Page::read(&store, &choice, now())?;
     for line in &page.damage {
@@ -68,6 +76,18 @@ pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
     std::fs::write(&args.output, &html).with_context(|| format!("can't write `{path}`"))?;
     note!("wrote `{path}` ({})", bytes(html.len() as u64));
     Ok(code)
+}
+
+/// Reads files of figures.
+fn figures(files: &[PathBuf]) -> Result<Vec<Training>> {
+    let read = |path: &PathBuf| {
+        let shown = path.display();
+        let text = std::fs::read(path).with_context(|| format!("can't use `{shown}`"))?;
+        let message = || format!("`{shown}` has no figures of training");
+        let hint = "make it with `precast train --format json`, or with `CompileSmoketest.run(…).training.save`";
+        Ok(training::parse(&text).ok_or_else(|| Refusal::usage(message(), hint))?)
+    };
+    files.iter().map(read).collect()
 }
 
 /// Fails for a model or a release that the store does not have.

@@ -1,6 +1,7 @@
 //! `precast train`: steps on batches of a file, with checkpoints.
 
 mod data;
+mod meter;
 mod rate;
 
 use std::{
@@ -15,6 +16,7 @@ use serde::Serialize;
 
 use self::{
     data::{Batch, Data},
+    meter::Meter,
     rate::Schedule,
 };
 use super::{
@@ -26,6 +28,7 @@ use super::{
 };
 use crate::{
     Device, Model, Runtime,
+    inspect::training::Figures,
     runtime::{Loading, Trainer, command::tensors, training::Losses},
 };
 
@@ -88,6 +91,12 @@ pub(super) struct TrainDocument {
     /// Elements of the first input that this run's steps had in a second: tokens of a language model.
     tokens_per_second: f64,
     seconds: f64,
+    /// `step`.
+    kind: &'static str,
+    /// The device that trained.
+    device: String,
+    /// The first step, steps a second, and peak memory, for `precast report --training`.
+    artifact: Figures,
     /// The newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoint: Option<PathBuf>,
@@ -97,6 +106,7 @@ pub(super) struct TrainDocument {
 }
 
 pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
+    let mut meter = Meter::new();
     let (store, name, device) = args.place.open(context)?;
     args.place.libtorch.open()?;
     let devices = match args.devices.is_empty() {
@@ -121,7 +131,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         let position = trainer.progress().position;
         let (batches, after) = data.batches(position, args.accumulate, args.seed)?;
         trainer.set_lr(args.schedule.rate(args, trainer.progress().step));
-        last = step(&mut trainer, &batches)?;
+        last = meter.step(device, || step(&mut trainer, &batches))?;
         losses.push(last.loss);
         trainer.set_position(after, args.seed);
         let step = trainer.progress().step;
@@ -164,6 +174,9 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         metrics: last.metrics,
         tokens_per_second: tokens as f64 / took.max(1e-9),
         seconds: took,
+        kind: "step",
+        device: device.to_string(),
+        artifact: meter.figures(),
         checkpoint: newest,
         release,
     };

@@ -72,6 +72,21 @@ fn every_commands_json_matches_its_schema() {
         "report",
         &printed(&sample, &["report", "--counts", &counts]),
     );
+    let figures = sample.dir.path().join("train.json");
+    let text = r#"{"schema": 1, "model": "minilm", "module": "", "kind": "autograd", "device": "cpu",
+        "artifact": {"first_step_seconds": 4.7, "steps_per_second": 1.5, "peak_bytes": 9},
+        "eager": {"first_step_seconds": 1.4, "steps_per_second": 1.0, "peak_bytes": null}}"#;
+    fs::write(&figures, text).unwrap();
+    let figures = figures.display().to_string();
+    let report = printed(&sample, &["report", "--training", &figures]);
+    check("report", &report);
+    assert_eq!(report["training"][0]["artifact"]["steps_per_second"], 1.5);
+    let mut other = Command::new(env!("CARGO_BIN_EXE_precast"));
+    let other = other.args(["report", "--training", &counts, "--store"]);
+    let other = other.arg(&sample.path).output().unwrap();
+    let errors = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("has no figures of training"), "{errors}");
     check(
         "counts",
         &serde_json::from_slice(&fs::read(&counts).unwrap()).unwrap(),

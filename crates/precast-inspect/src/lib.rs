@@ -8,7 +8,7 @@
 //! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
-//! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, usage, words
+//! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, training, usage, words
 //! diff, export, report, sizes, why
 //! ```
 
@@ -26,6 +26,7 @@ pub mod report;
 pub mod sizes;
 pub mod stats;
 pub mod torches;
+pub mod training;
 pub mod usage;
 pub mod why;
 pub mod words;

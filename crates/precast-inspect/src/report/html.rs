@@ -9,6 +9,7 @@ use super::{
     checks,
     model::{FailureLine, ModelPart},
     table::{filter, heads},
+    training,
 };
 use crate::{
     stats::ModuleStats,
@@ -45,6 +46,7 @@ pub(super) fn page(page: &Page) -> Markup {
                     }
                     @if page.models.is_empty() { p { "The store has no model yet." } }
                     @for (index, part) in page.models.iter().enumerate() { (model(index, part, page)) }
+                    (training::training(&page.training))
                     (sharing(page))
                     (failures(&page.failures))
                     (checks::checks(&page.checks))
@@ -64,6 +66,7 @@ fn contents(page: &Page) -> Markup {
     html! {
         nav aria-label="Contents" {
             @for (index, part) in page.models.iter().enumerate() { a href=(format!("#m{index}")) { (part.model) } }
+            a href="#training" { "Training" }
             a href="#sizes" { "Sizes and sharing" }
             a href="#failed" { "What failed" }
             a href="#check" { "What checks found" }

@@ -9,6 +9,7 @@ mod checks;
 mod html;
 mod model;
 mod table;
+mod training;
 
 use precast_store::{GroupBy, Store, StoreError};
 use serde::Serialize;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use super::{
     checks::Checks,
     stats::{self, Counts, ModuleStats},
+    training::Training,
     usage::{self, DiskUsage},
 };
 
@@ -32,6 +34,8 @@ pub struct Choice {
     pub counts: Vec<Counts>,
     /// Results of checks.
     pub checks: Vec<Checks>,
+    /// Figures of processes that trained.
+    pub training: Vec<Training>,
 }
 
 /// The data of the page.
@@ -50,6 +54,8 @@ pub struct Page {
     pub failures: Vec<FailureLine>,
     /// Calls in production, by module.
     pub production: Vec<ModuleStats>,
+    /// Training steps of these models beside eager, as builds and processes that trained measured them.
+    pub training: Vec<Training>,
     /// Results of checks of these models.
     pub checks: Vec<Checks>,
     /// Parts of the store that could not be read, one line each.
@@ -80,12 +86,16 @@ impl Page {
         }
         let counts = choice.counts.iter().filter(|counts| chosen(&counts.model));
         let checks = choice.checks.iter().filter(|checks| chosen(&checks.model));
+        let runs = choice.training.iter().filter(|it| chosen(&it.model));
+        let mut figures: Vec<Training> = models.iter().flat_map(training::built).collect();
+        figures.extend(runs.cloned());
         Ok(Self {
             store: store.path().display().to_string(),
             made,
             usage: usage::usage(store, GroupBy::Module)?,
             models,
             failures,
+            training: figures,
             production: stats::stats(&counts.cloned().collect::<Vec<_>>()),
             checks: checks.cloned().collect(),
             damage,

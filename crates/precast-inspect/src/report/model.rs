@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use precast_store::{
     Digest, Filter, Store, StoreError,
-    record::{Failure, Program, Release, Sizes, session_bytes},
+    record::{Failure, Program, Release, Sizes, TrainPart, session_bytes},
 };
 use serde::Serialize;
 
@@ -80,6 +80,9 @@ pub struct ProgramLine {
     pub fixed: bool,
     /// Whether smaller requests may be padded into it.
     pub padded: bool,
+    /// The part of a training step that it is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train: Option<TrainPart>,
     /// Measurements of its build.
     pub receipt: ReceiptSummary,
 }
@@ -269,6 +272,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         state_bytes: session_bytes([program]),
         fixed: program.dynamic.is_none(),
         padded: program.sizes.keys().all(|dim| program.padding.allows(dim)),
+        train: program.train.as_ref().map(|train| train.part),
         receipt: ReceiptSummary::of(program),
     }
 }
