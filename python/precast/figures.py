@@ -112,7 +112,7 @@ def _status(name: str) -> int | None:
 
 def training(model: Any, device: torch.device, artifact: Meter, eager: Meter, compiled: float) -> Training:
     """Returns the figures of a model; `compiled` are the seconds that `maybe_compile` took before the first step."""
-    wrapped = next((one for one in (model, getattr(model, "module", None)) if hasattr(one, "precast_report")), None)
+    wrapped = _wrapped(model)
     name = wrapped.precast_report()["name"] if wrapped is not None else None
     name = name or type(getattr(wrapped, "_orig_mod", model)).__name__
     return Training(name, device.type, artifact.figures(compiled), eager.figures())
@@ -120,12 +120,13 @@ def training(model: Any, device: torch.device, artifact: Meter, eager: Meter, co
 
 def compile_seconds(model: Any) -> float:
     """Returns the seconds of all attempts to compile a wrapped model until now."""
-    for one in (model, getattr(model, "module", None)):
-        if hasattr(one, "precast_report"):
-            return sum(
-                attempt["seconds"]
-                for region in one.precast_report()["regions"].values()
-                for attempt in region.get("pairs") or [region["attempt"]]
-                if attempt is not None
-            )
-    return 0.0
+    wrapped = _wrapped(model)
+    regions = wrapped.precast_report()["regions"].values() if wrapped is not None else ()
+    attempts = [one for region in regions for one in region.get("pairs") or [region["attempt"]]]
+    return sum((one["seconds"] for one in attempts if one is not None), 0.0)
+
+
+def _wrapped(model: Any) -> Any:
+    """Returns a module of `maybe_compile`, as it is or in a wrapper such as DDP; else None."""
+    found = (one for one in (model, getattr(model, "module", None)) if hasattr(one, "precast_report"))
+    return next(found, None)

@@ -304,6 +304,8 @@ class Training:
             if state in self.optimizer.squares:
                 continue
             own = [at for at in self.states if names[at].startswith(f"optimizer.{state}.")]
+            if not own:  # gradients and losses alone
+                continue
             scale = float(torch.cat([inputs[at].reshape(-1) for at in own]).abs().mean())
             for at in own:
                 if float(inputs[at].abs().max()) < scale * _TINY:

@@ -16,6 +16,7 @@ use serde::Serialize;
 use super::{
     Dim, Dynamic, InputSpec, Module,
     reader::{KeyValue, Reader, Section},
+    train::inputs_of_kind,
 };
 
 /// One program of a pair, as keys and the worker have it.
@@ -64,21 +65,8 @@ pub(super) fn parts<'t>(
         ("padding", "padding would change the loss"),
         ("dynamic", "each size of a batch is a bucket"),
     ];
-    for (key, help) in refuse {
-        if let Some(field) = section.field(key) {
-            let message = format!("a module of kind `autograd` has no `{key}`");
-            reader.wrong_help(&field.place, message, help);
-        }
-    }
-    let Some(inputs) = &module.inputs else {
-        let help = "write under [module.inputs] what `forward` takes";
-        reader.wrong_help(
-            &section.place,
-            "a module of kind `autograd` needs `inputs`",
-            help,
-        );
-        return None;
-    };
+    let help = "write under [module.inputs] what `forward` takes";
+    let inputs = inputs_of_kind(reader, section, &module, "autograd", &refuse, help)?;
     let (autocast, gradients) = match section.field("train") {
         Some(field) => train(reader, &field, inputs)?,
         None => (None, vec![]),

@@ -51,6 +51,28 @@ impl Train {
     }
 }
 
+/// Returns the inputs of an entry of a kind. Refuses keys that the kind does not have, each with what it has instead.
+pub(super) fn inputs_of_kind<'m, 't>(
+    reader: &mut Reader<'t>,
+    section: &Section<'t>,
+    module: &'m Module,
+    kind: &str,
+    refused: &[(&str, &str)],
+    help: &str,
+) -> Option<&'m Vec<InputSpec>> {
+    for (key, help) in refused {
+        if let Some(field) = section.field(key) {
+            let message = format!("a module of kind `{kind}` has no `{key}`");
+            reader.wrong_help(&field.place, message, *help);
+        }
+    }
+    if module.inputs.is_none() {
+        let message = format!("a module of kind `{kind}` needs `inputs`");
+        reader.wrong_help(&section.place, message, help);
+    }
+    module.inputs.as_ref()
+}
+
 /// Returns the modules of an entry with `kind = "step"`; `module` has its other keys.
 pub(super) fn parts<'t>(
     reader: &mut Reader<'t>,
@@ -67,21 +89,8 @@ pub(super) fn parts<'t>(
         ("padding", "a loss counts padding, so no batch is padded"),
         ("dynamic", "each size of a batch is a bucket"),
     ];
-    for (key, help) in refuse {
-        if let Some(field) = section.field(key) {
-            let message = format!("a module of kind `step` has no `{key}`");
-            reader.wrong_help(&field.place, message, help);
-        }
-    }
-    let Some(inputs) = &module.inputs else {
-        let help = "write the batch under [module.inputs]: what the loss takes";
-        reader.wrong_help(
-            &section.place,
-            "a module of kind `step` needs `inputs`",
-            help,
-        );
-        return None;
-    };
+    let help = "write the batch under [module.inputs]: what the loss takes";
+    let inputs = inputs_of_kind(reader, section, &module, "step", &refuse, help)?;
     if inputs.iter().any(|input| input.name == RATE) {
         let message =
             format!("`{RATE}` is the learning rate, an input that the step has by itself");
