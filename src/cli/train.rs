@@ -93,9 +93,9 @@ pub(super) struct TrainDocument {
     seconds: f64,
     /// `step`.
     kind: &'static str,
-    /// The device that trained.
+    /// The devices that trained.
     device: String,
-    /// The first step, steps a second, and peak memory, for `precast report --training`.
+    /// The first step, steps a second, and peak memory on the first device, for `precast report --training`.
     artifact: Figures,
     /// The newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -113,8 +113,9 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         true => vec![device],
         false => args.devices.clone(),
     };
-    let (count, model) = (devices.len() as u64, Runtime::new(&store, devices)?);
-    let model = model
+    let (device, count) = (devices[0], devices.len() as u64);
+    let names: Vec<String> = devices.iter().map(Device::to_string).collect();
+    let model = Runtime::new(&store, devices)?
         .loading(Loading::OnDemand)
         .trial(internal::trial(&store, context)?)
         .load(&name)?;
@@ -175,7 +176,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         tokens_per_second: tokens as f64 / took.max(1e-9),
         seconds: took,
         kind: "step",
-        device: device.to_string(),
+        device: names.join(", "),
         artifact: meter.figures(),
         checkpoint: newest,
         release,
