@@ -250,7 +250,8 @@ def main() -> None:
                 rows.append({"name": name, "kind": kind, **sweeps[kind](name, Path(folder) / "project")})
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     document = {"steps": STEPS, "tolerance": TOLERANCE, "left_out": left_out, "architectures": rows}
-    print(json.dumps({**made("benches.training_architectures"), **document}))
+    # Reasons name files.
+    print(json.dumps({**made("benches.training_architectures"), **document}).replace(f"{ROOT}/", ""))
     sys.exit(0 if all(row["compiled"] and row["agrees"] for row in rows) else 1)
 
 
