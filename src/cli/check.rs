@@ -114,12 +114,23 @@ pub(super) fn run(args: &CheckArgs, context: &Context) -> Result<u8> {
 
 /// Reads the JSON documents of earlier checks.
 pub(super) fn read(files: &[PathBuf]) -> Result<Vec<Checks>> {
+    let wrong = "is not what this `precast check` prints";
+    let hint = "make it with `precast check --format json`";
+    documents(files, checks::parse, wrong, hint)
+}
+
+/// Reads JSON documents that a command printed earlier. Refuses a file that is none with `wrong`, what is said of it.
+pub(super) fn documents<T>(
+    files: &[PathBuf],
+    parse: impl Fn(&[u8]) -> Option<T>,
+    wrong: &str,
+    hint: &str,
+) -> Result<Vec<T>> {
     let read = |path: &PathBuf| {
         let shown = path.display();
         let text = std::fs::read(path).with_context(|| format!("can't use `{shown}`"))?;
-        let message = || format!("`{shown}` is not what this `precast check` prints");
-        let hint = "make it with `precast check --format json`";
-        Ok(checks::parse(&text).ok_or_else(|| Refusal::usage(message(), hint))?)
+        let refused = || Refusal::usage(format!("`{shown}` {wrong}"), hint);
+        Ok(parse(&text).ok_or_else(refused)?)
     };
     files.iter().map(read).collect()
 }

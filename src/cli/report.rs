@@ -80,14 +80,9 @@ pub(super) fn run(args: &ReportArgs, context: &Context) -> Result<u8> {
 
 /// Reads files of figures.
 fn figures(files: &[PathBuf]) -> Result<Vec<Training>> {
-    let read = |path: &PathBuf| {
-        let shown = path.display();
-        let text = std::fs::read(path).with_context(|| format!("can't use `{shown}`"))?;
-        let message = || format!("`{shown}` has no figures of training");
-        let hint = "make it with `precast train --format json`, or with `CompileSmoketest.run(…).training.save`";
-        Ok(training::parse(&text).ok_or_else(|| Refusal::usage(message(), hint))?)
-    };
-    files.iter().map(read).collect()
+    let wrong = "has no figures of training";
+    let hint = "make it with `precast train --format json`, or with `CompileSmoketest.run(…).training.save`";
+    check::documents(files, training::parse, wrong, hint)
 }
 
 /// Fails for a model or a release that the store does not have.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    build::{Checkpoint, machine_memory},
+    build::{Checkpoint, LARGE_WEIGHTS, machine_memory},
     plan::PlanRequest,
     spec::{CommandLine, Spec, SpecError},
 };
@@ -83,11 +83,10 @@ pub(super) fn default_jobs(spec: &Spec) -> usize {
 /// large weights, all workers together take at most 0.3 times the bytes of the weights, or there is one worker.
 fn jobs_for(cores: usize, memory: Option<u64>, weights: u64) -> usize {
     const PER_WORKER: u64 = 3 << 30;
-    const LARGE: u64 = 1 << 30;
     /// Private memory of a worker that compiles regions.
     const OWN: u64 = 1 << 30;
     let fit = memory.map_or(u64::MAX, |bytes| bytes / PER_WORKER);
-    let beside = if weights < LARGE {
+    let beside = if weights < LARGE_WEIGHTS {
         u64::MAX
     } else {
         weights / 10 * 3 / OWN

@@ -102,4 +102,5 @@ pub use self::{
     launcher::{GateCommand, Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
+    task::LARGE as LARGE_WEIGHTS,
 };

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// Bytes from which weights decide what a build may run at the same time.
-pub(super) const LARGE: u64 = 1 << 30;
+pub const LARGE: u64 = 1 << 30;
 
 /// A task; programs are numbered in the order of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -179,7 +179,7 @@ def _pair(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
     if backward:
         specs, exported = pair.specs_of(half), pair.export(half)
         graph, limits, ranges = _flat(opened, module, specs, {}, exported, pair.what, wire)
-    traced = Traced(
+    return Traced(
         pair.what,
         half.module,
         lambda inputs: (eager_(half, inputs), inputs),
@@ -190,9 +190,9 @@ def _pair(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         None,
         limits,
         ranges,
+        examples=list(half.inputs.values()),
+        gradients=backward,
     )
-    traced.examples, traced.gradients = list(half.inputs.values()), backward
-    return traced
 
 
 def _drawn(

@@ -135,10 +135,10 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
     if target.device == "cpu":
         one_query.rewrite(module.graph)
         module.recompile()
-    if target.device == "cpu" and one_row.has_one_row(module.graph):
-        # Joined weights would be a copy, and buy nothing.
-        options["cpp.enable_concat_linear"] = False
-        options |= one_row.after(options.get("post_grad_custom_pre_pass"), context.is_constant)
+        if one_row.has_one_row(module.graph):
+            # Joined weights would be a copy, and buy nothing.
+            options["cpp.enable_concat_linear"] = False
+            options |= one_row.after(options.get("post_grad_custom_pre_pass"), context.is_constant)
     with _attention_kernel(target.attention), _fixed_order(module, target.device):
         files = generate(module, inputs, options, target.isa, target.out, clock, weights)
     return result(files, weights)

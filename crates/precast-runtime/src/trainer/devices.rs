@@ -327,16 +327,16 @@ pub fn sum(all: &[Tensor]) -> Result<Tensor, TorchError> {
 fn distance(got: &Tensor, wanted: &Tensor) -> Result<Option<f64>, TorchError> {
     let numbers = |one: &Tensor| one.to_dtype(Dtype::Float64)?.to_vec::<f64>();
     let (got, wanted) = (numbers(got)?, numbers(wanted)?);
-    let squares = |all: &mut dyn Iterator<Item = f64>| all.map(|one| one * one).sum::<f64>().sqrt();
-    let size = squares(&mut wanted.iter().copied());
+    let size = norm(wanted.iter().copied());
     if !size.is_finite() {
         return Ok(None);
     }
-    let apart = squares(&mut got.iter().zip(&wanted).map(|(a, b)| a - b));
-    Ok(Some(match apart == 0.0 {
-        true => 0.0,
-        false => apart / size,
-    }))
+    let apart = norm(got.iter().zip(&wanted).map(|(a, b)| a - b));
+    Ok(Some(if apart == 0.0 { 0.0 } else { apart / size }))
+}
+
+fn norm(all: impl Iterator<Item = f64>) -> f64 {
+    all.map(|one| one * one).sum::<f64>().sqrt()
 }
 
 /// Returns the means of the results of several devices.
