@@ -472,6 +472,7 @@ pub enum RuntimeError {
         distance: f64,
     },
     /// NCCL failed between the devices of a training. Values of the training are lost since the last checkpoint.
+    /// [`Trainer::without_nccl`](crate::Trainer::without_nccl) trains without it.
     #[error("NCCL on {devices} devices: `{function}` failed: {message}")]
     Nccl {
         /// Number of the model's devices.

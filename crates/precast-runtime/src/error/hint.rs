@@ -220,8 +220,7 @@ const SEVERAL_DEVICES: &str = "the spec needs `accumulate = true` in [module.tra
      for each device; or load the model on one device";
 const WRONG_SUM: &str = "train on one device: one of these computes or sends wrong values, or the module's gradients \
      depend on what is no state of it";
-const NCCL: &str = "`NCCL_DEBUG=WARN` lets it say more; `--no-nccl` of `precast train`, `Trainer::without_nccl` in Rust, adds \
-     gradients in the host's memory";
+const NCCL: &str = "`NCCL_DEBUG=WARN` lets it say more; `--no-nccl` of `precast train` adds gradients in the host's memory";
 const CHECKPOINT_FILE: &str =
     "its folder must be there, with space left, and this user must be allowed to write there";
 const SESSION_FAILED: &str =
