@@ -46,7 +46,12 @@ part() {
     has "$1" || return 0
     echo "== $1"
     start=$(date +%s)
-    if (set -ex; "$1") > "$out/$1.log" 2>&1; then
+    # In the condition of an `if`, the shell would go on after a command that failed.
+    set +e
+    (set -ex; "$1") > "$out/$1.log" 2>&1
+    code=$?
+    set -e
+    if test $code = 0; then
         echo "   done in $(($(date +%s) - start)) s"
     else
         echo "   FAILED; the end of its messages:"
@@ -72,7 +77,8 @@ generates() {
     mkdir "$work/generates"
     cd "$work/generates"
     cp "$here/generates.py" .
-    precast init generates:load --device "$device" --sizes '{"seq": [8, 32], "context": [64, 128]}'
+    echo '{"seq": [8, 32], "context": [64, 128]}' > sizes.json
+    precast init generates:load --device "$device" --sizes sizes.json
     precast build
     "$python" generates.py "$PRECAST_STORE"
 }
