@@ -3,6 +3,7 @@
 mod data;
 mod meter;
 mod rate;
+mod speed;
 
 use std::{
     path::{Path, PathBuf},
@@ -18,6 +19,7 @@ use self::{
     data::{Batch, Data},
     meter::Meter,
     rate::Schedule,
+    speed::Speed,
 };
 use super::{
     Context,
@@ -29,6 +31,7 @@ use super::{
 use crate::{
     Device, Model, Runtime,
     inspect::training::Figures,
+    record::{Input, Program},
     runtime::{
         Loading, Trainer,
         command::tensors,
@@ -98,6 +101,13 @@ pub(super) struct TrainDocument {
     /// Elements of the first input that this run's steps had in a second: tokens of a language model.
     tokens_per_second: f64,
     seconds: f64,
+    /// Floating-point operations of matrix products, convolutions and attention in a second, at the median step; on a
+    /// GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    flops_per_second: Option<f64>,
+    /// Their share of the devices' peak, from 0 to 1; for a GPU whose peak is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mfu: Option<f64>,
     /// `step`.
     kind: &'static str,
     /// The devices that trained.
@@ -125,7 +135,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     };
     let (device, count) = (devices[0], devices.len() as u64);
     let names: Vec<String> = devices.iter().map(Device::to_string).collect();
-    let model = Runtime::new(&store, devices)?
+    let model = Runtime::new(&store, devices.clone())?
         .loading(Loading::OnDemand)
         .trial(internal::trial(&store, context)?)
         .load(&name)?;
@@ -142,8 +152,9 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     let mut newest = resume(args, &mut trainer)?;
     trainer.set_position(trainer.progress().position, args.seed);
 
+    let speed = Speed::new(&model, &args.module, args.accumulate, &devices);
     let started = Instant::now();
-    let bar = Bar::new(args.steps, trainer.progress().step);
+    let bar = Bar::new(args.steps, trainer.progress().step, speed.as_ref());
     let mut losses = Vec::new();
     let mut last = Losses::default();
     while trainer.progress().step < args.steps && !context.cancel.load(Ordering::Relaxed) {
@@ -185,6 +196,8 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         false => None,
     };
     let tokens = losses.len() as u64 * data.elements() * args.accumulate;
+    let artifact = meter.figures();
+    let median = artifact.steps_per_second.zip(speed.as_ref());
     let document = TrainDocument {
         model: model.name().to_owned(),
         module: args.module.clone(),
@@ -193,10 +206,12 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         metrics: last.metrics,
         tokens_per_second: tokens as f64 / took.max(1e-9),
         seconds: took,
+        flops_per_second: median.map(|(rate, speed)| speed.flops(rate)),
+        mfu: median.and_then(|(rate, speed)| speed.mfu(rate)),
         kind: "step",
         device: names.join(", "),
         sums: sums.map(Sums::name),
-        artifact: meter.figures(),
+        artifact,
         checkpoint: newest,
         release,
     };
@@ -205,12 +220,15 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
 }
 
 /// Returns the inputs of a batch: of the part that has the loss.
-fn inputs<'m>(model: &'m Model, module: &str) -> Vec<&'m crate::record::Input> {
+fn inputs<'m>(model: &'m Model, module: &str) -> Vec<&'m Input> {
     let eval = format!("{module}.eval");
-    let programs = model.programs(&eval);
-    let size = |program: &&crate::record::Program| program.sizes.values().product::<i64>();
-    let largest = programs.into_iter().max_by_key(size);
-    largest.map_or(vec![], |program| program.inputs.iter().collect())
+    largest(model, &eval).map_or(vec![], |program| program.inputs.iter().collect())
+}
+
+/// Returns the program of a module with the largest sizes.
+fn largest<'m>(model: &'m Model, module: &str) -> Option<&'m Program> {
+    let programs = model.programs(module).into_iter();
+    programs.max_by_key(|program| program.sizes.values().product::<i64>())
 }
 
 /// Makes one step: on the last batch, after the gradients of the earlier ones.
@@ -349,22 +367,24 @@ fn print(document: &TrainDocument, context: &Context) -> Result<()> {
 }
 
 /// The progress: a bar on a terminal, else some lines.
-struct Bar {
+struct Bar<'a> {
     bar: ProgressBar,
+    speed: Option<&'a Speed>,
     started: Instant,
     first: u64,
     /// Steps between lines.
     lines: u64,
 }
 
-impl Bar {
-    fn new(steps: u64, first: u64) -> Self {
+impl<'a> Bar<'a> {
+    fn new(steps: u64, first: u64, speed: Option<&'a Speed>) -> Self {
         let bar = ProgressBar::new(steps);
         let style = ProgressStyle::with_template("{bar:24} {pos}/{len} {msg} {eta} left");
         bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
         bar.set_position(first);
         Self {
             bar,
+            speed,
             started: Instant::now(),
             first,
             lines: (steps / 20).max(1),
@@ -379,10 +399,13 @@ impl Bar {
             .as_secs_f64();
         let norm = losses.grad_norm.unwrap_or(0.0);
         let (steps, tokens) = ((step - self.first) as f64 / took, tokens as f64 / took);
-        let text = format!(
+        let mut text = format!(
             "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {tokens:.0} tokens/s",
             losses.loss
         );
+        if let Some(speed) = self.speed {
+            text = format!("{text}, {}", speed.text(steps));
+        }
         if self.bar.is_hidden() {
             if step.is_multiple_of(self.lines) {
                 note!("step {step}: {text}");

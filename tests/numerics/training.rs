@@ -13,6 +13,7 @@ use std::{
 
 use precast::{
     Device, Model, Runtime, Store,
+    record::Dtype,
     runtime::{RuntimeError, Tensor, Trainer, Value, command::tensors, training::Losses},
 };
 use serde_json::{Value as Json, json};
@@ -95,6 +96,10 @@ fn steps_are_those_of_torch_optim() {
     let evaluated = trainer.eval_step(&values(0)).unwrap();
     near(evaluated.loss, &eager_["eval"], "eval");
     assert_eq!((evaluated.grad_norm, trainer.progress().step), (None, 8));
+    // The forward pass has two products, and each has two more in the backward pass.
+    let counted = &model.programs("train")[0].receipt.flops;
+    let wanted = 3 * 2 * 8 * (32 * 64 + 64 * 31);
+    assert_eq!(*counted, [(Dtype::Float32, wanted)].into());
 
     // The mean of two batches.
     let rates = [0.05, 0.02, 0.05];

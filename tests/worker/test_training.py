@@ -50,6 +50,9 @@ def load():
 
 DROPOUT = "lambda x: self.head(F.dropout(x, 0.5, self.training))"
 
+# Floating-point operations of the loss: 8 rows from 8 to 24 and to 11 columns; two products in each of 4 heads.
+PRODUCTS, ATTENTION = 2 * 8 * 8 * (24 + 11), 2 * (2 * 4 * 4 * 4 * 4)
+
 ADAM = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01}
 OPTIMIZERS: list[tuple[str, dict[str, Any], float | None]] = [
     ("adamw", ADAM, None),
@@ -159,6 +162,7 @@ class Training(Project):
         captured = self.check(opened, specs=batch("gradients"), train=train("gradients"))
         self.assertEqual([one["name"] for one in captured["outputs"]], ["loss", "accuracy"])
         captured = self.check(opened, specs=batch("update"), train=train("update", clip=0.05))
+        self.assertEqual(captured["receipt"]["flops"], {})
         self.assertEqual([one["name"] for one in captured["outputs"]], ["grad_norm"])
         after = {one["name"]: self.states[at] for at, one in enumerate(captured["states"])}
         self.assertEqual(int(after["optimizer.batches"]), 0)
@@ -167,6 +171,7 @@ class Training(Project):
     def test_eval_has_the_loss_and_changes_nothing(self) -> None:
         opened = self.open(SOURCE)
         captured = self.check(opened, specs=batch("eval"), train=train("eval"))
+        self.assertEqual(captured["receipt"]["flops"], {"float32": PRODUCTS + ATTENTION})
         samples = self.samples(captured)
         for index in range(len(captured["states"])):
             self.assertTrue(torch.equal(samples[f"state.{index}"], samples[f"after.{index}"]))
@@ -223,6 +228,9 @@ class Training(Project):
         results = self.composed(captured, weights)
         torch.testing.assert_close(results[0], samples["out.0"], rtol=2e-2, atol=2e-2)
         self.assertEqual(captured["compute_dtypes"][0], "bfloat16")
+        # A backward pass has two products for one; that of attention five for two, as it computes the scores again.
+        both = 3 * PRODUCTS + ATTENTION + ATTENTION * 5 // 2
+        self.assertEqual(captured["receipt"]["flops"], {"bfloat16": both})
 
     def test_what_stops_training_is_named(self) -> None:
         def refused(code: str, change: tuple[str, str], **request: Any) -> Any:

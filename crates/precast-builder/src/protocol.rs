@@ -389,6 +389,9 @@ pub(crate) struct Measured {
     pub eager_peak_bytes: Option<u64>,
     /// Its answers to requests that were padded into the bucket; none if padding was not tried.
     pub padding: Option<ModulePadding>,
+    /// Floating-point operations of a part of a training step, by the dtype of the operands.
+    #[serde(default)]
+    pub flops: BTreeMap<record::Dtype, u64>,
 }
 
 impl Measured {
@@ -400,6 +403,7 @@ impl Measured {
             threads: self.threads,
             eager_peak_bytes: self.eager_peak_bytes,
             padding: self.padding,
+            flops: self.flops,
             ..Receipt::default()
         };
         receipt.took("capture", seconds);

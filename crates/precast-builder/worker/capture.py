@@ -23,6 +23,7 @@ from . import (
     entry,
     failures,
     flat,
+    flops,
     masks,
     measure,
     norm_fusion,
@@ -78,6 +79,8 @@ class Traced:
     examples: list[Any] | None = None
     # Whether the outputs are gradients.
     gradients: bool = False
+    # Floating-point operations of a part of a training step.
+    flops: dict[str, int] | None = None
 
 
 def call_of(opened: Any, module: dict[str, Any]) -> tuple[str, Any]:
@@ -154,9 +157,22 @@ def _graph(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
     """Captures a part of a training step."""
     wire.event("capture")
     specs, kept = part.specs, part.states
-    graph, limits, ranges = _flat(opened, module, specs, kept, part.export(), part.what, wire)
+    exported = part.export()
+    counted = flops.of(exported.graph)
+    graph, limits, ranges = _flat(opened, module, specs, kept, exported, part.what, wire)
     return Traced(
-        part.what, lambda *inputs: part.run(inputs)[0], part.run, specs, kept, sizes, graph, None, limits, ranges, part
+        part.what,
+        lambda *inputs: part.run(inputs)[0],
+        part.run,
+        specs,
+        kept,
+        sizes,
+        graph,
+        None,
+        limits,
+        ranges,
+        part,
+        flops=counted,
     )
 
 
@@ -294,7 +310,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
 
     wire.event("eager")
     answers = _answers(traced, opened, traced.examples or _examples(opened, module))
-    receipt = measure.eager(traced.wrapped, answers.inputs, opened.device)
+    receipt = {**measure.eager(traced.wrapped, answers.inputs, opened.device), "flops": traced.flops or {}}
     entry.seed()
     if not same(answers.results, structure.tensors_of(_eager(traced, answers.inputs, opened)[0])):
         raise Failure("capture", f"{traced.what} {ANOTHER}", hint=f"{STATE}; `precast check` names the line")

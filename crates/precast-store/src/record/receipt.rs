@@ -7,6 +7,7 @@
 //! | program | `seconds` | phase -> seconds (`capture`, `gate`, `measure`) |
 //! | program | `eager_us`, `eager_runs`, `threads` | median microseconds of a call of eager in Python, measured while other tasks of the build run |
 //! | program | `eager_peak_bytes` | peak memory of that call, on CUDA |
+//! | program | `flops` | floating-point operations of a part of a training step, by the dtype of the operands |
 //! | program | `padding` | the module's own error on padded requests, in eager: `points`, `max_abs`, `sensitive` |
 //! | program | `gate_given` | the inputs of the gate in addition to the program: samples, weights, tolerances, host, … |
 //! | program | `gate` | the [gate's report](Gate) |
@@ -44,6 +45,10 @@ pub struct Receipt {
     /// Peak memory of eager in Python, on CUDA.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_peak_bytes: Option<u64>,
+    /// Floating-point operations of a part of a training step, by the dtype of the operands: those of matrix products,
+    /// convolutions and attention, as torch counts them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub flops: BTreeMap<Dtype, u64>,
     /// The module's own answers to padded requests; absent if padding was not tried.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub padding: Option<ModulePadding>,

@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::{
-    ffi::{c_int, c_uint, c_void},
+    ffi::{c_char, c_int, c_uint, c_void},
     ptr,
     sync::OnceLock,
 };
@@ -31,6 +31,7 @@ pub struct Driver {
     device: unsafe extern "C" fn(*mut c_int, c_int) -> c_int,
     attribute: unsafe extern "C" fn(*mut c_int, c_int, c_int) -> c_int,
     retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int,
+    name: unsafe extern "C" fn(*mut c_char, c_int, c_int) -> c_int,
 }
 
 impl Driver {
@@ -53,6 +54,7 @@ impl Driver {
                 device: *library.get(b"cuDeviceGet\0").ok()?,
                 attribute: *library.get(b"cuDeviceGetAttribute\0").ok()?,
                 retain: *library.get(b"cuDevicePrimaryCtxRetain\0").ok()?,
+                name: *library.get(b"cuDeviceGetName\0").ok()?,
             }
         };
         // The functions are used until the process ends.
@@ -79,6 +81,16 @@ impl Driver {
         }
         let [major, minor] = numbers;
         Ok(format!("{major}{minor}"))
+    }
+
+    /// Returns the name of a device, as `NVIDIA H200`.
+    pub fn name(&self, ordinal: usize) -> Result<String, DriverError> {
+        let device = self.find(ordinal)?;
+        let mut text = [0_u8; 256];
+        // SAFETY: room for as many bytes, and a device that the driver has given.
+        succeeded(unsafe { (self.name)(text.as_mut_ptr().cast(), 256, device) })?;
+        let end = text.iter().position(|byte| *byte == 0).unwrap_or(0);
+        Ok(String::from_utf8_lossy(&text[..end]).into_owned())
     }
 
     /// Makes the device's primary context, which libtorch uses, and keeps it. No thread's current context changes.
