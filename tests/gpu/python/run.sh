@@ -107,7 +107,7 @@ text = torch.frombuffer(bytearray(open("model.py", "rb").read()), dtype=torch.ui
 rows = text[: len(text) // 65 * 65].view(-1, 65)
 save_file({"ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}, "rows.safetensors")
 PY
-    precast train train --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
+    precast train train --model gpt --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
         --device "$device" --format json
 }
 
