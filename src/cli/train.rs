@@ -29,7 +29,11 @@ use super::{
 use crate::{
     Device, Model, Runtime,
     inspect::training::Figures,
-    runtime::{Loading, Trainer, command::tensors, training::Losses},
+    runtime::{
+        Loading, Trainer,
+        command::tensors,
+        training::{Losses, Sums},
+    },
 };
 
 /// The number of checkpoints that are kept.
@@ -60,6 +64,9 @@ pub(super) struct TrainArgs {
     /// The devices that share each batch, as `cuda:0,cuda:1`, for a module with `accumulate` [default: one]
     #[arg(long, value_name = "DEVICE,…", value_delimiter = ',', value_parser = device, conflicts_with = "device")]
     devices: Vec<Device>,
+    /// Add the gradients of several GPUs in the host's memory, in the order of the devices, also where NCCL is found
+    #[arg(long)]
+    no_nccl: bool,
     /// The seed of the order of the batches, and of dropout
     #[arg(long, default_value_t = 0)]
     seed: u64,
@@ -95,6 +102,9 @@ pub(super) struct TrainDocument {
     kind: &'static str,
     /// The devices that trained.
     device: String,
+    /// Where the gradients of several devices were added: `nccl` or `memory`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sums: Option<&'static str>,
     /// The first step, steps a second, and peak memory on the first device, for `precast report --training`.
     artifact: Figures,
     /// The newest checkpoint.
@@ -119,7 +129,15 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         .loading(Loading::OnDemand)
         .trial(internal::trial(&store, context)?)
         .load(&name)?;
-    let mut trainer = model.trainer(&args.module)?;
+    let trainer = model.trainer(&args.module)?;
+    let mut trainer = match args.no_nccl {
+        true => trainer.without_nccl(),
+        false => trainer,
+    };
+    let sums = trainer.sums();
+    if sums == Some(Sums::Memory) && device != Device::Cpu && !args.no_nccl {
+        note!("gradients are added in the host's memory: `libnccl.so.2` is not found");
+    }
     let data = Data::open(&args.data, inputs(&model, &args.module), count)?;
     let mut newest = resume(args, &mut trainer)?;
     trainer.set_position(trainer.progress().position, args.seed);
@@ -177,6 +195,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         seconds: took,
         kind: "step",
         device: names.join(", "),
+        sums: sums.map(Sums::name),
         artifact: meter.figures(),
         checkpoint: newest,
         release,

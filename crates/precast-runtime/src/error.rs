@@ -471,6 +471,17 @@ pub enum RuntimeError {
         /// Norm of the difference, relative to that of the sum of one device.
         distance: f64,
     },
+    /// NCCL failed between the devices of a training. Values of the training are lost since the last checkpoint.
+    /// [`Trainer::without_nccl`](crate::Trainer::without_nccl) trains without it.
+    #[error("NCCL on {devices} devices: `{function}` failed: {message}")]
+    Nccl {
+        /// Number of the model's devices.
+        devices: usize,
+        /// The function of NCCL.
+        function: &'static str,
+        /// The message of the library.
+        message: String,
+    },
     /// A step failed or threw; the message is its own. The inputs are untouched, and the model can still be called.
     #[error("module `{module}` at {bucket}, step `{step}`: {message}")]
     Failed {

@@ -177,7 +177,7 @@ pub mod sources {
 
 /// The results of a [`Trainer`]'s steps, and how far it came.
 pub mod training {
-    pub use crate::trainer::{Losses, Progress};
+    pub use crate::trainer::{Losses, Progress, Sums};
 }
 
 /// Items for the command `precast` only. They may change with every version.

@@ -8,6 +8,7 @@
 
 mod checkpoint;
 mod devices;
+mod sums;
 
 use precast_store::{
     Digest, Store,
@@ -25,7 +26,7 @@ use super::{
 };
 
 pub use checkpoint::Progress;
-pub use devices::sum;
+pub use sums::{Sums, sum};
 
 /// The input with the learning rate.
 const RATE: &str = "lr";
@@ -54,7 +55,9 @@ impl Losses {
 /// A module of kind `step`, trained in this process, without Python. From [`Model::trainer`].
 ///
 /// A model on several devices is trained on all of them: a batch has rows for each, and an update takes the mean of
-/// their gradients. Such a module has `accumulate` in the spec, which makes the update a program of its own.
+/// their gradients. Such a module has `accumulate` in the spec, which makes the update a program of its own. NCCL adds
+/// the gradients where the process finds it: see [`Self::sums`]. After a failure of NCCL the values of the training are
+/// lost: another trainer continues from the last checkpoint.
 ///
 /// ```no_run
 /// # use precast_runtime::{Device, Runtime, Store, Value};
@@ -74,12 +77,13 @@ impl Losses {
 /// ```
 pub struct Trainer<'m> {
     model: &'m Model,
+    // Before the sessions, whose tensors it reads and writes.
+    /// The way from device to device.
+    between: sums::Between,
     /// One on each device. The first has the values of the training, the others copies of the parameters.
     sessions: Vec<Session<'m>>,
     /// Whether several devices were compared with one.
     compared: bool,
-    /// Returns the sum of tensors that lie on the devices.
-    add: devices::Add,
     /// The module, as the spec names it.
     module: String,
     train: Train,
@@ -105,11 +109,15 @@ impl<'m> Trainer<'m> {
                 known: steps.collect(),
             });
         };
+        let sessions = Session::on_each(model)?;
+        let gradients = first(TrainPart::Gradients);
+        let states = gradients.iter().flat_map(|program| &program.states);
+        let sums = states.filter(|state| devices::is_sum(&state.name));
         let mut made = Self {
             model,
-            sessions: Session::on_each(model)?,
+            between: sums::Between::new(&sessions, sums.map(|state| state.layout.dtype)),
+            sessions,
             compared: false,
-            add: sum,
             module: module.to_owned(),
             train,
             lr: 1e-3,

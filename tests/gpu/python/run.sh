@@ -1,12 +1,13 @@
 #!/bin/sh
-# Runs on a GPU machine what pack.sh beside it packed: the Python package, a generative model, training, decoding, C streams.
+# Runs on a GPU machine what pack.sh beside it packed: the Python package, a generative model, training, decoding, C streams,
+# two devices.
 #
 #   run.sh OUTPUT_FOLDER     beside precast-python.tar.gz, or in the folder it was unpacked to
 #
 # The machine needs a GPU, a C++ compiler and a `python3` (or $PYTHON) with torch, transformers and safetensors in the
 # versions of requirements.txt; no Rust and no network.
 #
-#   PARTS="a b c"      which parts to run, of: tests generates streams train step decode (all unless set)
+#   PARTS="a b c"      which parts to run, of: tests generates streams train step decode devices (all unless set)
 #   TESTS="a.py b.py"  which files of python/tests (those that need a device unless set)
 #   DEVICE=cpu         the parts generates and train on the CPU, to try the script
 #
@@ -18,7 +19,7 @@ out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
-parts=" ${PARTS:-tests generates streams train step decode} "
+parts=" ${PARTS:-tests generates streams train step decode devices} "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -125,6 +126,46 @@ step() {
     "$python" peer.py compile
 }
 
+# The GPT of `step` with 32 rows for each of two devices: by NCCL, with sums in memory, and one device with two batches of
+# an update, which all have the same losses. Efficiency: steps in a second over those of one device with 32 rows.
+devices() {
+    if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
+        echo "skipped: fewer than two CUDA devices"
+        return
+    fi
+    cp -r "$here/gpt" "$work/devices"
+    cd "$work/devices"
+    "$python" peer.py batch rows.safetensors
+    sed -i 's/\[1, 128\]/[32, 128]/' precast.cuda.toml
+    echo 'accumulate = true' >> precast.cuda.toml
+    precast build -f precast.cuda.toml --set mode=reduce-overhead --store store
+    run() {
+        to=$1
+        shift
+        precast train train --data rows.safetensors --lr 0.0001 --store store --format json "$@" > "$out/devices-$to.json"
+    }
+    run one --steps 100
+    run accumulated --steps 12 --accumulate 2
+    run nccl --steps 100 --devices cuda:0,cuda:1
+    run memory --steps 12 --devices cuda:0,cuda:1 --no-nccl
+    "$python" - "$out" <<'PY'
+import json
+import pathlib
+import sys
+
+names = ("one", "accumulated", "nccl", "memory")
+runs = {name: json.loads(pathlib.Path(sys.argv[1], f"devices-{name}.json").read_text()) for name in names}
+assert runs["nccl"]["sums"] == "nccl" and runs["memory"]["sums"] == "memory", runs
+losses = {name: runs[name]["losses"][:12] for name in names}
+for name in ("memory", "accumulated"):
+    apart = max(abs(a - b) / abs(b) for a, b in zip(losses["nccl"], losses[name], strict=True))
+    print(f"losses of NCCL and of {name}: {apart:.1e} apart")
+    assert apart < 2e-3, losses
+steps = {name: runs[name]["artifact"]["steps_per_second"] for name in names}
+print(json.dumps({"steps_per_second": steps, "efficiency": steps["nccl"] / steps["one"]}))
+PY
+}
+
 # A token of a Llama of 1.1 B, by context and batch, beside torch.compile.
 decode() {
     cp -r "$here/decode" "$work"
@@ -140,5 +181,5 @@ decode() {
     done
 }
 
-for name in tests generates streams train step decode; do part $name; done
+for name in tests generates streams train step decode devices; do part $name; done
 test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }

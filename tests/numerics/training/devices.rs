@@ -1,6 +1,6 @@
 //! Training with dropout and on several devices: masks from a seed that is state, and sums that equal those of one device.
 
-use precast::runtime::{command::sum, errors::TorchError};
+use precast::runtime::{command::sum, errors::TorchError, training::Sums};
 
 use super::*;
 
@@ -146,6 +146,60 @@ fn two_devices_train_as_one_at_twice_the_batch_and_a_wrong_sum_is_refused() {
             new.eval_step(&twice(9)).unwrap().loss
         });
     }
+}
+
+/// Compiles nccl.c, which has the functions of NCCL over the host's memory.
+fn nccl(folder: &Path, more: &[&str]) -> std::path::PathBuf {
+    let library = folder.join(format!("nccl{}.so", more.len()));
+    let mut cc = Command::new("cc");
+    cc.args(["-shared", "-fPIC", "-o"]).arg(&library).args(more);
+    let source = checkout().join("tests/numerics/training/nccl.c");
+    assert!(cc.arg(source).status().unwrap().success());
+    library
+}
+
+#[test]
+fn two_devices_train_alike_through_nccl_and_its_failure_has_a_name() {
+    let (store, folder) = (store(), tempfile::tempdir().unwrap());
+    let both = Runtime::new(&store, [Device::Cpu, Device::Cpu]).unwrap();
+    let two = loaded(&both);
+    let run = |trainer: &mut Trainer<'_>| -> Vec<Losses> {
+        let steps = (0..4).map(|number| trainer.step(&twice(number)).unwrap());
+        steps.collect()
+    };
+    let mut trainer = two.trainer("halves").unwrap();
+    assert_eq!(trainer.sums(), Some(Sums::Memory), "these are CPUs");
+    let wanted = run(&mut trainer);
+    drop(trainer);
+
+    let library = nccl(folder.path(), &[]);
+    let mut trainer = two.trainer("halves").unwrap().through(&library).unwrap();
+    assert_eq!(trainer.sums(), Some(Sums::Nccl));
+    assert_eq!(run(&mut trainer), wanted);
+    let path = folder.path().join("step.safetensors");
+    trainer.save(&path).unwrap();
+    let after = run(&mut trainer);
+    assert!(trainer.load(&path).unwrap());
+    assert_eq!(run(&mut trainer), after);
+    let mut trainer = trainer.without_nccl();
+    assert_eq!(trainer.sums(), Some(Sums::Memory));
+    trainer.load(&path).unwrap();
+    assert_eq!(run(&mut trainer), after);
+    drop(trainer);
+
+    let library = nccl(folder.path(), &["-DFAILS"]);
+    let mut trainer = two.trainer("halves").unwrap().through(&library).unwrap();
+    for _ in 0..2 {
+        let error = trainer.step(&twice(0)).unwrap_err();
+        assert!(matches!(error, RuntimeError::Nccl { .. }), "{error}");
+        assert_eq!(
+            error.to_string(),
+            "NCCL on 2 devices: `ncclReduce` failed: internal error: the fake refuses it"
+        );
+    }
+    let missing = trainer.through(Path::new("/nowhere/libnccl.so.2"));
+    let error = missing.err().unwrap().to_string();
+    assert!(error.contains("`/nowhere/libnccl.so.2`"), "{error}");
 }
 
 #[test]

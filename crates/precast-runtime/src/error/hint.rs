@@ -158,6 +158,7 @@ impl RuntimeError {
             Self::Checkpoint { .. } => CHECKPOINT,
             Self::SeveralDevices { .. } => SEVERAL_DEVICES,
             Self::WrongSum { .. } => WRONG_SUM,
+            Self::Nccl { .. } => NCCL,
             Self::CheckpointFile { .. } => CHECKPOINT_FILE,
             Self::NoModule { module, known, .. } => return of_module(module, known),
             Self::BadInput { problem, .. } => return problem.hint(),
@@ -219,6 +220,7 @@ const SEVERAL_DEVICES: &str = "the spec needs `accumulate = true` in [module.tra
      for each device; or load the model on one device";
 const WRONG_SUM: &str = "train on one device: one of these computes or sends wrong values, or the module's gradients \
      depend on what is no state of it";
+const NCCL: &str = "`NCCL_DEBUG=WARN` lets it say more; `--no-nccl` of `precast train` adds gradients in the host's memory";
 const CHECKPOINT_FILE: &str =
     "its folder must be there, with space left, and this user must be allowed to write there";
 const SESSION_FAILED: &str =

@@ -51,7 +51,8 @@ table! {
         MemoryFile WrongBytes NotLoadable Crashes Untried Interrupted MissingSymbol LackingLibtorch NoContainer
         WrongCount Operators Malformed BadWeights Unbound Unprepared ComputedFromWeights NotAWeight Upload
         SessionLimit;
-    CallFailed: NoThreads SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor Array WrongSum;
+    CallFailed: NoThreads SessionFailed Failed CheckFailed BadOutput NothingLeft Tensor Array WrongSum
+        Nccl;
     Unready: Unready;
 }
 

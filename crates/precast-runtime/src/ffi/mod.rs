@@ -8,6 +8,7 @@
 //! | [`Calls`] | eager's list of operator calls, resolved | on drop |
 //! | [`Handle`] | one `at::Tensor*`, which is an `AtenTensorHandle` | on drop |
 //! | [`Stolen`] | handles for a run, which steals them | on drop, exactly those that the run left |
+//! | [`Communicators`] | NCCL's communicators, one for each of several devices | on drop, after their work |
 //! | [`Capsule`] | one structure of DLPack's, another library's or our own | on drop, by its deleter |
 //!
 //! **Threads.** An artifact's own pool of model instances deadlocks when the first runs of a new container race, and
@@ -36,6 +37,7 @@ mod kept;
 mod library;
 mod libtorch;
 mod memory;
+mod nccl;
 mod operators;
 mod process;
 mod shim;
@@ -64,6 +66,7 @@ pub use kept::{Parts, restored};
 pub use library::Library;
 pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
+pub use nccl::{Communicators, Nccl};
 pub use operators::{Call, Libraries, OperatorArgument, Operators, registered};
 pub use process::{exit, give_back};
 pub use shim::{is_open as shim_is_open, open as open_shim};

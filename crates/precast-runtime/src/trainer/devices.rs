@@ -8,27 +8,23 @@
 //!
 //! Every device has a session. The first one makes the updates and has all values of the training: the others have
 //! parameters, sums of gradients, and a seed of their own, so that no two devices draw the same numbers. Buffers, such
-//! as the statistics of a batch norm, are those of the first device. The sums pass through the host's memory, and are
-//! added in the order of the devices: a run gives the same numbers as another.
+//! as the statistics of a batch norm, are those of the first device. `sums.rs` adds the sums and copies the parameters.
 //!
 //! Before the first batch, the devices are compared with one. The first device alone computes the gradients of all
 //! parts, one part after the other; their sum is that of the devices, within rounding, or the training ends with
 //! [`RuntimeError::WrongSum`]. For a loss that is a mean over rows, it is also the gradient of all rows at once.
 
-use std::{ops::Add as Plus, panic, thread};
+use std::{panic, thread};
 
 use precast_store::record::{Dtype, TrainPart};
 
 use super::{Losses, SEED, Trainer, losses, name_of, part_of};
 use crate::{
-    Element, RuntimeError, Tensor, TorchError, Value,
+    RuntimeError, Tensor, TorchError, Value,
     arrays::{self, refused},
     ffi::outside,
     problem::Problem,
 };
-
-/// Returns the sum of the tensors of all devices.
-pub type Add = fn(&[Tensor]) -> Result<Tensor, TorchError>;
 
 /// A part of a batch, for one device.
 pub type Part<'a> = Vec<(&'a str, Value)>;
@@ -46,13 +42,6 @@ const TOLERANCE: f64 = 1e-3;
 const TOLERANCE_OF_HALVES: f64 = 2e-2;
 
 impl Trainer<'_> {
-    /// Replaces the sum of the devices' gradients: for a test of the comparison with one device.
-    #[doc(hidden)]
-    pub fn adding(mut self, add: Add) -> Self {
-        self.add = add;
-        self
-    }
-
     /// Fails for a module that several devices can't share.
     pub(super) fn may_be_split(&self) -> Result<(), RuntimeError> {
         if self.sessions.len() > 1 && self.train.part == TrainPart::Step {
@@ -143,28 +132,15 @@ impl Trainer<'_> {
 
     /// Adds the sums of all devices on the first one. The others begin new sums.
     pub(super) fn gather(&mut self) -> Result<(), RuntimeError> {
-        if self.sessions.len() == 1 {
-            return Ok(());
-        }
-        for name in self.sums() {
-            let all = self.sessions.iter_mut().map(|one| one.shared(&name));
-            let mut all = all.collect::<Result<Vec<_>, _>>()?;
-            let total = (self.add)(&all).map_err(refused)?;
-            all[0].copy_from(&total).map_err(refused)?;
-            let others = &mut all[1..];
-            others
-                .iter_mut()
-                .try_for_each(Tensor::zero)
-                .map_err(refused)?;
-        }
-        Ok(())
+        let names = self.names_of_sums();
+        self.between.gather(&mut self.sessions, &names)
     }
 
     /// Copies parameters and buffers of the first device to the others.
     pub(super) fn spread(&mut self) -> Result<(), RuntimeError> {
-        let own = |name: &String| !is_sum(name) && !name.starts_with(RANDOM);
-        let names = self.states_of(TrainPart::Gradients);
-        self.copy(names.into_iter().filter(own))
+        let mut names = self.states_of(TrainPart::Gradients);
+        names.retain(|name| !is_sum(name) && !name.starts_with(RANDOM));
+        self.between.spread(&mut self.sessions, &names)
     }
 
     /// Copies a loaded checkpoint to the other devices. Each gets its own seed.
@@ -172,28 +148,13 @@ impl Trainer<'_> {
         if self.sessions.len() == 1 {
             return Ok(());
         }
-        let names = self.states_of(TrainPart::Gradients).into_iter();
-        self.copy(names.filter(|name| !is_sum(name)))?;
+        let mut names = self.states_of(TrainPart::Gradients);
+        names.retain(|name| !is_sum(name));
+        self.between.spread(&mut self.sessions, &names)?;
         if self.has_state(SEED) {
             let seed = self.sessions[0].shared(SEED)?;
             let seed = seed.to_vec::<i64>().map_err(refused)?;
             self.set_seed(seed[0].cast_unsigned())?;
-        }
-        Ok(())
-    }
-
-    fn copy(&mut self, names: impl Iterator<Item = String>) -> Result<(), RuntimeError> {
-        let Some((first, others)) = self.sessions.split_first_mut() else {
-            return Ok(());
-        };
-        if others.is_empty() {
-            return Ok(());
-        }
-        for name in names {
-            let value = first.shared(&name)?;
-            for other in &mut *others {
-                other.set_state(&name, &value)?;
-            }
         }
         Ok(())
     }
@@ -261,7 +222,7 @@ impl Trainer<'_> {
 
     /// Returns copies of the first device's sums.
     fn first_sums(&mut self) -> Result<Vec<(String, Tensor)>, RuntimeError> {
-        let names = self.sums().into_iter();
+        let names = self.names_of_sums().into_iter();
         let copied = names.map(|name| {
             let value = self.sessions[0].state(&name)?;
             Ok((name, value))
@@ -269,7 +230,8 @@ impl Trainer<'_> {
         copied.collect()
     }
 
-    fn sums(&self) -> Vec<String> {
+    /// Returns the names of the sums of gradients.
+    fn names_of_sums(&self) -> Vec<String> {
         let mut names = self.states_of(TrainPart::Gradients);
         names.retain(|name| is_sum(name));
         names
@@ -295,32 +257,9 @@ pub fn seed_of(seed: u64, device: usize) -> u64 {
     seed ^ (device as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
-fn is_sum(state: &str) -> bool {
+/// Returns whether a state is a sum of gradients, or the number of batches in them.
+pub fn is_sum(state: &str) -> bool {
     state == BATCHES || state.starts_with(SUMS)
-}
-
-/// Returns the sum of tensors of one shape, in their order. Halves are added in single precision.
-pub fn sum(all: &[Tensor]) -> Result<Tensor, TorchError> {
-    fn of<T: Element + Copy + Plus<Output = T>>(all: &[Tensor]) -> Result<Tensor, TorchError> {
-        let mut total = all[0].to_vec::<T>()?;
-        for other in &all[1..] {
-            let other = other.to_vec::<T>()?;
-            for (total, other) in total.iter_mut().zip(other) {
-                *total = *total + other;
-            }
-        }
-        Tensor::from_slice(&total, &all[0].shape())
-    }
-    match all[0].dtype() {
-        Some(Dtype::Int64) => of::<i64>(all),
-        Some(Dtype::Float64) => of::<f64>(all),
-        Some(Dtype::Float32) => of::<f32>(all),
-        dtype => {
-            let single = all.iter().map(|one| one.to_dtype(Dtype::Float32));
-            let total = of::<f32>(&single.collect::<Result<Vec<_>, _>>()?)?;
-            dtype.map_or(Ok(total.share()), |dtype| total.to_dtype(dtype))
-        }
-    }
 }
 
 /// Returns the norm of the difference of two tensors, relative to that of the second; none if that is no number.
@@ -357,22 +296,6 @@ mod tests {
     fn tensor(values: &[f32], dtype: Dtype) -> Tensor {
         let made = Tensor::from_slice(values, &[values.len() as i64]).unwrap();
         made.to_dtype(dtype).unwrap()
-    }
-
-    #[test]
-    fn tensors_are_added_in_their_own_dtype() {
-        for dtype in [
-            Dtype::Float32,
-            Dtype::Float64,
-            Dtype::Bfloat16,
-            Dtype::Int64,
-        ] {
-            let all = [[1.0, 2.0], [3.0, -2.0], [5.0, 7.0]].map(|one| tensor(&one, dtype));
-            let total = sum(&all).unwrap();
-            assert_eq!(total.dtype(), Some(dtype));
-            let total = total.to_dtype(Dtype::Float32).unwrap();
-            assert_eq!(total.to_vec::<f32>().unwrap(), [9.0, 7.0]);
-        }
     }
 
     #[test]

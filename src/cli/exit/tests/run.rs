@@ -198,6 +198,11 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             devices: 2,
             distance: 0.25,
         },
+        E::Nccl {
+            devices: 2,
+            function: "ncclReduce",
+            message: text(),
+        },
         E::NoThreads {
             wanted: 8,
             found: 3,
