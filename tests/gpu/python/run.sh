@@ -177,7 +177,10 @@ decode() {
             precast.cuda.toml > $batch.toml
         precast build -f $batch.toml
         precast bench decode --model decode-$batch --seconds 1 --compiled --graphs always --format json > "$out/decode-$batch.json"
-        for context in 1024 4096; do "$python" peer.py $batch $context; done
+        for context in 256 1024 4096; do
+            "$python" peer.py $batch $context "$PRECAST_STORE" decode-$batch
+            "$python" peer.py $batch $context
+        done
     done
 }
 
