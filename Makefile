@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -125,6 +125,17 @@ train: build ## train a small GPT from Rust, swap it into a model that answers, 
 	$(PY) $(TRAIN)/eager.py target/train 600 0.003
 	LIBTORCH=$(VENV)/libtorch target/release/train --store $(STORE) --rows target/train/rows.bin \
 		--eager target/train/eager.json --draw target/train/losses.svg
+
+ASK := What is Precast?
+
+tune: chat ## fine-tune SmolLM2 on the text of the guide, and swap the new weights into a chat that runs meanwhile
+	target/release/precast build -f $(CHAT)/train.toml --store $(STORE)
+	$(PY) $(CHAT)/rows.py target/chat/rows.safetensors
+	@# The chat reads the questions from here: one before the training, and one when it has had time to take the weights.
+	( echo '$(ASK)' && LIBTORCH=$(VENV)/libtorch target/release/precast train train --model smollm2-train --store $(STORE) \
+		--data target/chat/rows.safetensors --steps $(or $(STEPS),100) --lr 5e-5 --schedule cosine --warmup 10 \
+		--publish smollm2 >&2 && sleep 20 && echo '$(ASK)' ) \
+		| LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --interactive --tokens 64
 
 # A Python of their own, which sees .venv's packages and has the wheel.
 EXAMPLES := .venv-examples/bin

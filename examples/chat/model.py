@@ -8,7 +8,8 @@ from typing import Any
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 from transformers.utils import logging
 
 logging.set_verbosity_error()
@@ -32,3 +33,17 @@ def tokenizer() -> Any:
 def load() -> torch.nn.Module:
     """Returns the model, in float32."""
     return AutoModelForCausalLM.from_pretrained(folder(), gguf_file=GGUF, dtype=torch.float32).eval()
+
+
+class Tuned(LlamaForCausalLM):
+    """The model with a loss, for `train.toml`. Its parameters have the names that those of `load` have."""
+
+    def loss(self, ids: torch.Tensor) -> torch.Tensor:
+        """Returns the mean loss of each token but a row's first one."""
+        logits = self(input_ids=ids, use_cache=False).logits
+        return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+
+
+def tuned() -> torch.nn.Module:
+    """Returns the model to train, in float32."""
+    return Tuned.from_pretrained(folder(), gguf_file=GGUF, dtype=torch.float32)

@@ -79,9 +79,9 @@ pub(super) struct TrainArgs {
     /// Steps between checkpoints
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..))]
     every: u64,
-    /// Publish the weights as a new release at the end
-    #[arg(long)]
-    publish: bool,
+    /// Publish the weights as a new release at the end, of another model if one is named
+    #[arg(long, value_name = "MODEL")]
+    publish: Option<Option<String>>,
     #[command(flatten)]
     place: PlaceArgs,
 }
@@ -123,6 +123,9 @@ pub(super) struct TrainDocument {
     /// The number of the published release.
     #[serde(skip_serializing_if = "Option::is_none")]
     release: Option<u64>,
+    /// The model of this release: `model`, unless `--publish` named another one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    published: Option<String>,
 }
 
 pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
@@ -149,6 +152,11 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         note!("gradients are added in the host's memory: `libnccl.so.2` is not found");
     }
     let data = Data::open(&args.data, inputs(&model, &args.module), count)?;
+    let publish = args.publish.as_ref();
+    let publish = publish.map(|named| named.as_deref().unwrap_or(model.name()));
+    if let Some(model) = publish {
+        trainer.may_publish_to(&store, model)?;
+    }
     let mut newest = resume(args, &mut trainer)?;
     trainer.set_position(trainer.progress().position, args.seed);
 
@@ -191,10 +199,8 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         }
         return Ok(INTERRUPTED);
     }
-    let release = match args.publish {
-        true => Some(trainer.publish(&store)?.seq),
-        false => None,
-    };
+    let release = publish.map(|model| trainer.publish_to(&store, model));
+    let release = release.transpose()?;
     let tokens = losses.len() as u64 * data.elements() * args.accumulate;
     let artifact = meter.figures();
     let median = artifact.steps_per_second.zip(speed.as_ref());
@@ -213,7 +219,8 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         sums: sums.map(Sums::name),
         artifact,
         checkpoint: newest,
-        release,
+        release: release.as_ref().map(|release| release.seq),
+        published: release.map(|release| release.model),
     };
     context.show(&document, || print(&document, context))?;
     Ok(0)
@@ -354,8 +361,8 @@ fn print(document: &TrainDocument, context: &Context) -> Result<()> {
     if let Some(path) = &document.checkpoint {
         writeln!(out, "checkpoint: {}", path.display())?;
     }
-    if let Some(seq) = document.release {
-        writeln!(out, "published {} release {seq}", document.model)?;
+    if let (Some(seq), Some(model)) = (document.release, &document.published) {
+        writeln!(out, "published {model} release {seq}")?;
     }
     note!(
         "{} steps in {}, {:.0} tokens/s",

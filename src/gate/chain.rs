@@ -248,6 +248,7 @@ fn differences(
             rtol: one.rtol,
             atol: one.atol,
             compute_dtype: one.compute_dtypes.get(index).copied().flatten(),
+            calls_before: 0,
         };
         let row = compare(tolerances, output, &got[index], &expected[index]);
         let row = row.map_err(|why| format!("output `{}` {why}", output.name))?;

@@ -245,6 +245,17 @@ impl<'a> Bench<'a> {
 
     /// Compares one output, or one state after the call, with eager's.
     fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
+        self.compare_after(0, index, got, eager)
+    }
+
+    /// The same for a call after others of its session.
+    fn compare_after(
+        &self,
+        calls_before: usize,
+        index: usize,
+        got: &Tensor,
+        eager: &Tensor,
+    ) -> Result<Compared, String> {
         let program = &self.request.program;
         let (what, output) = match program.outputs.get(index) {
             Some(output) => ("output", output.clone()),
@@ -262,6 +273,7 @@ impl<'a> Bench<'a> {
             rtol: self.request.rtol,
             atol: self.request.atol,
             compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
+            calls_before,
         };
         compare(tolerances, &output, got, eager)
             .map_err(|why| format!("{what} `{}` {why}", output.name))
@@ -442,7 +454,7 @@ impl<'a> Bench<'a> {
             out.check()?;
             for (index, (got, eager)) in out.iter().zip(&sample.expected).enumerate() {
                 let got = got.to_device(Device::Cpu)?;
-                if let Err(why) = self.compare(index, &got, eager) {
+                if let Err(why) = self.compare_after(number, index, &got, eager) {
                     return Ok(Err(format!("call {} of a session: {why}", number + 1)));
                 }
             }

@@ -2,11 +2,11 @@
 //! `kill -9`, and weights that a serving model takes.
 
 mod devices;
+mod published;
 
 use std::{
     path::Path,
     process::{Command, Stdio},
-    sync::atomic::{AtomicBool, Ordering},
     thread,
     time::Duration,
 };
@@ -251,59 +251,6 @@ fn a_bad_batch_changes_nothing_and_other_modules_are_no_steps() {
     assert_eq!((module.as_str(), known.len()), ("forward", 3));
 }
 
-#[test]
-fn a_serving_model_takes_published_weights_without_a_failed_call() {
-    let store = store();
-    let runtime = runtime(&store);
-    let serving = loaded(&runtime);
-    let model = loaded(&runtime);
-    let rates = [1e-2; 6];
-    let eager = eager("adamw", 1, &rates);
-    let mut trainer = model.trainer("train").unwrap();
-    trainer.set_lr(1e-2);
-    let done = AtomicBool::new(false);
-    let ids = || Value::new(&batch(0).0, &[8, 2]).unwrap();
-    let before = serving.run("forward", &[ids()]).unwrap();
-    let before = before.array::<f32>(0).unwrap().data().to_vec();
-    thread::scope(|scope| {
-        let caller = scope.spawn(|| {
-            let mut calls = 0;
-            while !done.load(Ordering::Relaxed) {
-                serving.run("forward", &[ids()]).unwrap();
-                calls += 1;
-            }
-            calls
-        });
-        for number in 0..6 {
-            step(&mut trainer, number);
-        }
-        let release = trainer.publish(&store).unwrap();
-        serving
-            .swap(&runtime.weights(release.weights).unwrap())
-            .unwrap();
-        done.store(true, Ordering::Relaxed);
-        assert!(caller.join().unwrap() > 0);
-    });
-    let after = serving.run("forward", &[ids()]).unwrap();
-    let after = after.array::<f32>(0).unwrap().data().to_vec();
-    for (got, want) in after.iter().zip(eager["logits"].as_array().unwrap()) {
-        let want = want.as_f64().unwrap();
-        assert!((f64::from(*got) - want).abs() < 2e-3, "{got} {want}");
-    }
-    assert_ne!(before, after);
-
-    // Parameters that are no numbers are not published.
-    trainer.set_lr(f32::NAN);
-    assert!(
-        step(&mut trainer, 0).is_finite(),
-        "the loss is of before the update"
-    );
-    let newest = store.releases().get("next", None).unwrap().unwrap();
-    let error = trainer.publish(&store).unwrap_err().to_string();
-    assert!(error.contains("NaN or infinity"), "{error}");
-    assert_eq!(store.releases().get("next", None).unwrap().unwrap(), newest);
-}
-
 /// Writes the examples of a training.
 fn data(path: &Path, rows: i64) {
     let all: Vec<_> = (0..rows / 8).map(batch).collect();
@@ -388,7 +335,7 @@ fn a_run_that_is_killed_at_any_moment_continues_bit_by_bit() {
 
 #[test]
 fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
-    let (_store, folder) = (store(), tempfile::tempdir().unwrap());
+    let (kept_in, folder) = (store(), tempfile::tempdir().unwrap());
     Runtime::libtorch(Some(&libtorch()), false).unwrap();
     let (file, saved) = (
         folder.path().join("data.safetensors"),
@@ -425,6 +372,27 @@ fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
     assert_eq!(code, 0, "{text}");
     let (code, text) = run(&file, &["--steps", "14", "--seed", "3"]);
     assert!(code == 2 && text.contains("`--seed 0`, not 3"), "{text}");
+    let (code, text) = run(&file, &["--steps", "13", "--publish", "nothing"]);
+    assert!(
+        code != 0 && text.contains("there is no model `nothing`") && !text.contains("step 13"),
+        "{text}"
+    );
+    let kept = kept_in
+        .releases()
+        .get("next", Some("1"))
+        .unwrap()
+        .unwrap()
+        .weights;
+    let kept = kept_in.objects().map(&kept.unwrap()).unwrap();
+    let kept: Vec<_> = tensors::read(&kept).unwrap().into_iter().collect();
+    let before = published::put(&kept_in, "chat", &kept);
+    let more = ["--steps", "13", "--format", "json", "--publish", "chat"];
+    let good = train(&file, &saved, &more).output().unwrap();
+    let good: Json = serde_json::from_slice(&good.stdout).unwrap();
+    assert_eq!(
+        (&good["model"], &good["published"], &good["release"]),
+        (&json!("next"), &json!("chat"), &json!(before.seq + 1))
+    );
 
     let bad = folder.path().join("bad.safetensors");
     let ids = || Tensor::from_slice(&[1_i64; 16], &[8, 2]).unwrap();

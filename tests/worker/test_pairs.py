@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from .support import Project, model, spec
+from .support import Project, model, part, spec
 
 SOURCE = """
 import torch
@@ -142,3 +145,19 @@ class Pairs(Project):
                 failure = self.fails(code, self.capture, opened, specs=x, pair=pair("forward"))
                 self.assertIn(text, failure.message)
                 self.assertTrue(failure.hint)
+
+    def test_attention_on_a_gpu_saves_no_memory_that_it_does_not_write(self) -> None:
+        aten = torch.ops.aten
+        with FakeTensorMode():
+            heads = [torch.empty(2, 4, 8, 16, device="cuda") for _ in range(3)]
+
+            def attend(q: Any, k: Any, v: Any) -> Any:
+                out, sums, seed, offset = aten._scaled_dot_product_efficient_attention(q, k, v, None, True)
+                return (out, sums, seed + 1, offset + 1)
+
+            graph = make_fx(attend)(*heads).graph
+        self.assertEqual(part("torch_private.draws").replaced(graph), [])
+        (last,) = graph.find_nodes(op="output")
+        of = [node.all_input_nodes[0].target for node in last.args[0][2:]]
+        self.assertEqual(of, [aten.full.default] * 2)
+        self.assertEqual(last.args[0][0].target, operator.getitem)

@@ -227,7 +227,12 @@ class Training(Project):
         weights, samples = self.weights(opened, captured), self.samples(captured)
         results = self.composed(captured, weights)
         torch.testing.assert_close(results[0], samples["out.0"], rtol=2e-2, atol=2e-2)
+        of_states = captured["compute_dtypes"][len(captured["outputs"]) :]
+        moved = {one["name"] for one, dtype in zip(captured["states"], of_states, strict=True) if dtype == "bfloat16"}
         self.assertEqual(captured["compute_dtypes"][0], "bfloat16")
+        # The norm reads the batch as it is.
+        of_norm = {f"norm.{one}" for one in ("running_mean", "running_var", "num_batches_tracked")}
+        self.assertEqual(moved, {one["name"] for one in captured["states"]} - of_norm - {"optimizer.step"})
         # A backward pass has two products for one; that of attention five for two, as it computes the scores again.
         both = 3 * PRODUCTS + ATTENTION + ATTENTION * 5 // 2
         self.assertEqual(captured["receipt"]["flops"], {"bfloat16": both})

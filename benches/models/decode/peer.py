@@ -1,30 +1,48 @@
-"""The same step in PyTorch, compiled with reduce-overhead: milliseconds a token at a batch size and a context.
+"""Milliseconds of a token at a batch size and a context whose cache is full, with a device that always has work.
 
-python peer.py BATCH CONTEXT
+python peer.py BATCH CONTEXT                 the same step in PyTorch, compiled with reduce-overhead
+python peer.py BATCH CONTEXT STORE MODEL     a session of a release, as a CUDA graph
 """
 
 import json
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import torch
-from model import load
+
+STEPS = 200
 
 
-def main(batch: int, context: int) -> None:
-    model = load(batch, context)
+def compiled(batch: int, context: int) -> Callable[..., Any]:
+    from model import load
+
+    return torch.compile(load(batch, context), mode="reduce-overhead", fullgraph=True)
+
+
+def released(store: str, name: str) -> Callable[..., Any]:
+    import precast
+
+    session = precast.load(store, name, device="cuda", graphs="always").session()
+    return lambda ids, at: session.run("decode", ids, at)
+
+
+def main(batch: int, context: int, *release: str) -> None:
     ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
     at = torch.tensor([context - 1], device="cuda")
-    step = torch.compile(model, mode="reduce-overhead", fullgraph=True)
+    step = released(*release) if release else compiled(batch, context)
     with torch.inference_mode():
         for _ in range(20):
             step(ids, at)
         torch.cuda.synchronize()
-        began, steps = time.perf_counter(), 200
-        for _ in range(steps):
+        began = time.perf_counter()
+        for _ in range(STEPS):
             step(ids, at)
         torch.cuda.synchronize()
-    print(json.dumps({"batch": batch, "context": context, "ms": (time.perf_counter() - began) / steps * 1e3}))
+    taken = (time.perf_counter() - began) / STEPS * 1e3
+    way = "precast" if release else "compile"
+    print(json.dumps({"way": way, "batch": batch, "context": context, "ms": taken}))
 
 
-main(int(sys.argv[1]), int(sys.argv[2]))
+main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -344,7 +344,7 @@ pub(crate) struct Captured {
     /// Notes for the user about the module, as that an output is no tensor.
     #[serde(default)]
     pub notes: Vec<String>,
-    /// For each output the coarsest dtype below float32 of its computation, if any.
+    /// For each output, and then for each state's new value, the coarsest dtype below float32 of its computation, if any.
     #[serde(default)]
     pub compute_dtypes: Vec<Option<record::Dtype>>,
     /// The largest value of all gradients: their absolute tolerance is a share of it, because some are zero but for

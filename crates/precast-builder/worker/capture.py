@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -348,7 +349,7 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         },
         "exact": exact,
         "notes": answers.notes + more,
-        "compute_dtypes": compute_dtypes(graph),
+        "compute_dtypes": compute_dtypes(graph, traced.states),
         "largest": _largest(answers.results) if traced.gradients else None,
         "samples": str(_write_samples(out, traced, answers, smaller + ends)),
         "receipt": receipt,
@@ -503,8 +504,10 @@ def _outputs(graph: flat.Flat, names: list[str], results: list[Any], what: str) 
     return outputs
 
 
-def compute_dtypes(graph: flat.Flat) -> list[str | None]:
-    """Returns the compute dtype of each output: the coarsest dtype below float32 that its values were rounded to."""
+def compute_dtypes(graph: flat.Flat, states: Collection[int] = ()) -> list[str | None]:
+    """Returns the compute dtype of each output, and of the new value of each state: the coarsest dtype below float32
+    that its values were rounded to.
+    """
     ranks = [None, torch.float16, torch.bfloat16]
     found: dict[Any, int] = {}
     for node in graph.graph.nodes:
@@ -516,7 +519,9 @@ def compute_dtypes(graph: flat.Flat) -> list[str | None]:
         rounded = node.op == "call_function" and dtype in ranks[1:] and not _moves(node, dtype)
         before = [found[value] for value in node.all_input_nodes]
         found[node] = max([ranks.index(dtype) if rounded else 0, *before])
-    dtypes = [ranks[found[node]] for node in graph.outputs]
+    writes = {write.args[0]: write for write in graph.writes}
+    after = [writes.get(graph.inputs[at]) for at in states]
+    dtypes = [None if node is None else ranks[found[node]] for node in [*graph.outputs, *after]]
     return [None if dtype is None else tensors.dtype_name(dtype) for dtype in dtypes]
 
 

@@ -8,21 +8,15 @@
 
 mod checkpoint;
 mod devices;
+mod publish;
 mod sums;
 
-use precast_store::{
-    Digest, Store,
-    record::{First, Program, Provenance, Release, Train, TrainPart},
-};
-use safetensors::SafeTensors;
+use precast_store::record::{Program, Train, TrainPart};
 
 use super::{
     Model, RuntimeError, Session, Tensor, Value,
     arrays::{self, Argument, refused},
-    error::in_store,
     outputs::Outputs,
-    source::NoRelease,
-    tensors,
 };
 
 pub use checkpoint::Progress;
@@ -204,83 +198,6 @@ impl<'m> Trainer<'m> {
         Ok(losses.grad_norm.unwrap_or(f64::NAN))
     }
 
-    /// Publishes the parameters as a new weight set of the model, in a new release with the programs of its newest one.
-    /// A process that serves the model takes it with [`Runtime::weights_of`](super::Runtime::weights_of) and
-    /// [`Model::swap`]: nothing is built.
-    ///
-    /// Fails, and publishes nothing, if a parameter has NaN or infinity.
-    pub fn publish(&mut self, store: &Store) -> Result<Release, RuntimeError> {
-        let name = self.model.name().to_owned();
-        let failed = || in_store(format!("model `{name}`"));
-        let newest = store.releases().get(&name, None);
-        let newest = newest.map_err(|error| failed()(error.into()))?;
-        let Some(newest) = newest else {
-            return Err(RuntimeError::NoRelease(NoRelease {
-                model: name,
-                release: None,
-                partial: None,
-                known: vec![],
-            }));
-        };
-        let weights = self.weights(store, newest.weights)?;
-        let object = store.objects().put_bytes(&weights);
-        let release = Release {
-            name: None,
-            rollback: None,
-            weights: Some(object.map_err(|error| failed()(error.into()))?),
-            provenance: Provenance::now(),
-            ..newest
-        };
-        let put = store.releases().put(&release);
-        put.map(|(release, _)| release)
-            .map_err(|error| failed()(error.into()))
-    }
-
-    /// Returns a weight set as a safetensors file, with the values of the session's parameters and buffers.
-    fn weights(&mut self, store: &Store, old: Option<Digest>) -> Result<Vec<u8>, RuntimeError> {
-        let what = || in_store(format!("the weights of model `{}`", self.model.name()));
-        let map = |old: Digest| store.objects().map(&old);
-        let old = old.map(map).transpose();
-        let old = old.map_err(|error| what()(error.into()))?;
-        let old = match &old {
-            Some(bytes) => tensors::read(bytes).map_err(|error| what()(error.into()))?,
-            None => Default::default(),
-        };
-        let mut all = old;
-        let trained: Vec<(String, String)> = self
-            .programs()
-            .iter()
-            .flat_map(|program| &program.states)
-            .filter_map(|state| match &state.first {
-                First::Tensor(name) => Some((state.name.clone(), name.clone())),
-                First::Zeros | First::Output { .. } => None,
-            })
-            .collect();
-        for (state, name) in trained {
-            let value = self.sessions[0].state(&state)?;
-            let value = value.to_device(super::Device::Cpu).map_err(refused)?;
-            let known = all.get(&name).map(|old| (old.dtype(), old.shape()));
-            if known != Some((value.dtype(), value.shape())) {
-                return Err(RuntimeError::State {
-                    state,
-                    problem: "the newest release has no weight of its name, dtype and shape"
-                        .to_owned(),
-                });
-            }
-            all.insert(name, value);
-        }
-        let all: Vec<(String, Tensor)> = all.into_iter().collect();
-        let written = tensors::serialize(&all, None);
-        let written = written.map_err(|error| what()(error.into()))?;
-        if let Some(name) = spoilt(&written) {
-            return Err(RuntimeError::State {
-                state: name,
-                problem: "it has NaN or infinity, so it is not published".to_owned(),
-            });
-        }
-        Ok(written)
-    }
-
     /// Returns whether a program has this state.
     fn has_state(&self, name: &str) -> bool {
         let mut programs = self.programs().into_iter();
@@ -349,12 +266,4 @@ fn number(tensor: &Tensor) -> Result<f64, super::TorchError> {
     let tensor = tensor.to_device(super::Device::Cpu)?;
     let values = tensor.to_dtype(precast_store::record::Dtype::Float64)?;
     Ok(values.to_vec::<f64>()?.first().copied().unwrap_or(f64::NAN))
-}
-
-/// Returns the name of a tensor of a safetensors file that has NaN or infinity.
-fn spoilt(file: &[u8]) -> Option<String> {
-    let file = SafeTensors::deserialize(file).ok()?;
-    let mut views = file.iter();
-    let found = views.find(|(_, view)| !tensors::is_finite(view.dtype(), view.data()));
-    found.map(|(name, _)| name.to_owned())
 }

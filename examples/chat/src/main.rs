@@ -19,12 +19,17 @@ use std::{
     io::{self, BufRead, Write},
     path::{Path, PathBuf},
     process::ExitCode,
+    sync::{
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Parser, ValueEnum};
-use precast_runtime::{Device, Outputs, Runtime, RuntimeError, Session, Store, Value};
+use precast_runtime::{Device, Model, Outputs, Runtime, RuntimeError, Session, Store, Value};
 use serde_json::Value as Json;
 use tokenizers::Tokenizer;
 
@@ -35,7 +40,7 @@ const SYSTEM: &str = "You are a helpful AI assistant named SmolLM, trained by Hu
 struct Args {
     /// The question
     question: Option<String>,
-    /// Go on after the answer: each further line is a question in the same conversation
+    /// Go on after the answer: each further line is a question in the same conversation. Takes newer weights while it runs
     #[arg(long)]
     interactive: bool,
     /// The longest answer, in tokens
@@ -105,8 +110,8 @@ fn main() -> Result<ExitCode> {
         .with_context(|| args.tokenizer.display().to_string())?;
     Runtime::libtorch(args.libtorch.as_deref(), false)?;
     let store = Store::open(&args.store)?;
-    let model = Runtime::new(&store, device)?.load("smollm2")?;
-    let mut session = model.session()?;
+    let runtime = Runtime::new(&store, device)?;
+    let model = runtime.load("smollm2")?;
     let mut settings = Settings {
         tokens: args.tokens,
         temperature: args.temperature,
@@ -115,34 +120,113 @@ fn main() -> Result<ExitCode> {
         random: Random(args.seed),
     };
     if let Some(path) = &args.eager {
-        return compare(&mut session, &tokenizer, &mut settings, path);
+        return compare(&mut model.session()?, &tokenizer, &mut settings, path);
     }
-    let mut turn = |question: &str, first: bool| -> Result<()> {
-        let prompt = encode(&tokenizer, &asked(question, first))?;
-        let mut printer = Printer::new(&tokenizer);
-        let answer = answer(&mut session, &prompt, &mut settings, |token| {
+    let swapped = AtomicU64::new(0);
+    let mut talk = Conversation::begin(&model, &swapped, &tokenizer, settings)?;
+    if let Some(question) = &args.question {
+        talk.turn(question)?;
+    }
+    if args.interactive || args.question.is_none() {
+        thread::scope(|scope| {
+            // Its end, by return or by error, ends the thread.
+            let (_end, ended) = mpsc::channel();
+            let (store, runtime, model, swapped) = (&store, &runtime, &model, &swapped);
+            scope.spawn(move || take_new_weights(store, runtime, model, swapped, &ended));
+            let lines = io::stdin().lock().lines();
+            lines
+                .map_while(Result::ok)
+                .try_for_each(|line| match line.trim() {
+                    "" => Ok(()),
+                    question => talk.turn(question),
+                })
+        })?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Looks for a newer release of the model each second, as training publishes it, swaps its weights in, and writes its
+/// number to `swapped`. An answer under way keeps its weights.
+fn take_new_weights(
+    store: &Store,
+    runtime: &Runtime,
+    model: &Model,
+    swapped: &AtomicU64,
+    ended: &Receiver<()>,
+) {
+    let mut refused = None;
+    while ended.recv_timeout(Duration::from_secs(1)) == Err(RecvTimeoutError::Timeout) {
+        let Ok(Some(newest)) = store.releases().get(model.name(), None) else {
+            continue;
+        };
+        if newest.weights == model.weights() || newest.weights == refused {
+            continue;
+        }
+        let weights = runtime.weights_of(model.name());
+        match weights.and_then(|weights| model.swap(&weights)) {
+            Ok(()) => {
+                eprintln!("(release {} has new weights)", newest.seq);
+                swapped.store(newest.seq, Ordering::Release);
+            }
+            Err(error) => {
+                eprintln!("(the weights of release {} don't fit: {error})", newest.seq);
+                refused = newest.weights;
+            }
+        }
+    }
+}
+
+/// Questions and answers in one session.
+struct Conversation<'m> {
+    model: &'m Model,
+    tokenizer: &'m Tokenizer,
+    settings: Settings,
+    session: Session<'m>,
+    /// The number of the release that was swapped in last, now and when the session began.
+    swapped: &'m AtomicU64,
+    release: u64,
+    first: bool,
+}
+
+impl<'m> Conversation<'m> {
+    fn begin(
+        model: &'m Model,
+        swapped: &'m AtomicU64,
+        tokenizer: &'m Tokenizer,
+        settings: Settings,
+    ) -> Result<Self> {
+        Ok(Self {
+            model,
+            tokenizer,
+            settings,
+            // Before the session, so that a swap between the two is noticed.
+            release: swapped.load(Ordering::Acquire),
+            swapped,
+            session: model.session()?,
+            first: true,
+        })
+    }
+
+    /// Prints the answer to a question. New weights begin a new conversation: a session keeps those that it began with.
+    fn turn(&mut self, question: &str) -> Result<()> {
+        let release = self.swapped.load(Ordering::Acquire);
+        if release != self.release {
+            self.release = release;
+            self.session = self.model.session()?;
+            self.first = true;
+            eprintln!("(a new conversation, with the new weights)");
+        }
+        let prompt = encode(self.tokenizer, &asked(question, self.first))?;
+        self.first = false;
+        let mut printer = Printer::new(self.tokenizer);
+        let answer = answer(&mut self.session, &prompt, &mut self.settings, |token| {
             printer.token(token)
         })?;
         let rate = answer.tokens.len().saturating_sub(1) as f64 / answer.took.as_secs_f64();
         println!();
         eprintln!("({} tokens, {rate:.1} a second)", answer.tokens.len());
         Ok(())
-    };
-    if let Some(question) = &args.question {
-        turn(question, true)?;
     }
-    if args.interactive || args.question.is_none() {
-        let mut first = args.question.is_none();
-        for line in io::stdin().lock().lines() {
-            let line = line?;
-            if line.trim().is_empty() {
-                continue;
-            }
-            turn(line.trim(), first)?;
-            first = false;
-        }
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Returns a question as the model was trained on it. The first one follows the system's line, a later one the answer

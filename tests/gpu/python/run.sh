@@ -108,7 +108,7 @@ text = torch.frombuffer(bytearray(open("model.py", "rb").read()), dtype=torch.ui
 rows = text[: len(text) // 65 * 65].view(-1, 65)
 save_file({"ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}, "rows.safetensors")
 PY
-    precast train train --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
+    precast train train --model gpt --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
         --device "$device" --format json
 }
 
@@ -177,7 +177,10 @@ decode() {
             precast.cuda.toml > $batch.toml
         precast build -f $batch.toml
         precast bench decode --model decode-$batch --seconds 1 --compiled --graphs always --format json > "$out/decode-$batch.json"
-        for context in 1024 4096; do "$python" peer.py $batch $context; done
+        for context in 256 1024 4096; do
+            "$python" peer.py $batch $context "$PRECAST_STORE" decode-$batch
+            "$python" peer.py $batch $context
+        done
     done
 }
 

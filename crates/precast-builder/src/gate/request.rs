@@ -48,7 +48,7 @@ pub struct GateRequest {
     pub rtol: Option<f64>,
     /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
-    /// The coarsest dtype in the computation of each output, if below float32.
+    /// The coarsest dtype in the computation of each output and each state, if below float32.
     #[serde(default)]
     pub compute_dtypes: Vec<Option<Dtype>>,
 }
@@ -109,7 +109,7 @@ pub struct ChainProgram {
     pub rtol: Option<f64>,
     /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
-    /// The coarsest dtype in the computation of each output, if below float32.
+    /// The coarsest dtype in the computation of each output and each state, if below float32.
     pub compute_dtypes: Vec<Option<Dtype>>,
 }
 

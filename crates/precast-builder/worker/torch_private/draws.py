@@ -8,11 +8,16 @@ The name of such an input has all that a process without the graph needs: `rando
 first mask, of a dropout with probability 0.1 on a float32 tensor of 4 x 8. `order` at the end has the order of the axes
 in memory, for a tensor that is not contiguous.
 
-Private: `OpOverload._schema`, for the arguments of an operation. Without it: dropout inside attention goes unseen.
+Attention on a GPU also returns the state of a generator, for its backward. Without dropout it draws nothing, and leaves
+that memory as it was: such results are zeros.
+
+Private: `OpOverload._schema`, for the arguments and results of an operation. Without it: dropout inside attention goes
+unseen.
 """
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +25,8 @@ import torch
 from torch import Tensor, fx
 
 _PREFIX = "random"
+# Results of attention that only dropout writes.
+_OF_DROPOUT = ("philox_seed", "philox_offset", "rng_state", "unused")
 
 
 class Unsupported(Exception):
@@ -78,7 +85,10 @@ def replaced(graph: fx.Graph) -> list[tuple[fx.Node, Draw]]:
     found: list[tuple[fx.Node, Draw]] = []
     first = next(node for node in graph.nodes if node.op != "placeholder")
     for node in list(graph.nodes):
-        if node.op != "call_function" or not _random(node):
+        if node.op != "call_function":
+            continue
+        if not _random(node):
+            _clear(graph, node)
             continue
         if node.target is not aten.native_dropout.default or not node.args[2] or node.args[1] in (0, 1):
             raise Unsupported(
@@ -109,6 +119,22 @@ def axes_in_memory(tensor: Tensor) -> tuple[int, ...]:
     """Returns the axes of a tensor, the one with the largest stride first."""
     strides = tensor.stride()
     return tuple(sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis)))
+
+
+def _clear(graph: fx.Graph, node: fx.Node) -> None:
+    """Replaces the results of attention that only dropout writes by zeros."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return
+    names = [one.name for one in node.target._schema.returns]  # type: ignore[union-attr]
+    for user in list(node.users):
+        held = user.meta.get("val")
+        if user.target is operator.getitem and names[user.args[1]] in _OF_DROPOUT and isinstance(held, Tensor):
+            with graph.inserting_after(user):
+                options = {"dtype": held.dtype, "device": held.device, "pin_memory": False}
+                zeros = graph.call_function(torch.ops.aten.full.default, (list(held.shape), 0), options)
+            zeros.meta |= user.meta
+            user.replace_all_uses_with(zeros)
+            graph.erase_node(user)
 
 
 def _random(node: fx.Node) -> bool:

@@ -140,7 +140,7 @@ pub struct Given {
     pub rtol: Option<f64>,
     /// Absolute tolerance of the spec; none for that of the dtype.
     pub atol: Option<f64>,
-    /// For each output, the coarsest dtype of its computation, if it differs from its own.
+    /// For each output, and then for each state, the coarsest dtype of its computation, if it differs from its own.
     pub compute_dtypes: Vec<Option<Dtype>>,
     /// The padding that the capture found.
     pub padding: Padding,

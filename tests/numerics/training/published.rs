@@ -1,0 +1,136 @@
+//! Trained weights as releases: of the model itself, which another thread serves, and of another model.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+};
+
+use precast::{
+    Store,
+    record::Release,
+    runtime::{RuntimeError, Tensor, Value, command::tensors},
+};
+
+use super::{batch, eager, loaded, step, store};
+use crate::lab::runtime;
+
+#[test]
+fn a_serving_model_takes_published_weights_without_a_failed_call() {
+    let store = store();
+    let runtime = runtime(&store);
+    let serving = loaded(&runtime);
+    let model = loaded(&runtime);
+    let rates = [1e-2; 6];
+    let eager = eager("adamw", 1, &rates);
+    let mut trainer = model.trainer("train").unwrap();
+    trainer.set_lr(1e-2);
+    let done = AtomicBool::new(false);
+    let ids = || Value::new(&batch(0).0, &[8, 2]).unwrap();
+    let before = serving.run("forward", &[ids()]).unwrap();
+    let before = before.array::<f32>(0).unwrap().data().to_vec();
+    thread::scope(|scope| {
+        let caller = scope.spawn(|| {
+            let mut calls = 0;
+            while !done.load(Ordering::Relaxed) {
+                serving.run("forward", &[ids()]).unwrap();
+                calls += 1;
+            }
+            calls
+        });
+        for number in 0..6 {
+            step(&mut trainer, number);
+        }
+        let release = trainer.publish(&store).unwrap();
+        serving
+            .swap(&runtime.weights(release.weights).unwrap())
+            .unwrap();
+        done.store(true, Ordering::Relaxed);
+        assert!(caller.join().unwrap() > 0);
+    });
+    let after = serving.run("forward", &[ids()]).unwrap();
+    let after = after.array::<f32>(0).unwrap().data().to_vec();
+    for (got, want) in after.iter().zip(eager["logits"].as_array().unwrap()) {
+        let want = want.as_f64().unwrap();
+        assert!((f64::from(*got) - want).abs() < 2e-3, "{got} {want}");
+    }
+    assert_ne!(before, after);
+
+    // Parameters that are no numbers are not published.
+    trainer.set_lr(f32::NAN);
+    assert!(
+        step(&mut trainer, 0).is_finite(),
+        "the loss is of before the update"
+    );
+    let newest = store.releases().get("next", None).unwrap().unwrap();
+    let error = trainer.publish(&store).unwrap_err().to_string();
+    assert!(error.contains("NaN or infinity"), "{error}");
+    assert_eq!(store.releases().get("next", None).unwrap().unwrap(), newest);
+}
+
+#[test]
+fn a_release_of_another_model_gets_the_weights_that_it_shares_by_name() {
+    let (store, folder) = (store(), tempfile::tempdir().unwrap());
+    let runtime = runtime(&store);
+    let model = loaded(&runtime);
+    let mut trainer = model.trainer("train").unwrap();
+    step(&mut trainer, 0);
+    let saved = folder.path().join("step.safetensors");
+    trainer.save(&saved).unwrap();
+    let trained = tensors::read(&std::fs::read(saved).unwrap()).unwrap();
+
+    // One weight more than the training knows, which is no number, and stays as it is.
+    let weights = |release: &Release| {
+        let mapped = store.objects().map(&release.weights.unwrap()).unwrap();
+        tensors::read(&mapped).unwrap()
+    };
+    let first = store.releases().get("next", Some("1")).unwrap().unwrap();
+    let mut more: Vec<_> = weights(&first).into_iter().collect();
+    let infinite = Tensor::from_slice(&[f32::NEG_INFINITY, 2.0], &[2]).unwrap();
+    more.push(("more".to_owned(), infinite));
+    let before = put(&store, "answers", &more);
+    let after = trainer.publish_to(&store, "answers").unwrap();
+    assert_eq!(
+        (&*after.model, after.seq, &after.programs),
+        ("answers", before.seq + 1, &first.programs)
+    );
+    let (before, after) = (weights(&before), weights(&after));
+    assert_eq!(before.len(), after.len());
+    let mut changed = 0;
+    for (name, value) in &after {
+        let own = trained.get(name).unwrap_or(&before[name]);
+        assert_eq!(value.to_bytes().unwrap(), own.to_bytes().unwrap(), "{name}");
+        changed += usize::from(trained.contains_key(name));
+    }
+    assert!(changed > 3 && changed < after.len(), "{changed}");
+    runtime.load("answers").unwrap();
+
+    // A weight less, or of another shape: named, before the training and after it.
+    let without: Vec<_> = more.split_off(1);
+    let lacking = more[0].0.clone();
+    put(&store, "lacks", &without);
+    for refused in [
+        trainer.may_publish_to(&store, "lacks").unwrap_err(),
+        trainer.publish_to(&store, "lacks").unwrap_err(),
+    ] {
+        let RuntimeError::State { state, problem } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(state, lacking);
+        assert!(problem.contains("`lacks` has no weight"), "{problem}");
+    }
+    assert!(matches!(
+        trainer.may_publish_to(&store, "nothing"),
+        Err(RuntimeError::NoRelease(_))
+    ));
+}
+
+/// Publishes the programs of the training's model with other weights, as a release of a model of this name.
+pub fn put(store: &Store, name: &str, weights: &[(String, Tensor)]) -> Release {
+    let bytes = tensors::serialize(weights, None).unwrap();
+    let release = Release {
+        model: name.to_owned(),
+        weights: Some(store.objects().put_bytes(&bytes).unwrap()),
+        ..store.releases().get("next", Some("1")).unwrap().unwrap()
+    };
+    store.releases().put(&release).unwrap().0
+}
