@@ -2,7 +2,8 @@
 
 use std::{fs, io::Write, os::unix::fs::PermissionsExt};
 
-use precast::Store;
+use precast::{Store, record::Release};
+use safetensors::{SafeTensors, tensor::TensorView};
 
 use crate::sandbox::{RUN, Sandbox, assert_run, wait_until};
 
@@ -302,6 +303,69 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
         assert_eq!(answer(&[]), right);
         assert_eq!(answer(&["--trust-unpacked"]), right);
     }
+}
+
+#[test]
+fn of_large_weights_a_start_checks_the_tensors_that_it_reads() {
+    let sandbox = Sandbox::built();
+    sandbox.rows(1);
+    sandbox.ok(&RUN);
+    let right = sandbox.answer(&[]);
+    // A release with the same weights and one more, which is large, random and not used.
+    let store = Store::open(sandbox.path("artifacts")).unwrap();
+    let model = &store.releases().models().unwrap()[0];
+    let newest = store.releases().get(model, None).unwrap().unwrap();
+    let old = store.objects().map(&newest.weights.unwrap()).unwrap();
+    let mut random = 1_u64;
+    let words = (0..34 << 17).flat_map(|_| {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random.to_le_bytes()
+    });
+    let more: Vec<u8> = words.collect();
+    let file = SafeTensors::deserialize(&old).unwrap();
+    let unused = TensorView::new(safetensors::Dtype::U8, vec![more.len()], &more).unwrap();
+    let views = file.iter().chain([("unused", unused)]);
+    let content = safetensors::serialize(views, None).unwrap();
+    let write = &mut |file: &mut fs::File| file.write_all(&content);
+    let put = store.objects().put_unpacked("weights".as_ref(), write);
+    let weights = put.unwrap().0;
+    let release = Release {
+        weights: Some(weights),
+        ..newest
+    };
+    store.releases().put(&release).unwrap();
+
+    let object = store.objects().unpacked_file(&weights).unwrap();
+    assert!(object.starts_with(sandbox.path("artifacts/objects")));
+    let flip = |at: usize| {
+        let mut bytes = fs::read(&object).unwrap();
+        bytes[at] ^= 0x80;
+        fs::set_permissions(&object, fs::Permissions::from_mode(0o644)).unwrap();
+        fs::write(&object, bytes).unwrap();
+        fs::set_permissions(&object, fs::Permissions::from_mode(0o444)).unwrap();
+    };
+    // float32 comes before uint8: the tensors that are used are in the first part, the last parts have none.
+    let (first, last) = (content.len() - more.len() - 1, content.len() - 1);
+    assert_eq!(sandbox.answer(&[]), right);
+    flip(last);
+    assert_eq!(sandbox.answer(&[]), right);
+    let verified = sandbox.run(&["verify"]);
+    assert!(verified.text().contains(&weights.short()));
+    flip(last);
+    for at in [9, first, content.len() + 1] {
+        flip(at);
+        let ran = sandbox.run(&RUN);
+        assert_ne!(ran.code, 0, "{at}");
+        let text = ran.text();
+        assert!(
+            text.contains(&weights.short()) && text.contains("verify --repair"),
+            "{at}: {text}"
+        );
+        flip(at);
+    }
+    assert_eq!(sandbox.answer(&[]), right);
 }
 
 #[test]

@@ -70,12 +70,18 @@ impl Eager {
     /// Returns the weights that the graph needs. Fails if one is missing.
     pub fn bind(&self, plan: &Plan, weights: &Weights) -> Result<Vec<Arc<Weight>>, RuntimeError> {
         let find = |name: &String| {
-            let found = weights.any(name, &plan.aliases);
-            let found = found.or_else(|| plan.extras.as_ref()?.any(name, &plan.aliases));
-            found.ok_or_else(|| RuntimeError::Unbound {
+            let any = |set: &Weights| set.any(name, &plan.aliases);
+            let found = any(weights).and_then(|found| match (found, &plan.extras) {
+                (None, Some(extras)) => any(extras),
+                (found, _) => Ok(found),
+            });
+            let found = found.and_then(|found| {
+                found.ok_or_else(|| format!("the weight set has no tensor `{name}`").into())
+            });
+            found.map_err(|reason| RuntimeError::Unbound {
                 artifact: self.exported.artifact,
                 constant: name.clone(),
-                reason: format!("the weight set has no tensor `{name}`").into(),
+                reason,
             })
         };
         self.exported.weights.iter().map(find).collect()

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use precast_store::{Checking, Device, Digest, Mapped, Target, record::Program};
+use precast_store::{CheckedParts, Checking, Device, Digest, Mapped, Target, record::Program};
 
 use super::{
     RuntimeError, TorchError,
@@ -52,14 +52,20 @@ impl Held {
         let _span = tracing::info_span!("weights", %digest, %device).entered();
         let map = |checked: bool| {
             let _span = tracing::info_span!("map").entered();
+            let whole = |bytes| (bytes, Checking::done(), None);
             match (device, checked) {
+                // Tensors are checked when they are asked for.
+                (Device::Cpu, _) => (source.map_in_parts(&digest))
+                    .map(|(bytes, parts)| (bytes, Checking::done(), parts)),
                 // An upload takes as long as looking at the bytes.
-                (Device::Cuda(_), false) => source.map_checking(&digest),
-                _ => source.map(&digest).map(|bytes| (bytes, Checking::done())),
+                (Device::Cuda(_), false) => {
+                    (source.map_checking(&digest)).map(|(bytes, checking)| (bytes, checking, None))
+                }
+                (Device::Cuda(_), true) => source.map(&digest).map(whole),
             }
             .map_err(in_store(format!("weight set `{}`", digest.short())))
         };
-        let (bytes, checking) = map(false)?;
+        let (bytes, checking, parts) = map(false)?;
         // On the CPU tensors are in the order of the file.
         let concatenated = match device {
             Device::Cpu => Concatenated::default(),
@@ -68,13 +74,15 @@ impl Held {
                 Concatenated::of(&**source, programs)
             }
         };
-        let new = |bytes: &Mapped| Weights::new(digest, bytes, device, limit, &concatenated);
-        let mut weights = new(&bytes);
+        let new = |bytes: &Mapped, parts: Option<CheckedParts>| {
+            Weights::new(digest, bytes, parts, device, limit, &concatenated)
+        };
+        let mut weights = new(&bytes, parts);
         if !checking.wait() {
             // Unpacked again, from the object.
-            let (bytes, _) = map(true)?;
+            let (bytes, _, parts) = map(true)?;
             drop(weights);
-            weights = new(&bytes);
+            weights = new(&bytes, parts);
         }
         let weights = Arc::new(weights?.kept_in(source, digest));
         if device != Device::Cpu {

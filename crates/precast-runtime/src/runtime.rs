@@ -16,6 +16,7 @@ use super::{
     RuntimeError,
     devices::Devices,
     ending::{self, Entered},
+    error::in_store,
     ffi::{Libtorch, cuda, open_libtorch},
     host::host,
     layout::volume,
@@ -396,7 +397,11 @@ impl Runtime {
                 .map(|(name, programs)| Ok((name, Variant::group(programs, &loader)?)));
             let modules = modules.collect::<Result<HashMap<_, _>, RuntimeError>>()?;
             let replica = Replica::new(device, modules, loader, sessions);
-            self.load_before(&replica)?;
+            let loaded = self.load_before(&replica);
+            if let Some(damage) = weights.on(device)?.damage() {
+                return Err(in_store(format!("the weights of model `{model}`"))(damage));
+            }
+            loaded?;
             replicas.push(replica);
         }
         let model = Model::new(

@@ -8,7 +8,7 @@ use std::{
 use rustix::fs::{MemfdFlags, memfd_create};
 
 use precast_store::{
-    Checking, Digest, Hold, Mapped, Store,
+    CheckedParts, Checking, Digest, Hold, Mapped, Store,
     record::{Artifact, Program, Release},
     seal,
 };
@@ -81,6 +81,12 @@ pub trait Source: Send + Sync {
         Ok((self.map(object)?, Checking::done()))
     }
 
+    /// Like [`Self::map`], but with parts nothing was checked yet: the bytes of a range must not be used before
+    /// [`CheckedParts::check`] has passed it.
+    fn map_in_parts(&self, object: &Digest) -> Result<(Mapped, Option<CheckedParts>), SourceError> {
+        Ok((self.map(object)?, None))
+    }
+
     /// Returns prepacked weights that an earlier process kept under a key; none without them.
     fn prepacked(&self, _weights: &Digest, _key: &Digest) -> Option<Mapped> {
         None
@@ -146,6 +152,10 @@ impl Source for Store {
 
     fn map_checking(&self, object: &Digest) -> Result<(Mapped, Checking), SourceError> {
         Ok(self.objects().map_checking(object)?)
+    }
+
+    fn map_in_parts(&self, object: &Digest) -> Result<(Mapped, Option<CheckedParts>), SourceError> {
+        Ok(self.objects().map_in_parts(object)?)
     }
 
     fn prepacked(&self, weights: &Digest, key: &Digest) -> Option<Mapped> {

@@ -403,7 +403,7 @@ impl StateTensor {
             First::Zeros | First::Output { .. } => None,
             First::Tensor(name) => {
                 let lacks = || format!("the weight set has no tensor `{name}`");
-                Some(weights.any(name, &loader.aliases).ok_or_else(lacks)?)
+                Some(weights.any(name, &loader.aliases)?.ok_or_else(lacks)?)
             }
         };
         let made = Self {

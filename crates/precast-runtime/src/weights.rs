@@ -11,14 +11,14 @@ use std::{
     collections::{BTreeMap, HashMap},
     ops::Range,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use precast_store::{
-    Device, Digest, Mapped,
+    CheckedParts, Device, Digest, Mapped, StoreError,
     record::{Dtype, Layout, Prepared},
 };
 use safetensors::SafeTensors;
@@ -29,7 +29,7 @@ use super::{
     ffi::{self, Handle, Parts, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
     packing::Concatenated,
-    source::Source,
+    source::{Source, SourceError},
     tensors::dtype_of,
     validate::aligned,
 };
@@ -118,11 +118,13 @@ impl WeightSet {
         self.on.iter().for_each(|(_, weights)| weights.release());
     }
 
-    /// Returns a copy of one tensor in the host's memory, read from the first device; none without a tensor of that
-    /// name.
+    /// Returns a copy of one tensor in the host's memory, read from the first device; none without an undamaged tensor
+    /// of that name.
     pub fn read(&self, name: &str) -> Option<Tensor> {
         let (_, weights) = self.on.first()?;
-        let held = Tensor(weights.tensors.get(name)?.weight.handle().share());
+        let entry = weights.tensors.get(name)?;
+        weights.check(name, entry).ok()?;
+        let held = Tensor(entry.weight.handle().share());
         held.converted(held.dtype()?, Device::Cpu).ok()
     }
 
@@ -154,6 +156,10 @@ pub struct Weights {
     took: Option<Duration>,
     /// The source that keeps prepacked constants, and the digest of the weights; none where they are not kept.
     keeper: Option<(Arc<dyn Source>, Digest)>,
+    /// The checks of the mapped object, part by part; none where all of it was checked.
+    parts: Option<CheckedParts>,
+    /// A range of the object that turned out to be damaged.
+    damaged: OnceLock<Range<usize>>,
 }
 
 struct Entry {
@@ -210,10 +216,11 @@ impl Entry {
 
 impl Weights {
     /// Makes the tensors of a mapped safetensors object usable on `device`. `concatenated` sets the order of an upload,
-    /// `limit` its maximum bytes a second.
+    /// `limit` its maximum bytes a second. With `parts`, the bytes of a tensor are checked when it is asked for.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
+        parts: Option<CheckedParts>,
         device: Device,
         limit: Option<u64>,
         concatenated: &Concatenated,
@@ -222,7 +229,12 @@ impl Weights {
             weights: digest,
             reason,
         };
-        bytes.read_ahead();
+        match &parts {
+            Some(parts) => check_header(bytes, parts).map_err(|error| {
+                in_store(format!("weight set `{}`", digest.short()))(error.into())
+            })?,
+            None => bytes.read_ahead(),
+        }
         let file = SafeTensors::deserialize(bytes).map_err(|error| bad(error.to_string()))?;
         let mut views = Vec::new();
         for (name, view) in file.iter() {
@@ -267,6 +279,8 @@ impl Weights {
             live: false,
             took,
             keeper: None,
+            parts,
+            damaged: OnceLock::new(),
         })
     }
 
@@ -333,6 +347,8 @@ impl Weights {
             live: false,
             took: None,
             keeper: None,
+            parts: None,
+            damaged: OnceLock::new(),
         }
     }
 
@@ -373,6 +389,7 @@ impl Weights {
             )
             .into());
         }
+        self.check(name, entry)?;
         if self.live && entry.weight.handle().meta().lazy() {
             return Err("a negation of it is pending".into());
         }
@@ -439,8 +456,33 @@ impl Weights {
     }
 
     /// Returns the tensor `name` with any dtype and layout.
-    pub fn any(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<Arc<Weight>> {
-        Some(self.entry(name, aliases)?.weight.clone())
+    pub fn any(
+        &self,
+        name: &str,
+        aliases: &BTreeMap<String, String>,
+    ) -> Result<Option<Arc<Weight>>, TorchError> {
+        let Some(entry) = self.entry(name, aliases) else {
+            return Ok(None);
+        };
+        self.check(name, entry)?;
+        Ok(Some(entry.weight.clone()))
+    }
+
+    /// Checks the bytes of a tensor, unless they were checked before.
+    fn check(&self, name: &str, entry: &Entry) -> Result<(), TorchError> {
+        let (Some(parts), Some(range)) = (&self.parts, entry.weight.range()) else {
+            return Ok(());
+        };
+        parts.check(range.clone()).map_err(|error| {
+            let _ = self.damaged.set(range);
+            format!("the bytes of `{name}` can't be used: {error}").into()
+        })
+    }
+
+    /// Returns the error of the store for a tensor whose bytes were damaged.
+    pub fn damage(&self) -> Option<SourceError> {
+        let range = self.damaged.get()?.clone();
+        Some(self.parts.as_ref()?.check(range).err()?.into())
     }
 
     /// Returns whether there is a tensor of this name.
@@ -473,6 +515,16 @@ impl Drop for Weights {
             let _ = cuda().and_then(|cuda| cuda.synchronize(ordinal));
         }
     }
+}
+
+/// Checks the header of a safetensors object: its length in 8 bytes, and a text of that length.
+fn check_header(bytes: &Mapped, parts: &CheckedParts) -> Result<(), StoreError> {
+    let Some(length) = bytes.first_chunk::<8>() else {
+        return Ok(());
+    };
+    parts.check(0..8)?;
+    let length = usize::try_from(u64::from_le_bytes(*length)).unwrap_or(usize::MAX);
+    parts.check(0..length.saturating_add(8).min(bytes.len()))
 }
 
 fn not_kept(wanted: &Prepared, error: &TorchError) {

@@ -72,7 +72,7 @@
 //! permissions
 //! layout
 //! checksum, lock, manifest, object
-//! reindex
+//! parts, reindex
 //! index
 //! base
 //! leases, uses
@@ -115,6 +115,7 @@ mod manifest;
 mod object;
 mod objects;
 mod pages;
+mod parts;
 mod permissions;
 mod prepacked;
 mod publish;
@@ -150,6 +151,7 @@ pub use lock::Waiting;
 pub use manifest::{Manifest, Part};
 pub use mapped::{Mapped, seal};
 pub use objects::Objects;
+pub use parts::CheckedParts;
 pub use permissions::{Options, Unpacked, check_path};
 pub use prepacked::Prepacked;
 pub use quarantine::Damaged;

@@ -16,6 +16,7 @@ use super::{
     lock::Mode,
     object::{self, Written},
     pages::{PAGE, pages},
+    parts::CheckedParts,
     publish::{PendingFile, as_published, settle_time},
     ready::{Checking, Ready, no_room},
     reindex::files,
@@ -76,7 +77,7 @@ impl Objects {
         write(pending.file()).at("copy", from)?;
         let size = pending.file().metadata().at("copy", from)?.len();
         let plain = object::is_plain(pending.file(), size).at("copy", from)?;
-        let (digest, size) = chunks::finish(pending.file()).at("copy", from)?;
+        let (digest, size) = chunks::finish(pending.file(), plain).at("copy", from)?;
         let known = self.present(&digest)?;
         if known && self.ready.is_plain(&digest) {
             return Ok((digest, size));
@@ -225,6 +226,15 @@ impl Objects {
     /// [`Checking::wait`] has returned true. After false, [`Self::map`] returns the right ones.
     pub fn map_checking(&self, digest: &Digest) -> Result<(Mapped, Checking), StoreError> {
         self.ready.map_checking(digest)
+    }
+
+    /// Like [`Self::map`], but of a plain object nothing is hashed yet: the bytes of a range may be used once
+    /// [`CheckedParts::check`] has passed it. Without parts all bytes were checked.
+    pub fn map_in_parts(
+        &self,
+        digest: &Digest,
+    ) -> Result<(Mapped, Option<CheckedParts>), StoreError> {
+        self.ready.map_in_parts(digest)
     }
 
     /// Returns the checked content of an object as a sealed file in memory, which can't change any more.
@@ -438,7 +448,8 @@ mod tests {
             store.layout().ready(&digest),
         );
         let stored = fs::metadata(&object).unwrap().len();
-        assert_eq!(stored, size + 88);
+        // The hashes of 33 parts, and the footer.
+        assert_eq!(stored, size + 33 * 16 + 88);
         assert_eq!(
             store.objects().row(&digest).unwrap().unwrap().stored,
             stored
@@ -465,6 +476,23 @@ mod tests {
             assert!(matches!(error, StoreError::Corrupt { .. }), "{at}: {error}");
             assert!(store.objects().read(&digest).is_err());
             assert!(!store.audit().verify().unwrap().defects.is_empty(), "{at}");
+            let mapped = store.objects().map_in_parts(&digest);
+            let Ok((map, Some(parts))) = mapped else {
+                assert!(at > content.len() && mapped.is_err(), "{at}");
+                testing::damage(&object, |bytes| bytes[at] ^= 1);
+                continue;
+            };
+            // Only the part with the byte is damaged.
+            let others = [0..at >> 20 << 20, ((at >> 20) + 1) << 20..map.len()];
+            for range in others {
+                parts.check(range.clone()).unwrap();
+                assert!(map[range.clone()] == content[range]);
+            }
+            for _ in 0..2 {
+                let error = parts.check(at..at + 1).unwrap_err();
+                assert!(matches!(error, StoreError::Corrupt { .. }), "{at}: {error}");
+            }
+            assert!(parts.check(0..map.len() + 1).is_err());
             testing::damage(&object, |bytes| bytes[at] ^= 1);
         }
         testing::damage(&object, |bytes| bytes.truncate(1 << 20));

@@ -75,6 +75,12 @@ impl Weight {
         })
     }
 
+    /// Returns its part of the mapped memory; none for other memory.
+    pub fn range(&self) -> Option<Range<usize>> {
+        let memory = self.memory.as_ref();
+        memory.map(|(_, range)| range.clone())
+    }
+
     /// Gives back the memory of a mapped tensor's pages. A later access reads them again.
     pub fn release(&self) {
         if let Some((memory, range)) = &self.memory {
