@@ -134,7 +134,7 @@ pub(super) fn run(args: &BenchArgs, context: &Context) -> Result<u8> {
         note!("measuring {bucket}, {place} of {all}, about {took}");
         // With full states: a session whose positions fit into a smaller bucket stays there.
         let inputs = samples_of_full(program, &sizes, device)?;
-        let answer = Caller::of(&model, program)?.run(&inputs)?;
+        let answer = Caller::of(&model, program, &inputs)?.run(&inputs)?;
         synchronize(device)?;
         first_answer_seconds.get_or_insert_with(|| started.elapsed().as_secs_f64());
         let load = Load {
@@ -203,7 +203,9 @@ fn row(
     let mut models = vec![model];
     let mut eager_padding = 0.0;
     if let Some(eager) = eager {
-        match Caller::of(eager, load.program)?.run(load.inputs) {
+        match Caller::of(eager, load.program, load.inputs)
+            .and_then(|mut caller| Ok(caller.run(load.inputs)?))
+        {
             Ok(answer) => {
                 eager_padding = padding(answer.served());
                 models.push(eager);

@@ -63,13 +63,18 @@ pub(super) struct Caller<'a> {
 }
 
 impl<'a> Caller<'a> {
-    pub(super) fn of(model: &'a Model, program: &'a Program) -> Result<Self> {
+    /// A session gets the inputs once from the host: only positions there move it into the bucket of the request.
+    pub(super) fn of(model: &'a Model, program: &'a Program, inputs: &[Tensor]) -> Result<Self> {
         let mut session = match &program.states[..] {
             [] => None,
             _ => Some(model.session()?),
         };
-        session.iter_mut().for_each(Session::without_fillers);
         let module = program.module.as_str();
+        if let Some(session) = &mut session {
+            session.without_fillers();
+            let host = inputs.iter().map(|input| input.to_device(Device::Cpu));
+            session.run(module, &host.collect::<Result<Vec<_>, _>>()?)?;
+        }
         Ok(Self {
             model,
             session,
@@ -90,7 +95,7 @@ impl Load<'_> {
     pub(super) fn measure(&self, models: &[&Model]) -> Result<Vec<Figures>> {
         for model in models {
             let warm_up = Instant::now();
-            let mut caller = Caller::of(model, self.program)?;
+            let mut caller = Caller::of(model, self.program, self.inputs)?;
             while warm_up.elapsed() < Duration::from_millis(200) {
                 drop(caller.run(self.inputs)?);
             }
@@ -112,7 +117,7 @@ impl Load<'_> {
     /// Makes single calls, at least a few, and waits for each.
     fn single(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
         const MIN_CALLS: usize = 10;
-        let mut caller = Caller::of(model, self.program)?;
+        let mut caller = Caller::of(model, self.program, self.inputs)?;
         let (begin, before) = (Instant::now(), taken.single.len());
         while begin.elapsed() < limit || taken.single.len() - before < MIN_CALLS {
             let called = Instant::now();
@@ -130,7 +135,7 @@ impl Load<'_> {
         let begin = Instant::now();
         let device = self.device;
         let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
-            let mut caller = Caller::of(model, self.program)?;
+            let mut caller = Caller::of(model, self.program, self.inputs)?;
             let mut calls = 0;
             while !over() {
                 drop(caller.run(inputs)?);

@@ -24,19 +24,24 @@ impl Meter {
         }
     }
 
-    /// Makes a step. The second one's memory is measured, which gives free memory back before it.
+    /// Makes a step. The second one's memory is measured, which gives free memory back before it; on a GPU also the
+    /// first one's, in which a CUDA graph takes the memory of all later ones.
     pub fn step<T>(&mut self, device: Device, step: impl FnOnce() -> T) -> T {
         if self.first.is_none() {
-            let result = step();
+            let (result, bytes) = match device {
+                Device::Cpu => (step(), None),
+                Device::Cuda(_) => peak(device, step),
+            };
+            self.bytes = bytes;
             self.first = Some(self.started.elapsed().as_secs_f64());
             return result;
         }
         let began = Instant::now();
         let (result, bytes) = match self.later.is_empty() {
             true => peak(device, step),
-            false => (step(), self.bytes),
+            false => (step(), None),
         };
-        self.bytes = bytes;
+        self.bytes = self.bytes.max(bytes);
         self.later.push(began.elapsed().as_secs_f64());
         result
     }
