@@ -195,17 +195,26 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Returns the choice; None for outputs that are not an index and scores.
-    pub fn of(scores: &Tensor, got: &Tensor, eager: &Tensor, error: f64) -> Option<Self> {
-        let scores = last_row(scores)?;
-        let score = |token: &Tensor| scores.get(usize::try_from(single(token)?).ok()?).copied();
-        let (got, eager) = (score(got)?, score(eager)?);
-        Some(Self {
-            scores,
-            got,
-            eager,
-            error,
-        })
+    /// Returns the choices of a batch, by the last rows of its scores: one row for each; None for outputs that are no
+    /// indices and scores.
+    pub fn all(scores: &Tensor, got: &Tensor, eager: &Tensor, error: f64) -> Option<Vec<Self>> {
+        scores.dtype().filter(|dtype| dtype.is_float())?;
+        let width = usize::try_from(*scores.shape().last()?).ok()?;
+        let values = scores.to_dtype(Dtype::Float64).ok()?.to_vec::<f64>().ok()?;
+        let (got, eager) = (got.to_vec::<i64>().ok()?, eager.to_vec::<i64>().ok()?);
+        let rows = values.chunks_exact(width.max(1));
+        let first = rows.len().checked_sub(got.len())?;
+        let choice = |(scores, (&got, &eager)): (&[f64], (&i64, &i64))| {
+            let score = |token: i64| scores.get(usize::try_from(token).ok()?).copied();
+            Some(Self {
+                got: score(got)?,
+                eager: score(eager)?,
+                scores: scores.to_vec(),
+                error,
+            })
+        };
+        let pairs = got.iter().zip(&eager);
+        rows.skip(first).zip(pairs).map(choice).collect()
     }
 
     /// Returns whether the artifact's choice has as high a score as eager's, within the difference.
@@ -224,8 +233,8 @@ impl Choice {
             .any(|&score| score > low + margin && score < high - margin)
     }
 
-    /// Returns the row of an accepted choice.
-    pub fn row(&self, name: &str) -> Compared {
+    /// Returns the row of accepted choices.
+    pub fn row(name: &str) -> Compared {
         Compared {
             name: name.to_owned(),
             equal: Some(false),
@@ -288,8 +297,11 @@ mod tests {
         precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
         let scores = Tensor::from_slice(&[1.0_f32, 3.0, 2.99, 2.0], &[1, 4]).unwrap();
         let index = |at: i64| Tensor::from_slice(&[at], &[1]).unwrap();
-        let chosen = |got, eager| Choice::of(&scores, &index(got), &index(eager), 0.01);
-        let found = |got, eager| chosen(got, eager).map(|one| (one.tied(), one.near()));
+        let chosen = |got, eager| Choice::all(&scores, &index(got), &index(eager), 0.01);
+        let found = |got, eager| {
+            let choices = chosen(got, eager)?;
+            Some((choices[0].tied(), choices[0].near()))
+        };
         assert_eq!(found(2, 1), Some((true, true)));
         assert_eq!(found(3, 2), Some((false, true)));
         // 3 is as near to 1 as 2 is, which lies within the difference of 1.
@@ -298,6 +310,18 @@ mod tests {
         assert_eq!(found(0, 3), Some((false, true)));
         assert_eq!(found(4, 1), None);
         assert_eq!(found(-1, 1), None);
+        // Each row of a batch has a choice; a prompt has the last of its rows.
+        let rows = [1.0_f32, 3.0, 2.99, 2.0, 9.0, 3.0, 2.0, 1.0];
+        let scores = Tensor::from_slice(&rows, &[2, 4]).unwrap();
+        let indices = |at: &[i64]| Tensor::from_slice(at, &[at.len() as i64]).unwrap();
+        let near = |got: &[i64], eager: &[i64]| {
+            let choices = Choice::all(&scores, &indices(got), &indices(eager), 0.01);
+            choices.map(|all| all.iter().map(Choice::near).collect::<Vec<_>>())
+        };
+        assert_eq!(near(&[2, 0], &[1, 0]), Some(vec![true, true]));
+        assert_eq!(near(&[2, 2], &[1, 0]), Some(vec![true, false]));
+        assert_eq!(near(&[0], &[1]), Some(vec![true]));
+        assert_eq!(near(&[0, 0, 0], &[0, 0, 0]), None);
     }
 
     #[test]

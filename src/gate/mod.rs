@@ -307,14 +307,13 @@ impl<'a> Bench<'a> {
         let scores = first.and_then(|at| Some((&expected[at], rows[at].as_ref()?.max_abs?)));
         for index in (0..expected.len()).filter(|index| !floats(index)) {
             let row = self.compare(index, &got[index], &expected[index]);
-            let chosen = || {
+            let near = || {
                 let (scores, error) = scores?;
-                Choice::of(scores, &got[index], &expected[index], error)
+                let choices = Choice::all(scores, &got[index], &expected[index], error)?;
+                Some(choices.iter().all(Choice::near))
             };
-            rows[index] = Some(row.or_else(|why| match chosen() {
-                Some(choice) if choice.near() => {
-                    Ok(choice.row(&self.request.program.outputs[index].name))
-                }
+            rows[index] = Some(row.or_else(|why| match near() {
+                Some(true) => Ok(Choice::row(&self.request.program.outputs[index].name)),
                 _ => Err(why),
             })?);
         }

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     Device, Model,
     record::Program,
-    runtime::{Outputs, RuntimeError, Session, Tensor, cuda::synchronize},
+    runtime::{Outputs, RuntimeError, Session, Tensor, Value, cuda::synchronize},
 };
 
 /// The times of calls, in seconds.
@@ -72,7 +72,7 @@ impl<'a> Caller<'a> {
         let module = program.module.as_str();
         if let Some(session) = &mut session {
             session.without_fillers();
-            let host = inputs.iter().map(|input| input.to_device(Device::Cpu));
+            let host = inputs.iter().map(Value::try_from);
             session.run(module, &host.collect::<Result<Vec<_>, _>>()?)?;
         }
         Ok(Self {
