@@ -57,7 +57,7 @@ impl Tolerances {
     }
 }
 
-/// What the rounding of earlier calls adds to the tolerances of a dtype. A training step amplifies it: AdamW moves a
+/// What the rounding of each earlier call adds to the tolerances of a dtype. A training step amplifies it: AdamW moves a
 /// parameter whose gradient is zero but for rounding as far as any other.
 const LATER: f64 = 10.0;
 
@@ -170,11 +170,7 @@ fn limits(tolerances: Tolerances, dtype: Dtype, largest: f64) -> (f64, f64) {
         (None, None) => tolerances.compute_dtype.map_or(own, tolerance),
         _ => own,
     };
-    let later = if tolerances.calls_before > 0 {
-        LATER
-    } else {
-        1.0
-    };
+    let later = LATER.powi(i32::try_from(tolerances.calls_before).unwrap_or(i32::MAX));
     let (rtol, atol) = (own.0.max(inner.0) * later, own.1.max(inner.1) * later);
     (
         tolerances.rtol.unwrap_or(rtol),
@@ -374,7 +370,7 @@ mod tests {
         assert!(compared(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
         // The rounding of earlier calls is in the states.
         let later = Tolerances {
-            calls_before: 2,
+            calls_before: 1,
             ..Tolerances::default()
         };
         assert!(compared(Dtype::Float32, later, &[1.0005, -1.0], &[1.0, -1.0]).is_ok());
