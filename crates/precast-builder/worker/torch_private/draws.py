@@ -128,9 +128,10 @@ def _clear(graph: fx.Graph, node: fx.Node) -> None:
     names = [one.name for one in node.target._schema.returns]  # type: ignore[union-attr]
     for user in list(node.users):
         held = user.meta.get("val")
-        if user.target is operator.getitem and names[user.args[1]] in _OF_DROPOUT and isinstance(held, Tensor):
+        at = user.args[1] if user.target is operator.getitem else None
+        if isinstance(at, int) and names[at] in _OF_DROPOUT and isinstance(held, Tensor):
             with graph.inserting_after(user):
-                options = {"dtype": held.dtype, "device": held.device, "pin_memory": False}
+                options: Any = {"dtype": held.dtype, "device": held.device, "pin_memory": False}
                 zeros = graph.call_function(torch.ops.aten.full.default, (list(held.shape), 0), options)
             zeros.meta |= user.meta
             user.replace_all_uses_with(zeros)
