@@ -28,3 +28,5 @@ int cuDevicePrimaryCtxRetain(void **context, int device) {
   *context = NULL;
   return report("context", device);
 }
+
+int cuDeviceGetName(char *name, int length, int device) { return report("name", snprintf(name, length, "fake")); }
