@@ -139,11 +139,9 @@ impl Between {
         if let Some(nccl) = self.connected(sessions)? {
             return nccl.copy(&tensors(sessions, names)?, &streams(sessions)?);
         }
-        let Some((first, others)) = sessions.split_first_mut() else {
-            return Ok(());
-        };
+        let (first, others) = sessions.split_at_mut(1);
         for name in names {
-            let value = first.shared(name)?;
+            let value = first[0].shared(name)?;
             for other in &mut *others {
                 other.set_state(name, &value)?;
             }
