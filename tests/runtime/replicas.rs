@@ -1,7 +1,10 @@
 //! A model on several devices. Here the CPU is used twice, because the choice between replicas does not depend on their
 //! devices. `tests/gpu/replicas.rs` has the same with two CUDA devices.
 
-use precast::{Device, Model, Runtime, Value, runtime::counters::DeviceStats};
+use precast::{
+    Device, Model, Runtime, Value,
+    runtime::{Session, counters::DeviceStats},
+};
 
 use crate::{
     fake::{self, Fake, Memory},
@@ -122,4 +125,24 @@ fn callers_on_several_threads_use_all_of_them() {
     // How many each is up to the machine: a thread that is put off in the middle of a call leaves the others one
     // replica.
     assert!(answered.iter().all(|&n| n > 0), "{answered:?}");
+}
+
+#[test]
+fn a_session_is_opened_on_the_device_with_the_fewest() {
+    let (_, model) = load(Fake::sized(2, 2).constants(0).stateful(), 2);
+    let open = || model.session().unwrap();
+    let mut sessions: Vec<_> = (0..4).map(|_| open()).collect();
+    let call = |session: &mut Session<'_>| {
+        let before = answered(&model);
+        session.run("f", &[x(2, 1.0)]).unwrap();
+        let after = answered(&model);
+        (0..2).find(|&at| after[at] > before[at]).unwrap()
+    };
+    let on: Vec<usize> = sessions.iter_mut().map(call).collect();
+    assert_eq!(on, [0, 1, 0, 1]);
+    // Idle sessions count as well: the next two replace those that are closed.
+    drop(sessions.remove(2));
+    drop(sessions.remove(0));
+    let mut new = [open(), open()];
+    assert_eq!(new.each_mut().map(call), [0, 0]);
 }

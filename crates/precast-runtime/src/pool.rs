@@ -121,6 +121,12 @@ impl<T> Pool<T> {
         self.limit
     }
 
+    /// Returns the number of places that callers have.
+    pub fn taken(&self) -> usize {
+        let state = self.lock();
+        state.made - state.idle.len()
+    }
+
     /// Takes a place, with an idle item if there is one; none if the wait ended first. The caller creates a missing
     /// item.
     pub fn take(&self, wait: Wait) -> Option<Place<'_, T>> {

@@ -139,6 +139,13 @@ pub(super) fn choose(replicas: &[Replica], at: Option<Device>, call: usize) -> &
     })]
 }
 
+/// Returns the replica for a new session: one with the fewest open sessions, and among several the first. Calls under
+/// way do not count: the tensors of an idle session keep their memory, and its next calls go to the same device.
+pub(super) fn for_session(replicas: &[Replica]) -> &Replica {
+    let open = |&index: &usize| replicas[index].sessions.taken();
+    &replicas[(0..replicas.len()).min_by_key(open).unwrap_or_default()]
+}
+
 /// Returns the index of the minimum `load` of `count`: first by its flag, then by its calls, then in order from
 /// `first`.
 fn pick(count: usize, first: usize, load: impl Fn(usize) -> (bool, usize)) -> usize {

@@ -15,7 +15,7 @@ use super::{
     model::InSession,
     outputs::Outputs,
     pool::Place,
-    replica::{Fill, Replica},
+    replica::{self, Fill, Replica},
     states::States,
     tensors,
 };
@@ -59,9 +59,9 @@ pub struct Session<'m> {
 }
 
 impl<'m> Session<'m> {
-    /// Opens a session on the device with the fewest calls under way.
+    /// Opens a session on the device with the fewest open sessions.
     pub(super) fn open(model: &'m Model) -> Result<Self, RuntimeError> {
-        Self::on(model, model.replica(&[]))
+        Self::on(model, replica::for_session(&model.replicas))
     }
 
     /// Opens a session on each device, in the order of the model's devices.

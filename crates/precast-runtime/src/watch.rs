@@ -40,7 +40,7 @@ pub struct DeviceStats {
 }
 
 impl Model {
-    /// Opens a session, on the device with the fewest running calls: states for one caller, with their first values.
+    /// Opens a session, on the device with the fewest open sessions: states for one caller, with their first values.
     ///
     /// States are allocated, and CUDA graphs captured, once for each of the sessions that are open at once; later
     /// sessions reuse them. [`Runtime::sessions`](super::Runtime::sessions) sets the maximum of open sessions. Beyond

@@ -4,6 +4,7 @@ python generates.py STORE     a store with its release; what it prints ends with
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -18,6 +19,30 @@ def load() -> LlamaForCausalLM:
     sizes = {"hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 4, "vocab_size": 1000}
     model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
     return model.to(DEVICE, torch.bfloat16).eval()
+
+
+def on_all_devices(store: str, expected: list[int]) -> None:
+    """Runs four sessions at once on all devices, each in a thread, and compares their tokens with those of one device."""
+    import precast
+
+    count = torch.cuda.device_count()
+    devices = [f"cuda:{ordinal}" for ordinal in range(count)] if count else ["cpu", "cpu"]
+    served = precast.load(store, "generates", device=devices)
+    sessions = [served.session() for _ in range(4)]
+
+    def answer(session: precast.Session) -> list[int]:
+        out, tokens = session.prefill(PROMPT, **GREEDY), list(PROMPT)
+        for _ in range(24):
+            tokens.append(int(out["token"]))
+            out = session.decode(tokens[-1], **GREEDY)
+        return tokens
+
+    with ThreadPoolExecutor(len(sessions)) as threads:
+        for tokens in threads.map(answer, sessions):
+            assert tokens == expected, (tokens, expected)
+    answered = [device["answered"] for device in served.stats()["devices"]]
+    assert len({*answered}) == 1, answered
+    print(f"four sessions at once on {', '.join(devices)}: ok")
 
 
 def main(store: str) -> None:
@@ -38,6 +63,7 @@ def main(store: str) -> None:
         answers.append(tokens)
     assert answers[0] == answers[1], answers
     print(f"a prompt and 24 steps in two sessions on {DEVICE}: ok")
+    on_all_devices(store, answers[0])
 
 
 if __name__ == "__main__":
