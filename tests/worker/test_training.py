@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
 from .support import Project, Quiet, part, spec
+
+optimizers = part("optimizers")
 
 SOURCE = """
 import torch
@@ -118,6 +121,19 @@ class Training(Project):
         first = [one["name"] for one in captured["states"]].index("qkv.weight")
         differs = (samples[f"after.{first}"] - other[f"after.{first}"]).abs().max()
         self.assertGreater(float(differs), 1e-4)
+
+    def test_the_norm_of_a_large_gradient_is_exact_in_eager(self) -> None:
+        # The gradient of an output layer: the rows of the right words are much larger than those of all others.
+        torch.manual_seed(0)
+        grad = torch.randn(8000, 384) * 1e-4
+        grad[:128] = torch.randn(128, 384) * 1e-2
+        exact = torch.linalg.vector_norm(grad.double())
+        self.assertGreater(abs(float(torch.linalg.vector_norm(grad) / exact) - 1), 1e-4)  # torch's own, in float32
+        for clip in (None, 0.5):
+            norm, (clipped,) = optimizers.clipped([grad.clone()], clip, eager=True)
+            self.assertAlmostEqual(float(norm / exact), 1.0, places=6)
+            expected = grad.double() * min(1.0, (clip or math.inf) / float(exact + 1e-6))
+            torch.testing.assert_close(clipped, expected.float(), rtol=1e-6, atol=0)
 
     def test_samples_have_no_average_that_is_zero_but_for_rounding(self) -> None:
         source = """
