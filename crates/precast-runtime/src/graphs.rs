@@ -1,7 +1,9 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
-//! A graph is captured after a few plain runs on the stream of the capture, so that kernels and workspaces are loaded.
-//! It reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
+//! A thread captures a program after a few plain runs on the stream of the capture, so that kernels and the thread's
+//! workspaces are loaded. These warm-ups write states, so they never get those of a session: that would take a copy of
+//! them, which for a training step is parameters and moments. A capture itself runs nothing and changes no state. A graph
+//! reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
 //! writes its inputs to the static ones, padded where they are smaller than the bucket, and copies the outputs.
 //!
 //! The graph itself notes bad values: see flags.rs.
@@ -13,7 +15,11 @@
 //! in sequence, each copies its outputs before the next replay, and a stream waits for the stream of the previous
 //! replay.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread::{self, ThreadId},
+};
 
 use super::{
     TorchError, ending,
@@ -46,8 +52,25 @@ type Replaying<'a> = MutexGuard<'a, Option<RawStream>>;
 /// Captures one program, once for each slot.
 pub(super) struct Capture {
     shared: Arc<Shared>,
+    prepared: Mutex<Prepared>,
+}
+
+/// What the captures of one program share.
+#[derive(Default)]
+struct Prepared {
     /// Made with the first graph. Graphs run the code that these loaded.
-    containers: Mutex<Option<Containers>>,
+    containers: Option<Containers>,
+    /// The threads that have warmed the program up.
+    warm: HashSet<ThreadId>,
+}
+
+/// The states that a slot is made for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Values {
+    /// A session's, which keep their values.
+    Kept,
+    /// Those of a trial, which a warm-up may write.
+    Scratch,
 }
 
 /// A captured program.
@@ -116,45 +139,46 @@ impl Capture {
     pub fn new(shared: &Arc<Shared>) -> Arc<Self> {
         Arc::new(Self {
             shared: shared.clone(),
-            containers: Mutex::default(),
+            prepared: Mutex::default(),
         })
     }
 
     /// Captures the program with its weights. Tries again after an out-of-memory error. The graph reads `inputs`, and
-    /// reads and writes `states`, which keep their values.
+    /// reads and writes `states`.
     pub fn capture(
         self: &Arc<Self>,
         plan: &Plan,
         weights: &Arc<Weights>,
         inputs: &[Option<Buffer>],
-        states: &Handles,
+        (states, values): (&Handles, Values),
     ) -> Result<Captured, TorchError> {
-        let mut containers = self
-            .containers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
+        let Prepared { containers, warm } = &mut *prepared;
         host::with_room(|| {
             let containers = match &mut *containers {
                 Some(containers) => containers,
                 none => none.insert(plan.shared_containers()?),
             };
             plan.bind(containers, weights)?;
-            let before: Handles = states
-                .iter()
-                .map(Handle::copied)
-                .collect::<Result<_, _>>()?;
-            let captured = self.record(plan, weights, (inputs, states), containers);
-            let mut pairs = states.iter().zip(&before);
-            pairs.try_for_each(|(state, before)| state.copy_from(before))?;
-            captured
+            let thread = thread::current().id();
+            let first = match values {
+                _ if warm.contains(&thread) => None,
+                Values::Scratch => Some(states.iter().map(Handle::share).collect()),
+                Values::Kept => Some(plan.scratch()?),
+            };
+            let captured = self.record(plan, weights, (inputs, states), first, containers)?;
+            warm.insert(thread);
+            Ok(captured)
         })
     }
 
+    /// Captures the program, after warm-ups on the states `first`, if there are any.
     fn record(
         self: &Arc<Self>,
         plan: &Plan,
         weights: &Arc<Weights>,
         (inputs, states): (&[Option<Buffer>], &Handles),
+        first: Option<Handles>,
         containers: &mut Containers,
     ) -> Result<Captured, TorchError> {
         let shared = &self.shared;
@@ -165,7 +189,7 @@ impl Capture {
         let _order = shared.order()?;
         let raw = shared.stream.raw();
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
-        let run = |containers: &mut Containers| {
+        let run = |containers: &mut Containers, states: &Handles| {
             let buffers = inputs.iter().flatten();
             let mut handles: Handles = buffers.map(|buffer| buffer.tensor.share()).collect();
             let flags = watch
@@ -179,15 +203,17 @@ impl Capture {
             }
             Ok((outputs, flags))
         };
-        {
+        if let Some(first) = &first {
             let _span = tracing::info_span!("warm_up").entered();
             for _ in 0..WARM_UP {
-                run(containers)?;
+                run(containers, first)?;
             }
-            shared.stream.synchronize()?;
         }
+        shared.stream.synchronize()?;
+        // Their memory serves the capture.
+        drop(first);
         let pool = shared.enter_pool()?;
-        let captured = Graph::capture(pool, shared.device, || run(containers));
+        let captured = Graph::capture(pool, shared.device, || run(containers, states));
         let (graph, (outputs, flags)) = captured.inspect_err(|_| shared.leave_pool())?;
         Ok(Captured {
             graph,

@@ -16,15 +16,15 @@ use std::{
 
 use precast_store::{
     Device,
-    record::{Artifact, Eager as Exported, Program, State},
+    record::{Artifact, Eager as Exported, Program},
 };
 
 use super::{
     RuntimeError,
     eager::Eager,
-    ffi::{Handle, Handles, Library, cuda},
+    ffi::{Handles, Library, cuda},
     flags::Watch,
-    graphs::{Capture, Shared},
+    graphs::{Capture, Shared, Values},
     identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     plan::{Plan, PlanStep, With},
@@ -234,7 +234,7 @@ impl Loaded {
             (weights.clone(), self.swaps.load(Ordering::Acquire))
         };
         let Some(mut slot) = idle else {
-            let slot = self.slot(&weights, Handles::new())?;
+            let slot = self.slot(&weights, Handles::new(), Values::Kept)?;
             return Ok(Slot { swaps, ..slot });
         };
         if slot.swaps != swaps {
@@ -245,10 +245,15 @@ impl Loaded {
     }
 
     /// Creates a slot with these states, bound permanently to these weights.
-    pub fn slot(&self, weights: &Arc<Weights>, states: Handles) -> Result<Slot, RuntimeError> {
+    pub fn slot(
+        &self,
+        weights: &Arc<Weights>,
+        states: Handles,
+        values: Values,
+    ) -> Result<Slot, RuntimeError> {
         let mut buffers = Buffers::new(self.plan.program.inputs.len());
         Ok(Slot {
-            runner: self.runner(&mut buffers, &states, weights)?,
+            runner: self.runner(&mut buffers, (&states, values), weights)?,
             buffers,
             states,
             weights: weights.clone(),
@@ -260,7 +265,7 @@ impl Loaded {
     fn runner(
         &self,
         buffers: &mut Buffers,
-        states: &Handles,
+        states: (&Handles, Values),
         weights: &Arc<Weights>,
     ) -> Result<Runner, RuntimeError> {
         Ok(match &self.kind {
@@ -287,7 +292,10 @@ impl Loaded {
             (Runner::Eager(calls), Kind::Eager(eager)) => {
                 eager.bind_again(calls, &self.plan, &weights)?;
             }
-            (runner, _) => *runner = self.runner(&mut slot.buffers, &slot.states, &weights)?,
+            (runner, _) => {
+                let states = (&slot.states, Values::Kept);
+                *runner = self.runner(&mut slot.buffers, states, &weights)?;
+            }
         }
         slot.weights = weights;
         Ok(())
@@ -310,21 +318,11 @@ impl Loaded {
 
     /// Returns a slot with new states, all zero.
     fn trial_slot(&self) -> Result<Slot, RuntimeError> {
-        let make = |state: &State| {
-            let layout = &state.layout;
-            let made = Handle::empty(
-                &layout.shape,
-                &layout.stride,
-                layout.dtype,
-                self.plan.device,
-            )?;
-            made.zero().map(|()| made)
-        };
-        let states = self.plan.program.states.iter().map(make);
-        let states = states.collect::<Result<_, _>>();
         let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
         let weights = weights.clone();
-        self.slot(&weights, states.map_err(|error| self.plan.tensor(error))?)
+        let states = self.plan.scratch();
+        let states = states.map_err(|error| self.plan.tensor(error))?;
+        self.slot(&weights, states, Values::Scratch)
     }
 
     /// Runs it once on padding, and waits until it is done.

@@ -5,7 +5,7 @@
 //! process remembers verified bytes, but no artifact; the next load checks for damage again.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak},
     thread,
 };
@@ -19,7 +19,7 @@ use super::{
     identity,
     loaded::Loaded,
     options::Graphs,
-    packing::Concatenated,
+    packing::Placement,
     plan::With,
     source::Source,
     threads,
@@ -29,7 +29,10 @@ use super::{
 
 /// The weights that this runtime put on its devices. A set is freed with its last user.
 #[derive(Default)]
-pub(super) struct Held(Mutex<HashMap<(Digest, Device), Weak<Weights>>>);
+pub(super) struct Held(Mutex<HashMap<Set, Weak<Weights>>>);
+
+/// A weight set, its device, and the names of its tensors that stay on the host.
+type Set = (Digest, Device, BTreeSet<String>);
 
 impl Held {
     /// Returns a weight set on a device, in the order of `programs`. A set that the device has is shared in its
@@ -45,8 +48,17 @@ impl Held {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
         };
+        // On the CPU tensors are in the order of the file.
+        let placement = match device {
+            Device::Cpu => Placement::default(),
+            Device::Cuda(_) => {
+                let _span = tracing::info_span!("records").entered();
+                Placement::of(&**source, programs)
+            }
+        };
+        let set = (digest, device, placement.on_host.clone());
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(weights) = held.get(&(digest, device)).and_then(Weak::upgrade) {
+        if let Some(weights) = held.get(&set).and_then(Weak::upgrade) {
             return Ok(weights);
         }
         let _span = tracing::info_span!("weights", %digest, %device).entered();
@@ -66,16 +78,8 @@ impl Held {
             .map_err(in_store(format!("weight set `{}`", digest.short())))
         };
         let (bytes, checking, parts) = map(false)?;
-        // On the CPU tensors are in the order of the file.
-        let concatenated = match device {
-            Device::Cpu => Concatenated::default(),
-            Device::Cuda(_) => {
-                let _span = tracing::info_span!("records").entered();
-                Concatenated::of(&**source, programs)
-            }
-        };
         let new = |bytes: &Mapped, parts: Option<CheckedParts>| {
-            Weights::new(digest, bytes, parts, device, limit, &concatenated)
+            Weights::new(digest, bytes, parts, device, limit, &placement)
         };
         let mut weights = new(&bytes, parts);
         if !checking.wait() {
@@ -89,7 +93,7 @@ impl Held {
             unmap(bytes);
         }
         held.retain(|_, weights| weights.strong_count() > 0);
-        held.insert((digest, device), Arc::downgrade(&weights));
+        held.insert(set, Arc::downgrade(&weights));
         Ok(weights)
     }
 

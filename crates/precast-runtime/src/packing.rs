@@ -5,6 +5,10 @@
 //! like other [`super::prepacked`] constants, that would take memory: of a Llama with 1.1 B parameters in bfloat16 (2.2
 //! GB), the query, key, value, gate and up matrices are 1.25 GB, which would be on the device twice. Without a gap
 //! between them, the concatenated matrix is a view of them.
+//!
+//! The parameters of a training step are states of a session, each with its own memory on the device. Of the weight set
+//! they only take their first values, once for each training: those tensors stay in the mapped file. Of a GPT with 216 M
+//! parameters in float32 that saves 0.9 GB of the device.
 
 use std::{
     cmp::Reverse,
@@ -14,7 +18,7 @@ use std::{
 
 use precast_store::{
     Digest,
-    record::{Program, Recipe},
+    record::{First, Program, Recipe},
 };
 
 use super::{
@@ -22,6 +26,49 @@ use super::{
     layout::bytes_of,
     source::Source,
 };
+
+/// The places of a weight set's tensors, as programs use them.
+#[derive(Default)]
+pub(super) struct Placement {
+    pub concatenated: Concatenated,
+    /// The names of tensors that stay on the host.
+    pub on_host: BTreeSet<String>,
+}
+
+impl Placement {
+    /// Returns the places on a CUDA device.
+    pub fn of(source: &dyn Source, programs: &[Arc<Program>]) -> Self {
+        Self {
+            concatenated: Concatenated::of(source, programs),
+            on_host: first_values(programs),
+        }
+    }
+}
+
+/// Returns the names of tensors that are first values of training steps, and no constants of a program. First values of
+/// other modules are on the device: their sessions begin often.
+fn first_values(programs: &[Arc<Program>]) -> BTreeSet<String> {
+    let (steps, others): (Vec<_>, Vec<_>) =
+        programs.iter().partition(|program| program.train.is_some());
+    let firsts = |programs: Vec<&Arc<Program>>| -> BTreeSet<String> {
+        let states = programs.into_iter().flat_map(|program| &program.states);
+        let names = states.filter_map(|state| match &state.first {
+            First::Tensor(name) => Some(name.clone()),
+            First::Zeros | First::Output { .. } => None,
+        });
+        names.collect()
+    };
+    let mut names = firsts(steps);
+    let bound = programs.iter().flat_map(|program| &program.steps);
+    let bound = bound.flat_map(|step| step.binding.values());
+    let eager = programs.iter().flat_map(|program| &program.eager);
+    let constants: BTreeSet<&String> = bound
+        .chain(eager.flat_map(|exported| &exported.weights))
+        .collect();
+    let others = firsts(others);
+    names.retain(|name| !constants.contains(name) && !others.contains(name));
+    names
+}
 
 /// The names of tensors to concatenate, a list for each resulting tensor.
 #[derive(Default)]
@@ -119,7 +166,8 @@ pub(super) fn as_one(call: &Recipe, parts: &[Handle]) -> Option<Handle> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use precast_store::record::{Dtype, Operand};
+    use crate::fake::{self, Fake, Memory};
+    use precast_store::record::{Dtype, Eager, Operand, State, Train, TrainPart};
 
     fn lists(lists: &[&[&str]]) -> Concatenated {
         let list = |names: &&[&str]| names.iter().map(|name| (*name).to_owned()).collect();
@@ -138,6 +186,41 @@ mod tests {
             operator: "aten::cat".to_owned(),
             arguments,
         }
+    }
+
+    #[test]
+    fn first_values_of_training_steps_stay_on_the_host() {
+        let mut memory = Memory::default();
+        let mut step = memory.add("train", &Fake::sized(2, 2));
+        let state = |name: &str| State {
+            name: name.to_owned(),
+            layout: fake::layout(Dtype::Float32, &[2]),
+            dims: vec![None],
+            first: First::Tensor(name.to_owned()),
+        };
+        step.train = Some(Train {
+            part: TrainPart::Step,
+            optimizer: "adamw".to_owned(),
+        });
+        step.states = ["a", "b", "c", "d"].map(state).into();
+        step.steps.clear();
+        let names = |programs: &[&Program]| {
+            let programs: Vec<_> = programs.iter().map(|&one| Arc::new(one.clone())).collect();
+            let names: Vec<String> = first_values(&programs).into_iter().collect();
+            names.concat()
+        };
+        assert_eq!(names(&[&step]), "abcd");
+        // An artifact of the release reads `b`, its exported graph `c`, and sessions of another module begin with `d`.
+        let mut other = memory.add("f", &Fake::sized(2, 2).salted(1));
+        let constant = other.steps[0].binding.keys().next().unwrap().clone();
+        other.steps[0].binding.insert(constant, "b".to_owned());
+        other.eager = Some(Eager {
+            artifact: other.id,
+            weights: vec!["c".to_owned()],
+        });
+        other.states = vec![state("d")];
+        assert_eq!(names(&[&step, &other]), "a");
+        assert_eq!(names(&[&other]), "");
     }
 
     #[test]

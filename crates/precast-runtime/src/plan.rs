@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use precast_store::{
     Device, Digest, Target,
-    record::{Artifact, Program, Step},
+    record::{Artifact, Program, State, Step},
 };
 use smallvec::SmallVec;
 
@@ -128,6 +128,16 @@ impl Plan {
         count("inputs", artifact.inputs.len(), container.inputs())?;
         count("outputs", artifact.outputs.len(), container.outputs())?;
         Ok(container)
+    }
+
+    /// Returns new tensors of zeros for the states of the program.
+    pub fn scratch(&self) -> Result<Handles, TorchError> {
+        let make = |state: &State| {
+            let layout = &state.layout;
+            let made = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)?;
+            made.zero().map(|()| made)
+        };
+        self.program.states.iter().map(make).collect()
     }
 
     /// Binds containers to a weight set. On failure they must not be used.

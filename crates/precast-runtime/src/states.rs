@@ -23,6 +23,7 @@ use precast_store::{
 use super::{
     RuntimeError, Tensor, TorchError,
     ffi::{Handle, Handles, RawStream, Weight, cuda},
+    graphs::Values,
     layout::bytes_of,
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
@@ -234,7 +235,7 @@ impl States {
             Some(slot) => slot,
             None => {
                 let states = self.fit(&loaded.plan.program)?;
-                loaded.slot(&self.weights, states)?
+                loaded.slot(&self.weights, states, Values::Kept)?
             }
         };
         let result = loaded.run_slot(&mut slot, inputs, sizes);
@@ -419,7 +420,12 @@ impl StateTensor {
     fn reset(&self) -> Result<(), TorchError> {
         match &self.first {
             None => self.tensor.zero(),
-            Some(first) => self.tensor.copy_from(first.handle()),
+            Some(first) => {
+                self.tensor.copy_from(first.handle())?;
+                // Nothing reads it before the next session: its pages would stay beside the state.
+                first.release();
+                Ok(())
+            }
         }
     }
 }

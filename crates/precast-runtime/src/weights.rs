@@ -28,7 +28,7 @@ use super::{
     error::in_store,
     ffi::{self, Handle, Parts, UploadError, Weight, can_upload, contiguous, cuda},
     layout::{bytes_of, same_strides},
-    packing::Concatenated,
+    packing::Placement,
     source::{Source, SourceError},
     tensors::dtype_of,
     validate::aligned,
@@ -215,15 +215,15 @@ impl Entry {
 }
 
 impl Weights {
-    /// Makes the tensors of a mapped safetensors object usable on `device`. `concatenated` sets the order of an upload,
-    /// `limit` its maximum bytes a second. With `parts`, the bytes of a tensor are checked when it is asked for.
+    /// Makes the tensors of a mapped safetensors object usable on `device`. `placement` sets the order of an upload and
+    /// leaves tensors on the host, `limit` sets its maximum bytes a second. With `parts`, the bytes of a tensor are checked when it is asked for.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
         parts: Option<CheckedParts>,
         device: Device,
         limit: Option<u64>,
-        concatenated: &Concatenated,
+        placement: &Placement,
     ) -> Result<Self, RuntimeError> {
         let bad = |reason: String| RuntimeError::BadWeights {
             weights: digest,
@@ -256,18 +256,21 @@ impl Weights {
         }
         // In file order, except for concatenated tensors, so that an upload reads the file from front to back.
         views.sort_by_key(|(.., range)| range.start);
-        let (tensors, memory, took) = match device {
-            Device::Cpu => {
-                let tensors = over(bytes, views).map_err(|error| bad(error.to_string()))?;
-                (tensors, range_of(bytes), None)
-            }
+        let stays = |(name, ..): &View| device == Device::Cpu || placement.on_host.contains(name);
+        let (host, views): (Views, Views) = views.into_iter().partition(stays);
+        let mut tensors = over(bytes, host).map_err(|error| bad(error.to_string()))?;
+        let (memory, took) = match device {
+            Device::Cpu => (range_of(bytes), None),
             Device::Cuda(ordinal) => {
-                upload(bytes, views, ordinal, limit, concatenated).map_err(|error| match error {
+                let uploaded = upload(bytes, views, ordinal, limit, placement);
+                let (there, memory, took) = uploaded.map_err(|error| match error {
                     UploadError::Device(reason) => RuntimeError::Upload { device, reason },
                     UploadError::File(error) => {
                         in_store(format!("weight set `{}`", digest.short()))(error.into())
                     }
-                })?
+                })?;
+                tensors.extend(there);
+                (memory, took)
             }
         };
         Ok(Self {
@@ -393,7 +396,7 @@ impl Weights {
         if self.live && entry.weight.handle().meta().lazy() {
             return Err("a negation of it is pending".into());
         }
-        if same_strides(&layout.shape, &layout.stride, &entry.stride) {
+        if same_strides(&layout.shape, &layout.stride, &entry.stride) && self.is_here(entry) {
             return Ok(entry.weight.clone());
         }
         if self.live {
@@ -455,7 +458,7 @@ impl Weights {
         self.device
     }
 
-    /// Returns the tensor `name` with any dtype and layout.
+    /// Returns the tensor `name` with any dtype and layout, on the device or on the host.
     pub fn any(
         &self,
         name: &str,
@@ -492,6 +495,11 @@ impl Weights {
 
     fn entry(&self, name: &str, aliases: &BTreeMap<String, String>) -> Option<&Entry> {
         self.tensors.get(self.own_name(name, aliases))
+    }
+
+    /// Returns whether a tensor is on the device of the set.
+    fn is_here(&self, entry: &Entry) -> bool {
+        entry.weight.handle().meta().device() == Some(self.device)
     }
 
     fn restride(&self, name: &str, entry: &Entry, layout: &Layout) -> Result<Weight, TorchError> {
@@ -532,7 +540,8 @@ fn not_kept(wanted: &Prepared, error: &TorchError) {
 }
 
 /// Name, dtype, shape, and range of the map.
-type Views = Vec<(String, Dtype, Vec<i64>, Range<usize>)>;
+type View = (String, Dtype, Vec<i64>, Range<usize>);
+type Views = Vec<View>;
 
 fn over(bytes: &Mapped, views: Views) -> Result<HashMap<String, Entry>, TorchError> {
     let mut tensors = HashMap::with_capacity(views.len());
@@ -553,13 +562,16 @@ fn upload(
     views: Views,
     ordinal: usize,
     limit: Option<u64>,
-    concatenated: &Concatenated,
+    placement: &Placement,
 ) -> Result<Uploaded, UploadError> {
+    if views.is_empty() {
+        return Ok((HashMap::new(), 0..0, None));
+    }
     let _span = tracing::info_span!("upload", device = ordinal, bytes = bytes.len()).entered();
     let named: Vec<_> = (views.iter())
         .map(|(name, .., range)| (name.as_str(), range.len()))
         .collect();
-    let (offsets, total) = concatenated.places(&named);
+    let (offsets, total) = placement.concatenated.places(&named);
     let block = Handle::empty(
         &[i64::try_from(total)?],
         &[1],

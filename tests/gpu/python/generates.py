@@ -22,7 +22,7 @@ def load() -> LlamaForCausalLM:
 
 
 def on_all_devices(store: str, expected: list[int]) -> None:
-    """Runs four sessions at once on all devices, each in a thread, and compares their tokens with those of one device."""
+    """Runs four sessions at once on all devices, in threads, and compares their tokens with those of one device."""
     import precast
 
     count = torch.cuda.device_count()
