@@ -70,7 +70,10 @@ def build(
 ) -> BuildResult:
     """Builds the pairs of a module, and publishes them as one release."""
     settings = compile or Compile()
-    settings.mode, settings.options = mode, options
+    device = device_of(net, call)
+    # Convolutions of a training are slower in channels-last order on a CPU: each gradient of a filter is converted.
+    own = {"layout_optimization": False} if device == "cpu" else {}
+    settings.mode, settings.options = mode, own | dict(options or {})
     functions: dict[str, captured.Function] = {}
     modules = []
     for number, pair in enumerate(pairs):
@@ -84,7 +87,7 @@ def build(
         entry="replay:load",
         weights=replay.WEIGHTS,
         unused_weights=["*"],
-        device=device_of(net, call),
+        device=device,
         compile=settings,
         modules=modules,
     )

@@ -287,6 +287,15 @@ impl Spec {
         // Prepacked weights are worth a copy. On a device only graph passes request some.
         let freezing = settings.compile.options.entry("freezing".to_owned());
         freezing.or_insert(true.into());
+        let trains = module.train.is_some() || module.pair.is_some();
+        if trains && self.target.device == DeviceKind::Cpu {
+            // In channels-last order each gradient of a filter is converted: a step of a small ResNet takes longer.
+            let channels_last = settings
+                .compile
+                .options
+                .entry("layout_optimization".to_owned());
+            channels_last.or_insert(false.into());
+        }
         settings
     }
 }

@@ -210,6 +210,29 @@ train.backward_1(ids[8, 4], x[8]) {"part":"backward","autocast":"bfloat16","grad
     }
 
     #[test]
+    fn convolutions_of_a_training_keep_their_order_on_a_cpu() {
+        let options = |text: &str| {
+            let text = format!("{text}{INPUTS}[module.buckets]\nbatch = [2]\n");
+            let spec = read(&text).map_err(|error| error.render()).unwrap();
+            let none = crate::spec::Overrides::default();
+            let settings = spec.settings(&spec.modules[0], &none, &none);
+            serde_json::to_string(&settings.compile.options).unwrap()
+        };
+        let own = "options = { layout_optimization = true }\n";
+        let device = "[target]\ndevice = \"cuda\"\n";
+        insta::assert_snapshot!(options(""), @r#"{"freezing":false,"layout_optimization":false}"#);
+        insta::assert_snapshot!(options(own), @r#"{"freezing":false,"layout_optimization":true}"#);
+        let cuda = read(&format!("{INPUTS}[module.buckets]\nbatch = [2]\n{device}")).unwrap();
+        let none = crate::spec::Overrides::default();
+        let settings = cuda.settings(&cuda.modules[0], &none, &none);
+        assert_eq!(
+            settings.compile.options.len(),
+            1,
+            "cuDNN is faster in channels-last order"
+        );
+    }
+
+    #[test]
     fn mistakes_are_named() {
         let buckets = format!("{INPUTS}[module.buckets]\nbatch = [2]\n");
         insta::assert_snapshot!(wrong(""), @"a module of kind `autograd` needs `inputs` | write under [module.inputs] what `forward` takes");
