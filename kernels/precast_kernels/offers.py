@@ -28,7 +28,8 @@ def offers(device: str, graphs: list[Any]) -> list[dict[str, Any]]:
         found.append({"passes": fuse, "options": {"attention": "efficient"}})
     if any((single_row.takes(node) and _weight(node.args[1])) or single_row.attends(node) for node in nodes):
         # Small operations beside the kernels share one launch.
-        found.append({"passes": ["precast_kernels:decode"], "options": {"combo_kernels": True}})
+        combined = {"combo_kernels": True}
+        found += [{"passes": ["precast_kernels:decode"], "options": more} for more in (combined, combined | _EARLY)]
     if any(small_batch.splits(node) and _weight(node.args[1]) for node in nodes):
         split = [*fuse, "precast_kernels:split_k"]
         found.append({"passes": split, "options": _EARLY})

@@ -6,12 +6,11 @@ previous result. It lets the next kernel start at once, which waits in turn.
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
+
+from . import early
 
 
 @triton.jit
@@ -121,44 +120,7 @@ def _attention(
     tl.store(out + place, result, mask=row[:, None] < QUERIES)
 
 
-def _name_outputs() -> None:
-    """Names the outputs of these kernels: torch can't find them, because the wait is inline assembly.
-
-    Private: `torch._higher_order_ops.triton_kernel_wrap.identify_mutated_tensors`; where that is gone (2.12)
-    `identify_accessed_tensors`, whose result has `read_writes.writes`. Without them: torch assumes that these kernels
-    write into all their arguments.
-    """
-    from torch._higher_order_ops import triton_kernel_wrap
-
-    ours = (_product.fn, _attention.fn)
-    name = "identify_mutated_tensors"
-    if not hasattr(triton_kernel_wrap, name):
-        name = "identify_accessed_tensors"
-    found = getattr(triton_kernel_wrap, name)
-
-    def named(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(kernel, "fn", None) not in ours:
-            return found(kernel, *args, **kwargs)
-        if name == "identify_mutated_tensors":
-            return ["out"]
-        accessed = found(kernel, *args, **kwargs)
-        writes = type(accessed.read_writes.writes)(dep for dep in accessed.read_writes.writes if dep.name == "out")
-        return dataclasses.replace(accessed, read_writes=dataclasses.replace(accessed.read_writes, writes=writes))
-
-    setattr(triton_kernel_wrap, name, named)
-
-
-_name_outputs()
-
-
-def _early(x: torch.Tensor) -> bool:
-    """Returns whether the compiler's own kernels start early too.
-
-    Private: `torch._inductor.config.triton.enable_pdl`. Without it: these kernels start late.
-    """
-    from torch._inductor import config
-
-    return x.device.type == "cuda" and config.triton.enable_pdl and torch.cuda.get_device_capability()[0] >= 9
+early.name_outputs({_product.fn: ["out"], _attention.fn: ["out"]})
 
 
 def _multiply(
@@ -180,7 +142,7 @@ def _multiply(
         STEP=step,
         LINES=triton.next_power_of_2(part // 64),
         BIAS=bias is not None,
-        EARLY=_early(x),
+        EARLY=early.starts(x),
         num_warps=4,
         # The fastest numbers on an H200 that fit into the shared memory of smaller devices.
         num_stages=4 if step == 128 else 6,
@@ -233,7 +195,7 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale
         CAUSAL=causal,
         ROW_TILE=row_tile,
         KEY_TILE=max(16, triton.next_power_of_2(keys)),
-        EARLY=_early(query),
+        EARLY=early.starts(query),
         num_warps=4,
         num_stages=1,
     )

@@ -166,10 +166,13 @@ print(json.dumps({"steps_per_second": steps, "efficiency": steps["nccl"] / steps
 PY
 }
 
-# A token of a Llama of 1.1 B, by context and batch, beside torch.compile.
+# A token of a Llama of 1.1 B, by context and batch, beside torch.compile; first with kernels that start early.
 decode() {
     cp -r "$here/decode" "$work"
     cd "$work/decode"
+    sed 's/combo_kernels = true/combo_kernels = true, "triton.enable_pdl" = true/' precast.cuda.toml > early.toml
+    precast build -f early.toml --store early
+    precast bench decode --store early --seconds 1 --compiled --graphs always --format json > "$out/decode-early.json"
     for batch in 1 8 32; do
         entry=load
         test $batch = 1 || entry=load$batch
