@@ -6,8 +6,8 @@ Attention to a cache splits the keys over the device, and skips the keys that th
 filled.
 
 Products of the same rows are fused before (`fused_linear`), except the two of a gated layer. All of it is for float16
-and bfloat16. With the option `triton.enable_pdl` the kernels start early: a product reads weights while the kernel before
-it ends.
+and bfloat16. With the option `triton.enable_pdl` the kernels start early: a product reads weights while the kernel
+before it ends.
 
 A step of a Llama of 1.1 B in bfloat16, with a full cache of 1,024 and the likeliest token, took 1.12 ms on an H100 with
 the option `combo_kernels`, 1.19 ms without it, and 1.46 ms with `coordinate_descent_tuning` in place of both
