@@ -9,24 +9,30 @@
 mod checkpoint;
 mod devices;
 mod publish;
+mod steps;
 mod sums;
 
-use precast_store::record::{Program, Train, TrainPart};
+use std::path::Path;
 
+use precast_store::{
+    Store,
+    record::{Release, TrainPart},
+};
+
+use self::{checkpoint::Header, devices::Devices, publish::Target, steps::Steps};
 use super::{
-    Model, RuntimeError, Session, Tensor, Value,
+    Model, RuntimeError, Tensor, Value,
     arrays::{self, Argument, refused},
     outputs::Outputs,
 };
 
-pub use checkpoint::Progress;
-pub use sums::{Sums, sum};
+pub use self::{
+    checkpoint::Progress,
+    sums::{Sums, sum},
+};
 
 /// The input with the learning rate.
 const RATE: &str = "lr";
-
-/// The state with the seed of random numbers, of a module that draws them.
-const SEED: &str = "random.seed";
 
 /// The results of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -70,17 +76,7 @@ impl Losses {
 /// # Ok(()) }
 /// ```
 pub struct Trainer<'m> {
-    model: &'m Model,
-    // Before the sessions, whose tensors it reads and writes.
-    /// The way from device to device.
-    between: sums::Between,
-    /// One on each device. The first has the values of the training, the others copies of the parameters.
-    sessions: Vec<Session<'m>>,
-    /// Whether several devices were compared with one.
-    compared: bool,
-    /// The module, as the spec names it.
-    module: String,
-    train: Train,
+    devices: Devices<'m>,
     lr: f32,
     /// Free for the caller, and kept in checkpoints.
     progress: Progress,
@@ -88,38 +84,13 @@ pub struct Trainer<'m> {
 
 impl<'m> Trainer<'m> {
     pub(super) fn new(model: &'m Model, module: &str) -> Result<Self, RuntimeError> {
-        let first = |part| part_of(model, module, part);
-        let train = first(TrainPart::Step).or_else(|| first(TrainPart::Gradients));
-        let Some(train) = train.and_then(|program| program.train.clone()) else {
-            let halves = format!(".{}", TrainPart::Gradients.name());
-            let steps = model.modules().into_iter().filter_map(|name| {
-                let name = name.strip_suffix(&halves).unwrap_or(name);
-                let either = part_of(model, name, TrainPart::Step)
-                    .or_else(|| part_of(model, name, TrainPart::Gradients));
-                either.map(|_| name.to_owned())
-            });
-            return Err(RuntimeError::NoStep {
-                module: module.to_owned(),
-                known: steps.collect(),
-            });
-        };
-        let sessions = Session::on_each(model)?;
-        let gradients = first(TrainPart::Gradients);
-        let states = gradients.iter().flat_map(|program| &program.states);
-        let sums = states.filter(|state| devices::is_sum(&state.name));
-        let mut made = Self {
-            model,
-            between: sums::Between::new(&sessions, sums.map(|state| state.layout.dtype)),
-            sessions,
-            compared: false,
-            module: module.to_owned(),
-            train,
+        let mut devices = Devices::new(Steps::find(model, module)?)?;
+        devices.set_seed(0)?;
+        Ok(Self {
+            devices,
             lr: 1e-3,
             progress: Progress::default(),
-        };
-        made.may_be_split()?;
-        made.set_seed(0)?;
-        Ok(made)
+        })
     }
 
     /// Sets the learning rate of the next steps. It is an input: nothing is compiled again.
@@ -130,14 +101,32 @@ impl<'m> Trainer<'m> {
     /// Sets the seed of dropout and of other random numbers of the loss. It is a state: checkpoints keep it, with the
     /// number of calls that have drawn numbers. A module that draws none ignores it.
     pub fn set_seed(&mut self, seed: u64) -> Result<(), RuntimeError> {
-        if !self.has_state(SEED) {
-            return Ok(());
-        }
-        for (index, session) in self.sessions.iter_mut().enumerate() {
-            let own = devices::seed_of(seed, index).cast_signed();
-            session.set_state(SEED, &Value::new(&[own], &[])?)?;
-        }
-        Ok(())
+        self.devices.set_seed(seed)
+    }
+
+    /// Returns where the gradients of several devices are added; none for one device.
+    pub fn sums(&self) -> Option<Sums> {
+        self.devices.sums()
+    }
+
+    /// Adds the gradients of several devices in the host's memory, in the order of the devices, also where the process
+    /// finds NCCL: for the same bits on any machine, and where NCCL fails.
+    pub fn without_nccl(self) -> Self {
+        self.adding(sum)
+    }
+
+    /// Replaces the sum of the devices' gradients: for a test of the comparison with one device.
+    #[doc(hidden)]
+    pub fn adding(mut self, add: sums::Add) -> Self {
+        self.devices.add_by(add);
+        self
+    }
+
+    /// Takes another library for NCCL: for a test without CUDA devices.
+    #[doc(hidden)]
+    pub fn through(mut self, nccl: &Path) -> Result<Self, RuntimeError> {
+        self.devices.add_through(nccl)?;
+        Ok(self)
     }
 
     /// Returns the number of updates, and the caller's own data position and seed.
@@ -157,7 +146,7 @@ impl<'m> Trainer<'m> {
     /// A refused batch (another size, a missing input, an index out of range) changes nothing. A loss that is no number
     /// is returned: the parameters are then spoilt, and [`Self::load`] brings back the last checkpoint.
     pub fn step<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
-        if self.train.part == TrainPart::Gradients {
+        if self.devices.steps.train.part == TrainPart::Gradients {
             let losses = self.accumulate(batch)?;
             let grad_norm = self.update()?;
             return Ok(Losses {
@@ -167,55 +156,75 @@ impl<'m> Trainer<'m> {
         }
         let mut inputs = shared(batch);
         inputs.push((RATE, Value::new(&[self.lr], &[])?));
-        let out = self.sessions[0].run_named(&self.module, &inputs)?;
+        let losses = self.devices.on_first(TrainPart::Step, &inputs)?;
         self.progress.step += 1;
-        losses(&out)
+        Ok(losses)
     }
 
     /// Adds the gradients of a batch to those of the next update, for a module with `accumulate` in the spec.
     pub fn accumulate<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
-        let parts = self.parts(TrainPart::Gradients, &shared(batch))?;
-        if self.sessions.len() > 1 && !self.compared {
-            self.compare(&parts)?;
-        }
-        self.on_each(TrainPart::Gradients, &parts)
+        let part = TrainPart::Gradients;
+        let parts = self.devices.parts(part, &shared(batch))?;
+        self.devices.compare_once(&parts)?;
+        self.devices.on_each(part, &parts)
     }
 
     /// Returns the loss of a batch in eval mode. It changes nothing.
     pub fn eval_step<A: Argument>(&mut self, batch: &[(&str, A)]) -> Result<Losses, RuntimeError> {
-        let parts = self.parts(TrainPart::Eval, &shared(batch))?;
-        self.on_each(TrainPart::Eval, &parts)
+        let parts = self.devices.parts(TrainPart::Eval, &shared(batch))?;
+        self.devices.on_each(TrainPart::Eval, &parts)
     }
 
     /// Updates the parameters with the mean of the accumulated gradients. Returns their norm.
     fn update(&mut self) -> Result<f64, RuntimeError> {
-        self.gather()?;
-        let module = name_of(&self.module, TrainPart::Update);
+        self.devices.gather()?;
         let rate = [(RATE, Value::new(&[self.lr], &[])?)];
-        let losses = losses(&self.sessions[0].run_named(&module, &rate)?)?;
-        self.spread()?;
+        let losses = self.devices.on_first(TrainPart::Update, &rate)?;
+        self.devices.spread()?;
         self.progress.step += 1;
         Ok(losses.grad_norm.unwrap_or(f64::NAN))
     }
 
-    /// Returns whether a program has this state.
-    fn has_state(&self, name: &str) -> bool {
-        let mut programs = self.programs().into_iter();
-        programs.any(|program| program.states.iter().any(|state| state.name == name))
+    /// Writes a checkpoint, whole or not at all.
+    pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let states = self.devices.states()?;
+        let header = Header::new(&self.devices.steps, &self.progress, &states).map_err(refused)?;
+        checkpoint::write(path, &header, &states)
     }
 
-    /// Returns one program of each part.
-    fn programs(&self) -> Vec<&'m Program> {
-        let parts = [
-            TrainPart::Step,
-            TrainPart::Gradients,
-            TrainPart::Update,
-            TrainPart::Eval,
-        ];
-        let found = parts.iter();
-        found
-            .filter_map(|part| part_of(self.model, &self.module, *part))
-            .collect()
+    /// Continues from a checkpoint. Returns whether the programs are those that wrote it: only then are the losses the
+    /// same bit by bit.
+    ///
+    /// Changes nothing, and fails with [`RuntimeError::Checkpoint`], if the file is truncated or changed, or of another
+    /// model, module, optimizer or format.
+    pub fn load(&mut self, path: &Path) -> Result<bool, RuntimeError> {
+        let (header, states) = checkpoint::read(path, &self.devices.steps)?;
+        self.devices.take(&states)?;
+        self.progress = header.progress;
+        Ok(header.programs == self.devices.steps.digest())
+    }
+
+    /// Publishes the parameters as a new weight set of the model, in a new release with the programs of its newest one.
+    /// A process that serves the model takes it with [`Runtime::weights_of`](crate::Runtime::weights_of) and
+    /// [`Model::swap`](crate::Model::swap): nothing is built.
+    ///
+    /// Fails, and publishes nothing, if a parameter has NaN or infinity.
+    pub fn publish(&mut self, store: &Store) -> Result<Release, RuntimeError> {
+        let own = self.devices.steps.model.name();
+        self.publish_to(store, own)
+    }
+
+    /// Publishes the parameters as [`Self::publish`] does, in a release of another model: one whose weights have the
+    /// names, dtypes and shapes of the trained ones. Its other weights stay as they are.
+    pub fn publish_to(&mut self, store: &Store, model: &str) -> Result<Release, RuntimeError> {
+        let target = Target::find(&self.devices.steps, store, model)?;
+        target.publish(store, |state| self.devices.first().shared(state))
+    }
+
+    /// Fails if [`Self::publish_to`] would refuse the model, whatever the values are: for a caller who wants to know it
+    /// before the training.
+    pub fn may_publish_to(&self, store: &Store, model: &str) -> Result<(), RuntimeError> {
+        Target::find(&self.devices.steps, store, model).map(drop)
     }
 }
 
@@ -225,26 +234,6 @@ fn shared<'a, A: Argument>(batch: &[(&'a str, A)]) -> Vec<(&'a str, Value)> {
     inputs
         .map(|(name, value)| (*name, arrays::value(value)))
         .collect()
-}
-
-/// Returns the name of a part of a module.
-fn name_of(module: &str, part: TrainPart) -> String {
-    match part {
-        TrainPart::Step => module.to_owned(),
-        part => format!("{module}.{}", part.name()),
-    }
-}
-
-/// Returns a program of a part of a training step.
-fn part_of<'m>(model: &'m Model, module: &str, part: TrainPart) -> Option<&'m Program> {
-    let programs = model.programs(&name_of(module, part)).into_iter();
-    let is = |program: &&Program| {
-        program
-            .train
-            .as_ref()
-            .is_some_and(|train| train.part == part)
-    };
-    programs.into_iter().find(is)
 }
 
 /// Returns the numbers of a call.

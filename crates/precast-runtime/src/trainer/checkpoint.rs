@@ -18,8 +18,8 @@ use precast_store::Digest;
 use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 
-use super::Trainer;
-use crate::{Device, RuntimeError, Tensor, arrays::refused, tensors};
+use super::steps::Steps;
+use crate::{RuntimeError, Tensor, TorchError, arrays::refused, tensors};
 
 /// The format of the header.
 const FORMAT: u32 = 1;
@@ -32,82 +32,49 @@ const KEY: &str = "precast.checkpoint";
 pub struct Progress {
     /// The number of updates.
     pub step: u64,
-    /// The position in the data, as [`Trainer::set_position`] got it.
+    /// The position in the data, as [`Trainer::set_position`](crate::Trainer::set_position) got it.
     pub position: u64,
-    /// The seed of the data's order, as [`Trainer::set_position`] got it.
+    /// The seed of the data's order, as [`Trainer::set_position`](crate::Trainer::set_position) got it.
     pub seed: u64,
 }
 
 /// The header of a file.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
-struct Header {
+pub struct Header {
     format: u32,
     model: String,
     module: String,
     optimizer: String,
-    progress: Progress,
+    pub progress: Progress,
     /// The digest of the programs' IDs.
-    programs: Digest,
+    pub programs: Digest,
     /// The digest of all tensors.
     content: Digest,
 }
 
-impl Trainer<'_> {
-    /// Writes a checkpoint, whole or not at all.
-    pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
-        let states = self.states()?;
-        let header = Header {
+impl Header {
+    /// Returns the header of a file with these states.
+    pub fn new(
+        steps: &Steps<'_>,
+        progress: &Progress,
+        states: &[(String, Tensor)],
+    ) -> Result<Self, TorchError> {
+        Ok(Self {
             format: FORMAT,
-            model: self.model.name().to_owned(),
-            module: self.module.clone(),
-            optimizer: self.train.optimizer.clone(),
-            progress: self.progress.clone(),
-            programs: self.programs_digest(),
-            content: content(&states).map_err(refused)?,
-        };
-        let text = serde_json::to_string(&header)
-            .map_err(|error| wrong(path, format!("its header can't be written: {error}")))?;
-        let bytes = tensors::serialize(&states, Some(HashMap::from([(KEY.to_owned(), text)])));
-        let bytes = bytes.map_err(|error| wrong(path, error.to_string()))?;
-        write(path, &bytes).map_err(|source| unusable(path, source))
+            model: steps.model.name().to_owned(),
+            module: steps.module.clone(),
+            optimizer: steps.train.optimizer.clone(),
+            progress: progress.clone(),
+            programs: steps.digest(),
+            content: content(states)?,
+        })
     }
 
-    /// Continues from a checkpoint. Returns whether the programs are those that wrote it: only then are the losses the
-    /// same bit by bit.
-    ///
-    /// Changes nothing, and fails with [`RuntimeError::Checkpoint`], if the file is truncated or changed, or of another
-    /// model, module, optimizer or format.
-    pub fn load(&mut self, path: &Path) -> Result<bool, RuntimeError> {
-        let bytes = std::fs::read(path).map_err(|source| unusable(path, source))?;
-        let header = header(&bytes).map_err(|problem| wrong(path, problem))?;
-        self.fits(&header).map_err(|problem| wrong(path, problem))?;
-        let read = tensors::read(&bytes).map_err(|error| wrong(path, error.to_string()))?;
-        let states: Vec<(String, Tensor)> = read.into_iter().collect();
-        if content(&states).map_err(refused)? != header.content {
-            return Err(wrong(
-                path,
-                "its tensors were changed after it was written".to_owned(),
-            ));
-        }
-        let states: BTreeMap<String, Tensor> = states.into_iter().collect();
-        self.check(&states)
-            .map_err(|problem| wrong(path, problem))?;
-        for session in &mut self.sessions {
-            session.reset();
-        }
-        for (name, value) in &states {
-            self.sessions[0].set_state(name, value)?;
-        }
-        self.spread_all()?;
-        self.progress = header.progress;
-        Ok(header.programs == self.programs_digest())
-    }
-
-    fn fits(&self, header: &Header) -> Result<(), String> {
+    fn fits(&self, steps: &Steps<'_>) -> Result<(), String> {
         let own = [
-            ("model", self.model.name(), &header.model),
-            ("module", &self.module, &header.module),
-            ("optimizer", &self.train.optimizer, &header.optimizer),
+            ("model", steps.model.name(), &self.model),
+            ("module", &steps.module, &self.module),
+            ("optimizer", &steps.train.optimizer, &self.optimizer),
         ];
         for (what, own, other) in own {
             if own != *other {
@@ -116,59 +83,67 @@ impl Trainer<'_> {
         }
         Ok(())
     }
+}
 
-    /// Compares the tensors of a file with the states of the programs.
-    fn check(&self, states: &BTreeMap<String, Tensor>) -> Result<(), String> {
-        let programs = self.programs();
-        let mut wanted = BTreeMap::new();
-        for state in programs.iter().flat_map(|program| &program.states) {
-            wanted.insert(&state.name, &state.layout);
-        }
-        if let Some(name) = states.keys().find(|name| !wanted.contains_key(name)) {
+/// Writes a file, whole or not at all.
+pub fn write(
+    path: &Path,
+    header: &Header,
+    states: &[(String, Tensor)],
+) -> Result<(), RuntimeError> {
+    let text = serde_json::to_string(header)
+        .map_err(|error| wrong(path, format!("its header can't be written: {error}")))?;
+    let bytes = tensors::serialize(states, Some(HashMap::from([(KEY.to_owned(), text)])));
+    let bytes = bytes.map_err(|error| wrong(path, error.to_string()))?;
+    replace(path, &bytes).map_err(|source| unusable(path, source))
+}
+
+/// Reads the header and the states of a file, if it is whole and of these programs.
+pub fn read(
+    path: &Path,
+    steps: &Steps<'_>,
+) -> Result<(Header, BTreeMap<String, Tensor>), RuntimeError> {
+    let bytes = std::fs::read(path).map_err(|source| unusable(path, source))?;
+    let header = header(&bytes).map_err(|problem| wrong(path, problem))?;
+    header.fits(steps).map_err(|problem| wrong(path, problem))?;
+    let read = tensors::read(&bytes).map_err(|error| wrong(path, error.to_string()))?;
+    let states: Vec<(String, Tensor)> = read.into_iter().collect();
+    if content(&states).map_err(refused)? != header.content {
+        let problem = "its tensors were changed after it was written";
+        return Err(wrong(path, problem.to_owned()));
+    }
+    let states: BTreeMap<String, Tensor> = states.into_iter().collect();
+    check(steps, &states).map_err(|problem| wrong(path, problem))?;
+    Ok((header, states))
+}
+
+/// Compares the tensors of a file with the states of the programs.
+fn check(steps: &Steps<'_>, states: &BTreeMap<String, Tensor>) -> Result<(), String> {
+    let programs = steps.programs();
+    let mut wanted = BTreeMap::new();
+    for state in programs.iter().flat_map(|program| &program.states) {
+        wanted.insert(&state.name, &state.layout);
+    }
+    if let Some(name) = states.keys().find(|name| !wanted.contains_key(name)) {
+        return Err(format!(
+            "it has the state `{name}`, and the module has none of that name"
+        ));
+    }
+    for (name, layout) in wanted {
+        let Some(tensor) = states.get(name) else {
+            return Err(format!("it lacks the state `{name}`"));
+        };
+        if tensor.dtype() != Some(layout.dtype) || tensor.shape() != layout.shape {
             return Err(format!(
-                "it has the state `{name}`, and the module has none of that name"
+                "its state `{name}` is {} {:?}, not {} {:?}",
+                tensor.dtype_name(),
+                tensor.shape(),
+                layout.dtype,
+                layout.shape
             ));
         }
-        for (name, layout) in wanted {
-            let Some(tensor) = states.get(name) else {
-                return Err(format!("it lacks the state `{name}`"));
-            };
-            if tensor.dtype() != Some(layout.dtype) || tensor.shape() != layout.shape {
-                return Err(format!(
-                    "its state `{name}` is {} {:?}, not {} {:?}",
-                    tensor.dtype_name(),
-                    tensor.shape(),
-                    layout.dtype,
-                    layout.shape
-                ));
-            }
-        }
-        Ok(())
     }
-
-    /// Returns copies of all states, by name.
-    fn states(&mut self) -> Result<Vec<(String, Tensor)>, RuntimeError> {
-        self.gather()?;
-        let programs = self.programs();
-        let states = programs.iter().flat_map(|program| &program.states);
-        let mut names: Vec<&String> = states.map(|state| &state.name).collect();
-        names.sort_unstable();
-        names.dedup();
-        let copy = |name: &String| {
-            let state = self.sessions[0].state(name)?;
-            let state = state.to_device(Device::Cpu).map_err(refused)?;
-            Ok((name.clone(), state))
-        };
-        names.into_iter().map(copy).collect()
-    }
-
-    /// Returns a digest of the programs of all parts.
-    fn programs_digest(&self) -> Digest {
-        let programs = self.programs();
-        let ids = programs.iter().map(|program| program.id.to_string());
-        let all: Vec<String> = ids.collect();
-        Digest::of(all.join(" ").as_bytes())
-    }
+    Ok(())
 }
 
 fn wrong(path: &Path, problem: String) -> RuntimeError {
@@ -207,7 +182,7 @@ fn header(bytes: &[u8]) -> Result<Header, String> {
 }
 
 /// Returns the digest of tensors, sorted by name.
-fn content(states: &[(String, Tensor)]) -> Result<Digest, crate::TorchError> {
+fn content(states: &[(String, Tensor)]) -> Result<Digest, TorchError> {
     let mut all = String::new();
     for (name, tensor) in states {
         let digest = Digest::of(&tensor.to_bytes()?);
@@ -217,7 +192,7 @@ fn content(states: &[(String, Tensor)]) -> Result<Digest, crate::TorchError> {
 }
 
 /// Writes a file under a temporary name, and renames it when it is on the disk.
-fn write(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let folder = match path.parent() {
         Some(folder) if folder != Path::new("") => folder,
         _ => Path::new("."),

@@ -14,13 +14,17 @@
 //! parts, one part after the other; their sum is that of the devices, within rounding, or the training ends with
 //! [`RuntimeError::WrongSum`]. For a loss that is a mean over rows, it is also the gradient of all rows at once.
 
-use std::{panic, thread};
+use std::{collections::BTreeMap, panic, path::Path, thread};
 
 use precast_store::record::{Dtype, TrainPart};
 
-use super::{Losses, SEED, Trainer, losses, name_of, part_of};
+use super::{
+    Losses, losses,
+    steps::Steps,
+    sums::{Add, Between, Sums},
+};
 use crate::{
-    RuntimeError, Tensor, TorchError, Value,
+    Device, RuntimeError, Session, Tensor, TorchError, Value,
     arrays::{self, refused},
     ffi::outside,
     problem::Problem,
@@ -33,26 +37,118 @@ pub type Part<'a> = Vec<(&'a str, Value)>;
 const SUMS: &str = "optimizer.gradient.";
 const BATCHES: &str = "optimizer.batches";
 
-/// Seed and counter of random numbers.
+/// Seed and counter of random numbers, of a module that draws them.
 const RANDOM: &str = "random.";
+const SEED: &str = "random.seed";
 
 /// The largest distance of a sum from that of one device, relative to the latter. A device that is left out, or counted
 /// twice, is far beyond it.
 const TOLERANCE: f64 = 1e-3;
 const TOLERANCE_OF_HALVES: f64 = 2e-2;
 
-impl Trainer<'_> {
-    /// Fails for a module that several devices can't share.
-    pub(super) fn may_be_split(&self) -> Result<(), RuntimeError> {
-        if self.sessions.len() > 1 && self.train.part == TrainPart::Step {
-            return Err(self.several("gradients and update are one program".to_owned()));
+/// A session on each device of a model, and the programs that train.
+pub struct Devices<'m> {
+    pub steps: Steps<'m>,
+    // Before the sessions, whose tensors it reads and writes.
+    /// The way from device to device.
+    between: Between,
+    /// The first has the values of the training, the others copies of the parameters.
+    sessions: Vec<Session<'m>>,
+    /// Whether several devices were compared with one.
+    compared: bool,
+}
+
+impl<'m> Devices<'m> {
+    /// Opens the sessions. Fails for a module that several devices can't share.
+    pub fn new(steps: Steps<'m>) -> Result<Self, RuntimeError> {
+        let sessions = Session::on_each(steps.model)?;
+        let gradients = steps.program(TrainPart::Gradients).into_iter();
+        let states = gradients.flat_map(|program| &program.states);
+        let sums = states.filter(|state| is_sum(&state.name));
+        let made = Self {
+            between: Between::new(&sessions, sums.map(|state| state.layout.dtype)),
+            steps,
+            sessions,
+            compared: false,
+        };
+        if made.sessions.len() > 1 && made.steps.train.part == TrainPart::Step {
+            return Err(made.several("gradients and update are one program".to_owned()));
+        }
+        Ok(made)
+    }
+
+    /// Returns where gradients are added; none for one device.
+    pub fn sums(&self) -> Option<Sums> {
+        (self.sessions.len() > 1).then_some(self.between.sums())
+    }
+
+    /// Adds gradients in the host's memory.
+    pub fn add_by(&mut self, add: Add) {
+        self.between = Between::memory(add);
+    }
+
+    /// Adds gradients by this library.
+    pub fn add_through(&mut self, nccl: &Path) -> Result<(), RuntimeError> {
+        self.between.take_nccl(nccl)
+    }
+
+    /// Returns the session with the values of the training.
+    pub fn first(&mut self) -> &mut Session<'m> {
+        &mut self.sessions[0]
+    }
+
+    /// Sets the seed of random numbers, another one on each device.
+    pub fn set_seed(&mut self, seed: u64) -> Result<(), RuntimeError> {
+        if !self.steps.has_state(SEED) {
+            return Ok(());
+        }
+        for (index, session) in self.sessions.iter_mut().enumerate() {
+            let own = seed_of(seed, index).cast_signed();
+            session.set_state(SEED, &Value::new(&[own], &[])?)?;
         }
         Ok(())
     }
 
+    /// Runs a program on the first device.
+    pub fn on_first(
+        &mut self,
+        part: TrainPart,
+        inputs: &[(&str, Value)],
+    ) -> Result<Losses, RuntimeError> {
+        let module = self.steps.name_of(part);
+        losses(&self.sessions[0].run_named(&module, inputs)?)
+    }
+
+    /// Returns copies of all states, by name.
+    pub fn states(&mut self) -> Result<Vec<(String, Tensor)>, RuntimeError> {
+        self.gather()?;
+        let programs = self.steps.programs();
+        let states = programs.iter().flat_map(|program| &program.states);
+        let mut names: Vec<&String> = states.map(|state| &state.name).collect();
+        names.sort_unstable();
+        names.dedup();
+        let copy = |name: &String| {
+            let state = self.sessions[0].state(name)?;
+            let state = state.to_device(Device::Cpu).map_err(refused)?;
+            Ok((name.clone(), state))
+        };
+        names.into_iter().map(copy).collect()
+    }
+
+    /// Takes the states of a checkpoint.
+    pub fn take(&mut self, states: &BTreeMap<String, Tensor>) -> Result<(), RuntimeError> {
+        for session in &mut self.sessions {
+            session.reset();
+        }
+        for (name, value) in states {
+            self.sessions[0].set_state(name, value)?;
+        }
+        self.spread_all()
+    }
+
     /// Returns the part of a batch for each device: as many rows for each. Refuses values that a device would refuse,
     /// so that no device has added gradients when another one refuses its part.
-    pub(super) fn parts<'a>(
+    pub fn parts<'a>(
         &self,
         part: TrainPart,
         batch: &[(&'a str, Value)],
@@ -85,14 +181,14 @@ impl Trainer<'_> {
     }
 
     fn check_values(&self, part: TrainPart, batch: &[(&str, Value)]) -> Result<(), RuntimeError> {
-        let program = part_of(self.model, &self.module, part);
+        let program = self.steps.program(part);
         for input in program.iter().flat_map(|program| &program.inputs) {
             let given = batch.iter().find(|(name, _)| *name == input.name);
             if let (Some(bounds), Some((_, value))) = (input.bounds, given)
                 && let Some(found) = outside(&arrays::tensor(value).meta(), bounds)
             {
                 return Err(RuntimeError::BadInput {
-                    module: name_of(&self.module, part).into(),
+                    module: self.steps.name_of(part).into(),
                     input: input.name.as_str().into(),
                     problem: Problem::Value {
                         position: Some(found.position),
@@ -106,12 +202,8 @@ impl Trainer<'_> {
     }
 
     /// Runs a program on every device, each on its part, at the same time. Returns the means of the results.
-    pub(super) fn on_each(
-        &mut self,
-        part: TrainPart,
-        parts: &[Part<'_>],
-    ) -> Result<Losses, RuntimeError> {
-        let module = name_of(&self.module, part);
+    pub fn on_each(&mut self, part: TrainPart, parts: &[Part<'_>]) -> Result<Losses, RuntimeError> {
+        let module = self.steps.name_of(part);
         let pairs = self.sessions.iter_mut().zip(parts);
         let results: Vec<Result<Losses, RuntimeError>> = thread::scope(|scope| {
             let mut calls = pairs.map(|(session, part)| {
@@ -131,27 +223,27 @@ impl Trainer<'_> {
     }
 
     /// Adds the sums of all devices on the first one. The others begin new sums.
-    pub(super) fn gather(&mut self) -> Result<(), RuntimeError> {
+    pub fn gather(&mut self) -> Result<(), RuntimeError> {
         let names = self.names_of_sums();
         self.between.gather(&mut self.sessions, &names)
     }
 
     /// Copies parameters and buffers of the first device to the others.
-    pub(super) fn spread(&mut self) -> Result<(), RuntimeError> {
-        let mut names = self.states_of(TrainPart::Gradients);
+    pub fn spread(&mut self) -> Result<(), RuntimeError> {
+        let mut names = self.steps.states_of(TrainPart::Gradients);
         names.retain(|name| !is_sum(name) && !name.starts_with(RANDOM));
         self.between.spread(&mut self.sessions, &names)
     }
 
     /// Copies a loaded checkpoint to the other devices. Each gets its own seed.
-    pub(super) fn spread_all(&mut self) -> Result<(), RuntimeError> {
+    fn spread_all(&mut self) -> Result<(), RuntimeError> {
         if self.sessions.len() == 1 {
             return Ok(());
         }
-        let mut names = self.states_of(TrainPart::Gradients);
+        let mut names = self.steps.states_of(TrainPart::Gradients);
         names.retain(|name| !is_sum(name));
         self.between.spread(&mut self.sessions, &names)?;
-        if self.has_state(SEED) {
+        if self.steps.has_state(SEED) {
             let seed = self.sessions[0].shared(SEED)?;
             let seed = seed.to_vec::<i64>().map_err(refused)?;
             self.set_seed(seed[0].cast_unsigned())?;
@@ -159,16 +251,19 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Compares the sums of all devices with those of the first one alone, on the parts of a batch. Changes nothing.
-    pub(super) fn compare(&mut self, parts: &[Part<'_>]) -> Result<(), RuntimeError> {
+    /// Compares the sums of several devices with those of the first one alone, on the parts of a batch, unless that was
+    /// done. Changes nothing.
+    pub fn compare_once(&mut self, parts: &[Part<'_>]) -> Result<(), RuntimeError> {
+        if self.sessions.len() == 1 || self.compared {
+            return Ok(());
+        }
         let before = self.written()?;
-        let module = name_of(&self.module, TrainPart::Gradients);
         for (part, own) in parts.iter().zip(&before) {
             let random = own.iter().filter(|(name, _)| name.starts_with(RANDOM));
             for (name, value) in random {
                 self.sessions[0].set_state(name, value)?;
             }
-            losses(&self.sessions[0].run_named(&module, part)?)?;
+            self.on_first(TrainPart::Gradients, part)?;
         }
         let wanted = self.first_sums()?;
         self.write(&before)?;
@@ -187,7 +282,7 @@ impl Trainer<'_> {
             };
             if distance.is_nan() || distance > most {
                 return Err(RuntimeError::WrongSum {
-                    module: self.module.clone(),
+                    module: self.steps.module.clone(),
                     state,
                     devices: self.sessions.len(),
                     distance,
@@ -200,8 +295,8 @@ impl Trainer<'_> {
 
     /// Returns copies of the states that gradients are written into, by session.
     fn written(&mut self) -> Result<Vec<Vec<(String, Tensor)>>, RuntimeError> {
-        let parameters = self.states_of(TrainPart::Update);
-        let mut names = self.states_of(TrainPart::Gradients);
+        let parameters = self.steps.states_of(TrainPart::Update);
+        let mut names = self.steps.states_of(TrainPart::Gradients);
         names.retain(|name| is_sum(name) || !parameters.contains(name));
         let copies = self.sessions.iter_mut().map(|session| {
             let states = names.iter();
@@ -232,20 +327,14 @@ impl Trainer<'_> {
 
     /// Returns the names of the sums of gradients.
     fn names_of_sums(&self) -> Vec<String> {
-        let mut names = self.states_of(TrainPart::Gradients);
+        let mut names = self.steps.states_of(TrainPart::Gradients);
         names.retain(|name| is_sum(name));
         names
     }
 
-    fn states_of(&self, part: TrainPart) -> Vec<String> {
-        let program = part_of(self.model, &self.module, part);
-        let states = program.iter().flat_map(|program| &program.states);
-        states.map(|state| state.name.clone()).collect()
-    }
-
     fn several(&self, problem: String) -> RuntimeError {
         RuntimeError::SeveralDevices {
-            module: self.module.clone(),
+            module: self.steps.module.clone(),
             devices: self.sessions.len(),
             problem,
         }
@@ -253,12 +342,12 @@ impl Trainer<'_> {
 }
 
 /// Returns the seed of a device's random numbers: the training's own on the first one.
-pub fn seed_of(seed: u64, device: usize) -> u64 {
+fn seed_of(seed: u64, device: usize) -> u64 {
     seed ^ (device as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 /// Returns whether a state is a sum of gradients, or the number of batches in them.
-pub fn is_sum(state: &str) -> bool {
+fn is_sum(state: &str) -> bool {
     state == BATCHES || state.starts_with(SUMS)
 }
 

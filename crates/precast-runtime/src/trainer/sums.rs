@@ -14,7 +14,6 @@ use std::{ops::Add as Plus, path::Path};
 
 use precast_store::{Device, record::Dtype};
 
-use super::Trainer;
 use crate::{
     Element, RuntimeError, Session, Tensor, TorchError,
     arrays::refused,
@@ -43,38 +42,6 @@ impl Sums {
     }
 }
 
-impl Trainer<'_> {
-    /// Returns where the gradients of several devices are added; none for one device.
-    pub fn sums(&self) -> Option<Sums> {
-        let sums = match self.between.nccl {
-            Some(_) => Sums::Nccl,
-            None => Sums::Memory,
-        };
-        (self.sessions.len() > 1).then_some(sums)
-    }
-
-    /// Adds the gradients of several devices in the host's memory, in the order of the devices, also where the process
-    /// finds NCCL: for the same bits on any machine, and where NCCL fails.
-    pub fn without_nccl(mut self) -> Self {
-        self.between = Between::memory(sum);
-        self
-    }
-
-    /// Replaces the sum of the devices' gradients: for a test of the comparison with one device.
-    #[doc(hidden)]
-    pub fn adding(mut self, add: Add) -> Self {
-        self.between = Between::memory(add);
-        self
-    }
-
-    /// Takes another library for NCCL: for a test without CUDA devices.
-    #[doc(hidden)]
-    pub fn through(mut self, nccl: &Path) -> Result<Self, RuntimeError> {
-        self.between.nccl = Some(Nccl::open(nccl).map_err(refused)?);
-        Ok(self)
-    }
-}
-
 /// What passes between the devices of a trainer.
 pub struct Between {
     nccl: Option<&'static Nccl>,
@@ -95,11 +62,26 @@ impl Between {
         }
     }
 
-    fn memory(add: Add) -> Self {
+    /// Takes the host's memory.
+    pub fn memory(add: Add) -> Self {
         Self {
             nccl: None,
             connected: None,
             add,
+        }
+    }
+
+    /// Takes this library for NCCL.
+    pub fn take_nccl(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        self.nccl = Some(Nccl::open(path).map_err(refused)?);
+        Ok(())
+    }
+
+    /// Returns the way that it takes.
+    pub fn sums(&self) -> Sums {
+        match self.nccl {
+            Some(_) => Sums::Nccl,
+            None => Sums::Memory,
         }
     }
 
