@@ -53,6 +53,7 @@
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
 //! dlpack, outputs, peak, tensors, trial
 //! weights
+//! weight_set
 //! arrays, prepacked, shims, stats
 //! plan
 //! eager, graphs, wiring
@@ -125,6 +126,7 @@ mod trial;
 mod validate;
 mod variant;
 mod watch;
+mod weight_set;
 mod weights;
 mod wiring;
 
@@ -145,7 +147,7 @@ pub use session::Session;
 pub use tensor::{Element, Tensor};
 pub use trainer::Trainer;
 pub use trial::Trial;
-pub use weights::WeightSet;
+pub use weight_set::WeightSet;
 
 /// Counts and times of a model: the rows of [`Model::stats`], [`Model::devices`] and [`Model::timings`]; and the levels
 /// that can answer a call.

@@ -31,7 +31,7 @@ use super::{
     replica::{self, Replica},
     states::States,
     variant::{CallOptions, Variant},
-    weights::WeightSet,
+    weight_set::WeightSet,
 };
 
 /// A model of one release, ready on one or more devices.

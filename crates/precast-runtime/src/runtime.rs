@@ -29,7 +29,8 @@ use super::{
     states::most_bytes,
     trial::{Trial, Trials},
     variant::Variant,
-    weights::{WeightSet, Weights},
+    weight_set::WeightSet,
+    weights::Weights,
 };
 
 mod release;

@@ -4,7 +4,7 @@
 //! are copies ([`super::prepacked`]), in files that processes share too. On CUDA all tensors are views of one
 //! allocation. A program holds an `Arc` of each bound weight, so weights live as long as a call may read them.
 //!
-//! A set of the caller's own tensors ([`WeightSet::of`]) is bound where it is. The caller changes its values between
+//! A set of the caller's own tensors ([`WeightSet::of`](super::WeightSet::of)) is bound where it is. The caller changes its values between
 //! calls, so nothing is computed from them: neither a prepacked constant nor a copy with other strides.
 
 use std::{
@@ -33,112 +33,6 @@ use super::{
     tensors::dtype_of,
     validate::aligned,
 };
-
-/// One weight set on every device of a runtime. Cloning shares it.
-#[derive(Clone)]
-pub struct WeightSet {
-    digest: Option<Digest>,
-    on: Vec<(Device, Arc<Weights>)>,
-}
-
-impl WeightSet {
-    pub(super) fn new(digest: Option<Digest>, on: Vec<(Device, Arc<Weights>)>) -> Self {
-        Self { digest, on }
-    }
-
-    /// Makes a weight set of the caller's own tensors on one device, for [`Runtime::load_on`](crate::Runtime::load_on)
-    /// and [`Model::swap`](crate::Model::swap).
-    ///
-    /// Artifacts read the tensors where they are: there is no copy and no digest. A call sees every change in place
-    /// before it, such as a step of an optimizer, `copy_`, or a `load_state_dict` into the same parameters. On CUDA the
-    /// change must be earlier on the call's stream. A change during a call is a data race, which the caller must
-    /// prevent. The set keeps the memory that a tensor has now: a tensor that gets other memory, as by `.data = …` or
-    /// `.to(…)`, needs another set.
-    ///
-    /// Names are those of the model's parameters and buffers; of tied ones, one is enough. Tensors without a constant
-    /// of that name are not used. A load fails with [`RuntimeError::Unbound`] where a tensor is missing, or has another
-    /// dtype, shape or strides than its constant. It fails with [`RuntimeError::ComputedFromWeights`] where an artifact
-    /// needs prepacked constants: models are built for such sets with `options = { freezing = false }` in `[compile]`.
-    ///
-    /// Fails with [`RuntimeError::NotAWeight`] for a tensor on another device, that is not dense, has a dtype that no
-    /// module takes, or starts at an address that kernels can't read from (on CUDA a multiple of 16 bytes).
-    ///
-    /// ```
-    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
-    /// # use precast_runtime::{Device, Runtime, Store, Tensor, Value, WeightSet};
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// # let folder = example();
-    /// # let runtime = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?;
-    /// let mut scale = Tensor::from_slice(&[3.0_f32], &[1])?;
-    /// let set = WeightSet::of([("scale".to_owned(), scale.share())].into(), Device::Cpu)?;
-    /// let model = runtime.load_on("tiny", &set)?;
-    /// # let x = Value::new(&[1.0_f32; 8], &[2, 4])?;
-    /// let three = model.run("double", &[&x])?.array::<f32>(0)?.data()[0];
-    /// scale.copy_from(&Tensor::from_slice(&[4.0_f32], &[1])?)?;
-    /// let four = model.run("double", &[&x])?.array::<f32>(0)?.data()[0];
-    /// assert_eq!((three, four), (3.0, 4.0));
-    /// # Ok(()) }
-    /// ```
-    pub fn of(tensors: BTreeMap<String, Tensor>, device: Device) -> Result<Self, RuntimeError> {
-        let weights = Arc::new(Weights::of(tensors, device)?);
-        Ok(Self::new(None, vec![(device, weights)]))
-    }
-
-    /// Returns the digest of the safetensors object; none for a model without parameters and buffers, and for a set of
-    /// the caller's own tensors.
-    pub fn digest(&self) -> Option<Digest> {
-        self.digest
-    }
-
-    /// Returns the bytes of the weights on each device. On the CPU they are the mapped object's pages. The caller's own
-    /// tensors count with all of their storages.
-    pub fn bytes(&self) -> usize {
-        self.on.first().map_or(0, |(_, weights)| {
-            weights.memory.iter().map(ExactSizeIterator::len).sum()
-        })
-    }
-
-    /// Returns the bytes of prepacked constants on each device, in addition to the weights: a matrix in the order of
-    /// its kernel, or a filter multiplied by the following batch norm. Each is computed once.
-    pub fn prepared_bytes(&self) -> usize {
-        self.on
-            .first()
-            .map_or(0, |(_, weights)| weights.cached_bytes.load(Relaxed))
-    }
-
-    /// Returns the total time of the copies from the file to the devices; none without a copy, as on the CPU.
-    pub fn upload_time(&self) -> Option<Duration> {
-        let took = self.on.iter().map(|(_, weights)| weights.took);
-        took.flatten().reduce(|a, b| a + b)
-    }
-
-    /// Gives back the memory of mapped pages, those of prepacked constants too. A later call reads them again: from the
-    /// system's cache of files, in some milliseconds for each GiB, or from the disk.
-    pub fn release(&self) {
-        self.on.iter().for_each(|(_, weights)| weights.release());
-    }
-
-    /// Returns a copy of one tensor in the host's memory, read from the first device; none without an undamaged tensor
-    /// of that name.
-    pub fn read(&self, name: &str) -> Option<Tensor> {
-        let (_, weights) = self.on.first()?;
-        let entry = weights.tensors.get(name)?;
-        weights.check(name, entry).ok()?;
-        let held = Tensor(entry.weight.handle().share());
-        held.converted(held.dtype()?, Device::Cpu).ok()
-    }
-
-    pub(super) fn on(&self, device: Device) -> Result<Arc<Weights>, RuntimeError> {
-        let found = self.on.iter().find(|(known, _)| *known == device);
-        let missing = || RuntimeError::NoDevice {
-            device,
-            reason: "the weight set has no tensors on it".into(),
-        };
-        found
-            .map(|(_, weights)| weights.clone())
-            .ok_or_else(missing)
-    }
-}
 
 /// One weight set on one device.
 pub struct Weights {
@@ -316,7 +210,7 @@ impl Weights {
     }
 
     /// Makes a set of the caller's tensors, each another handle of the same storage.
-    fn of(tensors: BTreeMap<String, Tensor>, device: Device) -> Result<Self, RuntimeError> {
+    pub fn of(tensors: BTreeMap<String, Tensor>, device: Device) -> Result<Self, RuntimeError> {
         let mut set = Self::none(device);
         set.live = true;
         for (name, tensor) in tensors {
@@ -355,7 +249,30 @@ impl Weights {
         }
     }
 
-    fn release(&self) {
+    /// Returns the bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self.memory.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Returns the bytes of prepacked constants and other copies.
+    pub fn prepared_bytes(&self) -> usize {
+        self.cached_bytes.load(Relaxed)
+    }
+
+    /// Returns the duration of the upload; none without one.
+    pub fn upload_time(&self) -> Option<Duration> {
+        self.took
+    }
+
+    /// Returns the tensor of this name; none if it is damaged.
+    pub fn checked(&self, name: &str) -> Option<&Weight> {
+        let entry = self.tensors.get(name)?;
+        self.check(name, entry).ok()?;
+        Some(&entry.weight)
+    }
+
+    /// Gives back the memory of mapped pages.
+    pub fn release(&self) {
         let own = self.tensors.values().map(|entry| &entry.weight);
         own.for_each(|weight| weight.release());
         let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
