@@ -8,6 +8,9 @@ use crate::{coverage::Grid, receipt::Latency, words::time};
 /// Maximum number of rows in charts with a row for each program.
 pub(super) const ROWS: usize = 120;
 
+/// Maximum number of rows in a chart with a row for each output.
+const OUTPUTS: usize = 40;
+
 const WIDTH: f64 = 920.0;
 
 fn percent(share: f64) -> String {
@@ -144,7 +147,7 @@ pub(super) fn times(ratio: f64) -> String {
 
 /// The share of its tolerance that each output uses, on a logarithmic scale that ends at the limit.
 pub(super) fn errors(part: &ModelPart) -> Markup {
-    let rows: Vec<_> = part
+    let mut rows: Vec<_> = part
         .programs()
         .flat_map(|(module, line)| {
             line.receipt
@@ -153,8 +156,12 @@ pub(super) fn errors(part: &ModelPart) -> Markup {
                 .map(move |output| (module, line, output))
         })
         .collect();
-    let left_out = rows.len().saturating_sub(ROWS);
-    let rows = &rows[..rows.len().min(ROWS)];
+    // A training step has an output for each parameter.
+    let all = rows.len();
+    if all > OUTPUTS {
+        rows.sort_by(|a, b| b.2.used().total_cmp(&a.2.used()));
+        rows.truncate(OUTPUTS);
+    }
     let (left, row, decades) = (230.0, 34.0, 5.0);
     let span = WIDTH - left - 230.0;
     let place =
@@ -185,7 +192,7 @@ pub(super) fn errors(part: &ModelPart) -> Markup {
                 }
             }
         }
-        @if left_out > 0 { p.note { "The first " (ROWS) " of " (ROWS + left_out) " outputs." } }
+        @if all > OUTPUTS { p.note { "The " (OUTPUTS) " of " (all) " outputs with the largest shares." } }
     }
 }
 
