@@ -16,7 +16,7 @@ cp target/c/include/precast.h target/c/lib/libprecast.so $stage/c/
 ln -s libprecast.so "$stage/c/$(readelf -d $stage/c/libprecast.so | sed -n 's/.*soname: \[\(.*\)\]/\1/p')"
 strip $stage/c/libprecast.so
 cp -r python/tests $stage/tests
-cp -r examples/double examples/train benches/models/gpt benches/models/decode $stage/
+cp -r examples/double examples/train benches/models/gpt benches/models/steps benches/models/decode $stage/
 rm -rf $stage/train/src
 cp tests/gpu/python/*.py tests/gpu/python/streams.c tests/gpu/python/run.sh $stage/
 cp -r kernels/precast_kernels $stage/kernels/

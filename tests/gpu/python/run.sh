@@ -9,6 +9,8 @@
 #
 #   PARTS="a b c"      which parts to run, of: tests generates streams train step decode devices (all unless set)
 #   TESTS="a.py b.py"  which files of python/tests (those that need a device unless set)
+#   TABLE="--models encoder --batches 1 8"   what the part `table` measures, which is not among the parts unless asked
+#                      for: all of it takes 25 minutes
 #   DEVICE=cpu         the parts generates and train on the CPU, to try the script
 #
 # Each part leaves OUTPUT_FOLDER/PART.log as it goes. Exit code 0: every part passed.
@@ -187,5 +189,13 @@ decode() {
     done
 }
 
-for name in tests generates streams train step decode devices; do part $name; done
+# Training steps of four models by batch, as pairs and as steps, beside eager and torch.compile.
+table() {
+    cp -r "$here/steps" "$work"
+    cd "$work/steps"
+    # shellcheck disable=SC2086
+    "$python" table.py "$out/table.json" ${TABLE:-}
+}
+
+for name in tests generates streams train step decode devices table; do part $name; done
 test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }

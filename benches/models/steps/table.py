@@ -1,0 +1,263 @@
+"""Steps a second, first step and memory of training, by model, batch and way.
+
+    python table.py OUT.json [--models encoder resnet50] [--batches 1 8 32] [--ways eager step] [--steps 30]
+
+| way | a step |
+|---|---|
+| `eager` | PyTorch with fused AdamW |
+| `compile` | `torch.compile` of model and optimizer |
+| `graphs` | the same with `reduce-overhead`, on a GPU |
+| `autograd` | `precast.maybe_compile` with `kind="autograd"`, fused AdamW |
+| `step` | `precast train`: a module of kind `step`, without Python |
+
+On a GPU in bfloat16 by autocast, on a CPU in float32. Each way has two processes: one fills its caches or its store,
+and the other one is measured, so that the first step is that of a process that starts again. The first step counts from
+the start of the process; the time of a step is the median of those after it. Memory is the peak of the process, on a
+GPU that of the device as its driver counts it, less what was used before. A row that fails is in the document with its
+error. The document is written after each row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+WAYS = ("eager", "compile", "graphs", "autograd", "step")
+RATE = 1e-4
+SPEC = """schema = 1
+[model]
+name  = "{name}"
+entry = "model:load"
+[target]
+device = "{device}"
+[compile]
+mode = "{mode}"
+[[module]]
+name = "train"
+kind = "step"
+[module.inputs]
+x       = {{ dtype = "{dtype}", shape = {x}{x_range} }}
+targets = {{ dtype = "int64", shape = {targets}, range = [0, {classes}] }}
+[module.train]
+loss      = "forward"
+optimizer = "adamw"
+{autocast}
+"""
+
+
+def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
+    """Trains in one way in this process; returns milliseconds of each step, and losses."""
+    import torch
+    from model import batch, device, load
+
+    net: Any = load()
+    on = device()
+    given = {name: value.to(on) for name, value in batch(rows).items()}
+    plain = way == "eager" or way == "autograd"
+    optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, fused=plain, capturable=on == "cuda" and not plain)
+    update = optimizer.step
+    # Autocast is the caller's for a module in hand, as it is for torch.compile.
+    cast = torch.autocast(on, torch.bfloat16, enabled=on == "cuda")
+    model = net
+    if way == "autograd":
+        import precast
+
+        config = precast.CompileConfig(kind="autograd", name=f"{os.environ['STEPS_MODEL']}-{rows}", store=store)
+        with cast:
+            model = precast.maybe_compile(net, config, None, given)
+    elif way != "eager":
+        mode = "reduce-overhead" if way == "graphs" else "default"
+        model, update = torch.compile(net, mode=mode), torch.compile(optimizer.step)
+    times, losses = [], []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        # The gradients of a compiled backward pass are in its graph's memory until the next run.
+        torch.compiler.cudagraph_mark_step_begin()
+        with cast:
+            loss = model(**given)
+        loss.backward()
+        update()
+        optimizer.zero_grad(set_to_none=True)
+        losses.append(float(loss.detach()))  # waits for the device, as a loop that logs does
+        times.append((time.perf_counter() - began) * 1e3)
+        if len(times) == 1:
+            print("first", flush=True)
+    found: dict[str, Any] = {"ms": times, "losses": [losses[0], losses[-1]]}
+    if way == "autograd":
+        report = model.precast_report()
+        found["fallbacks"] = report["reasons"]
+    return found
+
+
+def project(folder: Path, rows: int, mode: str) -> None:
+    """Writes the spec of the step, and rows for it."""
+    import torch
+    from model import MODELS, batch, device
+    from safetensors.torch import save_file
+
+    given, name = batch(rows), os.environ["STEPS_MODEL"]
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(HERE / "model.py", folder)
+    text = SPEC.format(
+        name=name,
+        device=device(),
+        mode=mode,
+        dtype=str(given["x"].dtype).removeprefix("torch."),
+        x=list(given["x"].shape),
+        x_range=f", range = [0, {MODELS[name][2]}]" if MODELS[name][2] else "",
+        targets=list(given["targets"].shape),
+        classes=int(MODELS[name][2] or 10) if given["targets"].dim() > 1 else 10,
+        autocast='autocast  = "bfloat16"' if device() == "cuda" else "",
+    )
+    (folder / "precast.toml").write_text(text)
+    save_file(
+        {key: torch.cat([value, value]).contiguous() for key, value in given.items()}, folder / "rows.safetensors"
+    )
+
+
+class Memory:
+    """The peak of a process, on a GPU of the device, while it runs."""
+
+    def __init__(self, process: subprocess.Popen[str], gpu: bool) -> None:
+        self.process, self.gpu, self.peak = process, gpu, 0.0
+        self.before = self._used() if gpu else 0.0
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+
+    def _used(self) -> float:
+        if self.gpu:
+            query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+            return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+        try:
+            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
+        except OSError:
+            return 0.0
+        kilobytes = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
+        return kilobytes[0] / 1024 if kilobytes else 0.0
+
+    def _watch(self) -> None:
+        while self.process.poll() is None:
+            self.peak = max(self.peak, self._used())
+            time.sleep(0.05)
+
+    def mib(self) -> float:
+        """Returns the peak after the end of the process."""
+        self.thread.join()
+        return round(self.peak - self.before, 1)
+
+
+def started(command: list[str], env: dict[str, str], gpu: bool, cwd: Path) -> dict[str, Any]:
+    """Runs a process to its end; returns its last line as JSON, its seconds to the first step, its memory."""
+    with tempfile.TemporaryFile("w+") as errors:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True)
+        memory, first, lines = Memory(process, gpu), None, []
+        assert process.stdout is not None
+        for line in process.stdout:
+            first = time.perf_counter() - began if line == "first\n" else first
+            lines.append(line)
+        if process.wait() != 0:
+            errors.seek(0)
+            raise RuntimeError(errors.read()[-1500:] or "".join(lines)[-1500:])
+    text = "".join(line for line in lines if line != "first\n")
+    return {**json.loads(text), "first": first, "memory": memory.mib()}
+
+
+def measure(way: str, rows: int, steps: int, work: Path, gpu: bool) -> dict[str, Any]:
+    """Returns the row of one way."""
+    name = os.environ["STEPS_MODEL"]
+    store, folder = work / f"{name}-{rows}-{way}", work / f"project-{name}-{rows}"
+    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "caches"), "HF_HUB_OFFLINE": "1"}
+    if way == "step":
+        project(folder, rows, "reduce-overhead" if gpu else "default")
+        build = ["precast", "build", "--store", str(store)]
+        done = subprocess.run(build, cwd=folder, env=env, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr[-1500:])
+        command = ["precast", "train", "train", "--data", "rows.safetensors", "--lr", str(RATE), "--format", "json"]
+        command += ["--store", str(store), "--steps", str(steps + 1)]
+        found = started(command, env, gpu, folder)
+        own = found["artifact"]
+        row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"], "losses": found["losses"]}
+        row["losses"] = [row["losses"][0], row["losses"][-1]]
+    else:
+        command = [
+            sys.executable,
+            str(HERE / "table.py"),
+            "--child",
+            way,
+            "--batches",
+            str(rows),
+            "--folder",
+            str(store),
+        ]
+        started([*command, "--steps", "1"], env, gpu, HERE)
+        found = started([*command, "--steps", str(steps)], env, gpu, HERE)
+        row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
+        row |= {key: found[key] for key in ("fallbacks",) if key in found}
+    numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+    return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
+
+
+def main() -> None:
+    """Measures all rows."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--models", nargs="+", default=["encoder", "blocks", "resnet50", "smollm2"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--folder", type=Path, help="stores and caches of an earlier run")
+    parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.child:
+        print(json.dumps(child(given.child, given.batches[0], given.steps, given.folder)))
+        return
+    import torch
+
+    gpu = torch.cuda.is_available()
+    work = given.folder or Path(tempfile.mkdtemp())
+    device = (
+        torch.cuda.get_device_name() if gpu else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
+    )
+    document: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "command": " ".join(["python table.py", *sys.argv[1:]]),
+        "machine": {"device": device, "torch": torch.__version__, "python": platform.python_version()},
+        "what": (__doc__ or "").splitlines()[0],
+        "rows": [],
+    }
+    for name in given.models:
+        os.environ["STEPS_MODEL"] = name
+        for rows in given.batches:
+            for way in given.ways:
+                if way == "graphs" and not gpu:
+                    continue
+                row: dict[str, Any] = {"model": name, "batch": rows, "way": way}
+                try:
+                    row |= measure(way, rows, given.steps, work, gpu)
+                except Exception as error:
+                    row["error"] = str(error)
+                document["rows"].append(row)
+                print(json.dumps(row), flush=True)
+                if given.out:
+                    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    if given.folder is None:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
