@@ -19,6 +19,16 @@ pub struct Variant {
     pub inputs: Vec<String>,
     /// The arguments, in order.
     pub arguments: Vec<String>,
+    /// The places of the arguments, by their names.
+    places: Vec<(String, Place)>,
+}
+
+/// The place of an argument, or of a part of one.
+enum Place {
+    /// A flat input.
+    Input(usize),
+    /// Parts by their keys, in order: `0`, `1`, … for a list.
+    Parts(Vec<(String, Self)>),
 }
 
 impl Variant {
@@ -30,7 +40,33 @@ impl Variant {
                 arguments.push(argument.to_owned());
             }
         }
-        Self { inputs, arguments }
+        let mut places = Vec::new();
+        for (at, input) in inputs.iter().enumerate() {
+            put(&mut places, input, at);
+        }
+        Self {
+            inputs,
+            arguments,
+            places,
+        }
+    }
+}
+
+/// Adds the place of a flat input. The name of an input that is also a part of another leaves that one without a place.
+fn put(places: &mut Vec<(String, Place)>, path: &str, at: usize) {
+    let (key, rest) = match path.split_once('.') {
+        Some((key, rest)) => (key, Some(rest)),
+        None => (path, None),
+    };
+    let known = places.iter().position(|(known, _)| known == key);
+    let known = known.unwrap_or_else(|| {
+        places.push((key.to_owned(), Place::Parts(Vec::new())));
+        places.len() - 1
+    });
+    match (rest, &mut places[known].1) {
+        (None, place) => *place = Place::Input(at),
+        (Some(rest), Place::Parts(parts)) => put(parts, rest, at),
+        (Some(_), Place::Input(_)) => {}
     }
 }
 
@@ -165,7 +201,17 @@ pub fn of(
         }
         return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
     }
-    if let Some(inputs) = named(args, kwargs, variants, &mut library)? {
+    if let Some((variant, values)) = variants.iter().find_map(|variant| {
+        let alone = |other: &&Variant| other.inputs.len() == variant.inputs.len();
+        let values = fit(args, kwargs, variant)?;
+        (variants.iter().filter(alone).count() == 1).then_some((variant, values))
+    }) {
+        let mut inputs = SmallVec::new();
+        for (value, name) in values.iter().flatten().zip(&variant.inputs) {
+            let (tensor, of) = tensors::take(value, name)?;
+            prefer(&mut library, of);
+            inputs.push(tensor);
+        }
         return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
     }
     let mut found = Vec::new();
@@ -216,44 +262,68 @@ pub fn of(
     Ok((Inputs::Named(named), library.unwrap_or(Library::Other)))
 }
 
-/// Takes tensors by position and by name, in the module's order; none for nested and absent arguments, unknown names, and
-/// where several variants have this number of inputs. This is the usual call, and a path for each tensor takes longer than
-/// the tensor.
-fn named(
-    args: &Bound<'_, PyTuple>,
-    kwargs: Option<&Bound<'_, PyDict>>,
-    variants: &[Variant],
-    library: &mut Option<Library>,
-) -> PyResult<Option<SmallVec<[Tensor; 8]>>> {
-    let Some(kwargs) = kwargs else {
-        return Ok(None);
-    };
-    let count = args.len() + kwargs.len();
-    let mut fitting = (variants.iter()).filter(|variant| variant.inputs.len() == count);
-    let (Some(variant), None) = (fitting.next(), fitting.next()) else {
-        return Ok(None);
-    };
-    let mut places: SmallVec<[Option<Bound<'_, PyAny>>; 8]> = args.iter().map(Some).collect();
-    places.resize(count, None);
-    for (name, value) in kwargs {
-        let name = name.cast::<PyString>()?.to_str()?;
-        match variant.inputs.iter().position(|input| input == name) {
-            Some(at) if places[at].is_none() => places[at] = Some(value),
-            _ => return Ok(None),
+/// The tensor of each flat input; all are there.
+type Values<'py> = SmallVec<[Option<Bound<'py, PyAny>>; 8]>;
+
+/// Returns the tensors of arguments that nest exactly as those of a variant do, in its order. This is the usual call,
+/// and the text of a path takes longer than its tensor.
+fn fit<'py>(
+    args: &Bound<'py, PyTuple>,
+    kwargs: Option<&Bound<'py, PyDict>>,
+    variant: &Variant,
+) -> Option<Values<'py>> {
+    let mut values: Values<'py> = SmallVec::new();
+    values.resize(variant.inputs.len(), None);
+    for (arg, (_, place)) in args.iter().zip(&variant.places) {
+        fill(arg, place, &mut values)?;
+    }
+    if let Some(kwargs) = kwargs {
+        fill_by_key(kwargs, &variant.places, &mut values)?;
+    }
+    let fits = args.len() <= variant.places.len() && values.iter().all(Option::is_some);
+    fits.then_some(values)
+}
+
+/// Puts the tensors of a value into their places; none if it does not nest as the place does.
+fn fill<'py>(value: Bound<'py, PyAny>, place: &Place, values: &mut Values<'py>) -> Option<()> {
+    match place {
+        Place::Input(at) if values[*at].is_none() && tensors::is_tensor(&value) => {
+            values[*at] = Some(value);
+            Some(())
+        }
+        _ if value.is_none() => Some(()),
+        Place::Input(_) => None,
+        Place::Parts(parts) => {
+            if let Ok(dict) = value.cast::<PyDict>() {
+                return fill_by_key(dict, parts, values);
+            }
+            if !value.is_instance_of::<PyTuple>() && !value.is_instance_of::<PyList>() {
+                return None;
+            }
+            let mut parts = parts.iter().enumerate();
+            for value in value.try_iter().ok()? {
+                let (at, (key, place)) = parts.next()?;
+                if key.parse() != Ok(at) {
+                    return None;
+                }
+                fill(value.ok()?, place, values)?;
+            }
+            Some(())
         }
     }
-    // As many places as values, and no place twice: each has one.
-    let values = || places.iter().flatten();
-    if !values().all(tensors::is_tensor) {
-        return Ok(None);
+}
+
+fn fill_by_key<'py>(
+    dict: &Bound<'py, PyDict>,
+    parts: &[(String, Place)],
+    values: &mut Values<'py>,
+) -> Option<()> {
+    for (key, value) in dict {
+        let key = key.cast::<PyString>().ok()?.to_str().ok()?;
+        let (_, place) = parts.iter().find(|(part, _)| part == key)?;
+        fill(value, place, values)?;
     }
-    let mut inputs = SmallVec::new();
-    for (value, name) in values().zip(&variant.inputs) {
-        let (tensor, of) = tensors::take(value, name)?;
-        prefer(library, of);
-        inputs.push(tensor);
-    }
-    Ok(Some(inputs))
+    Some(())
 }
 
 /// A tensor of torch decides, wherever it stands; else the first one.

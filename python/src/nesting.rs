@@ -66,7 +66,7 @@ impl Nesting {
             Self::Tensor(at) => {
                 // The same tensor may stand in two places.
                 match outputs.get(*at) {
-                    Some(tensor) => tensors::give(py, tensor.share(), library),
+                    Some(tensor) => tensors::give(py, tensor, library),
                     None => Ok(py.None()),
                 }
             }

@@ -51,7 +51,7 @@
 //! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
-//! dlpack, outputs, peak, tensors, trial
+//! aten, dlpack, outputs, peak, tensors, trial
 //! weights
 //! arrays, prepacked, shims, stats
 //! plan
@@ -79,6 +79,7 @@ extern crate self as precast_runtime;
 mod fake;
 
 mod arrays;
+pub mod aten;
 mod background;
 mod calls;
 mod devices;
