@@ -1,10 +1,10 @@
-//! Tensors of torch as they are, by what C++ extensions of torch use: each object of `torch.Tensor` has an `at::Tensor`
-//! in it, and `THPVariable_Wrap` makes an object of one. That takes a fifth of the time of DLPack's structures.
+//! Tensors of torch as they are, in the way of torch's C++ extensions: an object of `torch.Tensor` contains an
+//! `at::Tensor`, and `THPVariable_Wrap` makes an object of one. That takes a quarter of the time of DLPack's structures.
 //!
-//! The place of the `at::Tensor` in the object is in torch's header `python_variable.h`, and no function gives it in every
-//! version. So it is checked with the first tensor: its address must be the one that the object says by itself
-//! (`_cdata`), and `THPVariable_Wrap` must give that very object for it. Where a check fails, and for tensors that are not
-//! plain ([`precast_runtime::aten`]), DLPack is the way ([`crate::exchange`]).
+//! torch's header `python_variable.h` has the place of the `at::Tensor` in the object. No function returns it in all
+//! versions. So the first tensor is checked: the address in that place must be the object's `_cdata`, and
+//! `THPVariable_Wrap` must return the same object for it. If a check fails, and for tensors that are not plain
+//! ([`precast_runtime::aten`]), tensors pass by DLPack ([`crate::exchange`]).
 
 #![allow(unsafe_code)]
 
@@ -13,7 +13,10 @@ use std::{
     ptr::NonNull,
 };
 
-use precast_runtime::{Tensor, aten::Wrap, cuda::TensorRef};
+use precast_runtime::{
+    Tensor,
+    aten::{TensorRef, Wrap},
+};
 use pyo3::{intern, prelude::*};
 
 /// `THPVariable_Wrap(const at::TensorBase&)`: returns a new reference.
@@ -44,7 +47,8 @@ impl Direct {
         // the object that a tensor has already, and throws nothing then. The GIL is held.
         let same = unsafe { Bound::from_owned_ptr_or_opt(py, wrap(place.as_ptr()).cast()) }?;
         // SAFETY: it is that function.
-        same.is(object).then(|| Self(unsafe { Wrap::from_raw(wrap) }))
+        same.is(object)
+            .then(|| Self(unsafe { Wrap::from_raw(wrap) }))
     }
 
     /// Takes a plain tensor; the object is exactly of the class `torch.Tensor`.

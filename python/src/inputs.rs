@@ -189,30 +189,25 @@ pub fn of(
     variants: &[Variant],
 ) -> PyResult<(Inputs, Library)> {
     let mut library = None;
-    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
-        && args.iter().all(|arg| tensors::is_tensor(&arg));
-    if plain {
-        let mut inputs = SmallVec::new();
-        for (at, arg) in args.iter_borrowed().enumerate() {
-            let name = || variants[0].inputs.get(at).map_or("input", String::as_str);
-            let (tensor, of) = tensors::take(&arg, name())?;
-            prefer(&mut library, of);
-            inputs.push(tensor);
-        }
-        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
-    }
     if let Some((variant, values)) = variants.iter().find_map(|variant| {
-        let alone = |other: &&Variant| other.inputs.len() == variant.inputs.len();
+        let same = |other: &&Variant| other.inputs.len() == variant.inputs.len();
         let values = fit(args, kwargs, variant)?;
-        (variants.iter().filter(alone).count() == 1).then_some((variant, values))
+        (variants.iter().filter(same).count() == 1).then_some((variant, values))
     }) {
-        let mut inputs = SmallVec::new();
-        for (value, name) in values.iter().flatten().zip(&variant.inputs) {
-            let (tensor, of) = tensors::take(value, name)?;
-            prefer(&mut library, of);
-            inputs.push(tensor);
-        }
-        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
+        let names = variant.inputs.iter().map(String::as_str);
+        let values = values.iter().flatten().zip(names);
+        let inputs = in_order(values, &mut library)?;
+        return Ok((inputs, library.unwrap_or(Library::Other)));
+    }
+    // The runtime picks a variant by their number, or says which numbers there are.
+    if kwargs.is_none_or(|kwargs| kwargs.is_empty())
+        && args.iter().all(|arg| tensors::is_tensor(&arg))
+    {
+        let args: SmallVec<[Bound<'_, PyAny>; 8]> = args.iter().collect();
+        let names = variants[0].inputs.iter().map(String::as_str);
+        let names = names.chain(std::iter::repeat("input"));
+        let inputs = in_order(args.iter().zip(names), &mut library)?;
+        return Ok((inputs, library.unwrap_or(Library::Other)));
     }
     let mut found = Vec::new();
     for (at, arg) in args.iter().enumerate() {
@@ -260,6 +255,20 @@ pub fn of(
     let tensors = found.into_iter().map(|found| found.tensor);
     let named = names.into_iter().zip(tensors).collect();
     Ok((Inputs::Named(named), library.unwrap_or(Library::Other)))
+}
+
+/// Takes tensors in their order.
+fn in_order<'a, 'py: 'a>(
+    tensors: impl Iterator<Item = (&'a Bound<'py, PyAny>, &'a str)>,
+    library: &mut Option<Library>,
+) -> PyResult<Inputs> {
+    let mut inputs = SmallVec::new();
+    for (tensor, name) in tensors {
+        let (tensor, of) = tensors::take(tensor, name)?;
+        prefer(library, of);
+        inputs.push(tensor);
+    }
+    Ok(Inputs::InOrder(inputs))
 }
 
 /// The tensor of each flat input; all are there.

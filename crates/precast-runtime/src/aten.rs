@@ -5,14 +5,15 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
-pub use super::ffi::Wrap;
-use super::{Tensor, ffi::TensorRef};
+use super::Tensor;
+pub use super::ffi::{TensorRef, Wrap};
 
 impl Tensor {
     /// Takes a plain tensor on the CPU without a copy of its memory.
     ///
-    /// The new tensor has the memory, sizes and strides that the other one has now: later changes of its sizes, or of the
-    /// memory that it uses (`resize_`, `set_`, `.data`), are not seen.
+    /// The new tensor has the memory, sizes and strides that the other one has now: another memory (`set_`, `.data`) and
+    /// other sizes (`resize_`) that the other one gets later are not seen. While a call uses the memory, nobody may
+    /// enlarge it: torch frees memory that becomes too small.
     ///
     /// Returns none
     /// - for a tensor that is undefined, sparse, quantised, nested, on another device, or wrapped by a transform, one

@@ -49,3 +49,67 @@ impl TensorRef<'_> {
         NonNull::new(unsafe { precast_tensor_give(self.raw(), wrap.0) })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use precast_store::{Device, record::Dtype};
+
+    use super::*;
+    use crate::ffi::libtorch::aoti_torch_new_tensor_handle;
+
+    fn impl_of(handle: &Handle) -> usize {
+        // SAFETY: an `at::Tensor` is one pointer to its `TensorImpl`.
+        unsafe { *handle.raw().cast::<usize>() }
+    }
+
+    unsafe extern "C" fn boxed(tensor: *const c_void) -> *mut c_void {
+        let mut made = std::ptr::null_mut();
+        // SAFETY: a live tensor, and a valid out pointer.
+        unsafe { aoti_torch_new_tensor_handle(tensor.cast_mut(), &mut made) };
+        made
+    }
+
+    /// Returns the tensor of an object that `boxed` makes.
+    fn given(tensor: &Handle) -> Handle {
+        // SAFETY: such a function.
+        let object = tensor.borrow().wrapped(unsafe { Wrap::from_raw(boxed) });
+        // SAFETY: a handle of `boxed`, which nobody else has.
+        unsafe { Handle::from_raw(object.unwrap().as_ptr()) }.unwrap()
+    }
+
+    #[test]
+    fn a_plain_tensor_passes_with_sizes_of_its_own() {
+        let x = Handle::empty(&[2, 3], &[1, 2], Dtype::Int64, Device::Cpu).unwrap();
+        let taken = x.borrow().plain().unwrap();
+        assert_ne!(impl_of(&taken), impl_of(&x));
+        let (own, meta) = (taken.meta(), x.meta());
+        assert_eq!((own.address(), own.sizes()), (meta.address(), meta.sizes()));
+        assert_eq!(own.strides(), [1, 2]);
+        // A tensor that nobody else has is given itself.
+        assert_eq!(impl_of(&given(&x)), impl_of(&x));
+        let share = x.share();
+        assert_ne!(impl_of(&given(&x)), impl_of(&x));
+        assert_eq!(given(&share).meta().address(), x.meta().address());
+    }
+
+    #[cfg(feature = "tch")]
+    #[test]
+    fn other_tensors_do_not_pass() {
+        use tch::{Kind, Tensor};
+
+        let plain = |x: &Tensor| TensorRef::from(x).plain().is_some();
+        let x = Tensor::ones([2, 3], (Kind::Float, tch::Device::Cpu));
+        assert!(plain(&x) && plain(&x.transpose(0, 1)) && plain(&x.set_requires_grad(false)));
+        let complex = Tensor::complex(&x, &x);
+        for other in [
+            Tensor::new(),
+            x.to_sparse(None, None::<i64>, None::<i64>),
+            x.quantize_per_tensor(0.1, 0, Kind::QInt8),
+            complex.conj().imag(),
+            complex,
+            x.set_requires_grad(true),
+        ] {
+            assert!(!plain(&other), "{other:?}");
+        }
+    }
+}
