@@ -306,18 +306,18 @@ fn fill<'py>(value: Bound<'py, PyAny>, place: &Place, values: &mut Values<'py>) 
             if let Ok(dict) = value.cast::<PyDict>() {
                 return fill_by_key(dict, parts, values);
             }
-            if !value.is_instance_of::<PyTuple>() && !value.is_instance_of::<PyList>() {
-                return None;
-            }
             let mut parts = parts.iter().enumerate();
-            for value in value.try_iter().ok()? {
+            let mut fill_next = |value| {
                 let (at, (key, place)) = parts.next()?;
-                if key.parse() != Ok(at) {
-                    return None;
-                }
-                fill(value.ok()?, place, values)?;
+                (key.parse() == Ok(at)).then_some(())?;
+                fill(value, place, values)
+            };
+            if let Ok(tuple) = value.cast::<PyTuple>() {
+                tuple.iter().try_for_each(&mut fill_next)
+            } else {
+                let list = value.cast::<PyList>().ok()?;
+                list.iter().try_for_each(&mut fill_next)
             }
-            Some(())
         }
     }
 }
@@ -342,6 +342,9 @@ fn prefer(library: &mut Option<Library>, of: Library) {
     }
 }
 
+/// The number of levels that an argument may have. The stack of a thread has room for many more.
+const DEEPEST: usize = 64;
+
 /// Appends the tensors of an argument. `None` is an argument that is not given.
 fn flatten(
     value: &Bound<'_, PyAny>,
@@ -363,6 +366,12 @@ fn flatten(
             tensor,
         });
         return Ok(());
+    }
+    if path.matches('.').count() > DEEPEST {
+        return Err(errors::bad_input(
+            format!("`{name}` nests deeper than {DEEPEST} levels"),
+            "a list that contains itself has no end",
+        ));
     }
     if let Ok(dict) = value.cast::<PyDict>() {
         for (key, value) in dict {

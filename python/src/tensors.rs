@@ -18,7 +18,7 @@ use precast_runtime::{
     cuda::Stream,
     dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned},
 };
-use precast_store::Device;
+use precast_store::{Device, record::Dtype};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
     intern,
@@ -279,12 +279,12 @@ pub fn give(py: Python<'_>, tensor: &Inner, library: Library) -> PyResult<Py<PyA
                     .to_device(Device::Cpu)
                     .map_err(|reason| errors::torch(&reason))?,
             };
-            // NumPy has no bfloat16 and no 8-bit floats.
-            match tensor.dtype().map(|dtype| dtype.to_string()) {
-                Some(name) if name.starts_with("bfloat") || name.starts_with("float8") => {
-                    Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind())
-                }
-                _ => Numpy::get(py)?.over(Tensor(tensor).into_pyobject(py)?.as_any()),
+            // NumPy has no bfloat16.
+            let none = tensor.dtype() == Some(Dtype::Bfloat16);
+            let tensor = Tensor(tensor).into_pyobject(py)?.into_any();
+            match none {
+                true => Ok(tensor.unbind()),
+                false => Numpy::get(py)?.over(&tensor),
             }
         }
         Library::Jax => import_to(py, "jax.dlpack", tensor.share()),

@@ -54,6 +54,16 @@ imports! { table;
     pub fn precast_tensor_own(tensor: *const c_void) -> RawTensor;
     pub fn precast_tensor_take(tensor: *const c_void) -> RawTensor;
     pub fn precast_tensor_give(tensor: *const c_void, wrap: RawWrap) -> *mut c_void;
+    pub fn precast_tensor_over(
+        data: *mut c_void,
+        bytes: i64,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        dtype: i32,
+        owner: *mut c_void,
+        release: unsafe extern "C" fn(*mut c_void),
+    ) -> RawTensor;
     pub fn precast_note_range(
         tensor: *const c_void,
         notes: *const c_void,
