@@ -4,7 +4,7 @@
 //! torch's header `python_variable.h` has the place of the `at::Tensor` in the object. No function returns it in all
 //! versions. So the first tensor is checked: the address in that place must be the object's `_cdata`, and
 //! `THPVariable_Wrap` must return the same object for it. If a check fails, and for tensors that are not plain
-//! ([`precast_runtime::aten`]), tensors pass by DLPack ([`crate::exchange`]).
+//! ([`Tensor::from_plain`]), tensors pass by DLPack ([`crate::exchange`]).
 
 #![allow(unsafe_code)]
 
@@ -15,7 +15,7 @@ use std::{
 
 use precast_runtime::{
     Tensor,
-    aten::{TensorRef, Wrap},
+    dlpack::{TensorRef, Wrap},
 };
 use pyo3::{intern, prelude::*};
 

@@ -5,8 +5,10 @@
 
 use std::{ffi::c_void, ptr::NonNull};
 
-use super::Tensor;
-pub use super::ffi::{TensorRef, Wrap};
+use super::{
+    Tensor,
+    ffi::{TensorRef, Wrap},
+};
 
 impl Tensor {
     /// Takes a plain tensor on the CPU without a copy of its memory.

@@ -79,7 +79,7 @@ extern crate self as precast_runtime;
 mod fake;
 
 mod arrays;
-pub mod aten;
+mod aten;
 mod background;
 mod calls;
 mod devices;
