@@ -4,6 +4,10 @@
 //! unwinds the thread's stack, and a stack with frames of Rust aborts the process. So [`shut_down`], which Python calls
 //! at its exit, waits until no thread is inside; a thread that comes later, or comes back too late, sleeps for ever, as
 //! Python 3.14 lets it do.
+//!
+//! A thread that has left drops its answer. torch gives up the GIL while it frees a tensor, and takes it back in a
+//! destructor, which may not be unwound either: `terminate called without an active exception`. So [`shut_down`] also
+//! waits for the threads that have ever been inside: until they end or come back, for a short time.
 
 use std::{
     sync::{
@@ -22,8 +26,35 @@ static INSIDE: AtomicUsize = AtomicUsize::new(0);
 static ENDING: OnceLock<ThreadId> = OnceLock::new();
 /// Whether the interpreter may be gone.
 static ENDED: AtomicBool = AtomicBool::new(false);
+/// Living threads that have been inside and do not sleep for ever.
+static CALLERS: AtomicUsize = AtomicUsize::new(0);
 /// Maximum time to wait for the threads inside, after the runtime has waited for its calls.
 const LONGEST: Duration = Duration::from_secs(5);
+/// Maximum time to wait for the threads that have left. A thread that waits for other work stays that long.
+const LEAVING: Duration = Duration::from_millis(500);
+
+/// Time between two looks at a count.
+const TURN: Duration = Duration::from_micros(200);
+
+thread_local! {
+    static CALLER: Caller = Caller::new();
+}
+
+/// Counts its thread until the thread ends.
+struct Caller;
+
+impl Caller {
+    fn new() -> Self {
+        CALLERS.fetch_add(1, SeqCst);
+        Self
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        CALLERS.fetch_sub(1, SeqCst);
+    }
+}
 
 /// A thread inside the extension, until it is dropped.
 pub struct Inside(());
@@ -31,12 +62,14 @@ pub struct Inside(());
 impl Inside {
     /// Enters. While the process ends, only the thread that ends it does.
     pub fn enter(py: Python<'_>) -> Self {
+        // A thread at its end has no such value any more, and is not counted.
+        let counted = CALLER.try_with(|_| ()).is_ok();
         // Either this sees the end, or the end sees this: both are sequentially consistent.
         INSIDE.fetch_add(1, SeqCst);
         let inside = Self(());
         if is_ending() && ENDING.get() != Some(&thread::current().id()) {
             drop(inside);
-            py.detach(|| -> () { sleep() });
+            py.detach(|| -> () { sleep(counted) });
             unreachable!("the thread sleeps");
         }
         inside
@@ -51,7 +84,7 @@ impl Inside {
         py.detach(|| {
             let done = work();
             if ENDED.load(SeqCst) {
-                sleep();
+                sleep(false);
             }
             done
         })
@@ -72,21 +105,29 @@ pub fn is_ending() -> bool {
 #[pyfunction]
 pub fn shut_down(py: Python<'_>) -> bool {
     let _ = ENDING.set(thread::current().id());
+    // This thread is counted from here on, also if it has made no call.
+    let own = CALLER.try_with(|_| 1).unwrap_or(0);
     let ended = py.detach(|| {
         let calls = precast_runtime::shut_down();
         let begun = Instant::now();
         while INSIDE.load(SeqCst) > 0 && begun.elapsed() < LONGEST {
-            thread::sleep(Duration::from_micros(200));
+            thread::sleep(TURN);
         }
-        // A thread that has just left drops its answer, and torch gives up the GIL while it frees a tensor.
-        thread::sleep(Duration::from_millis(50));
+        let begun = Instant::now();
+        while CALLERS.load(SeqCst) > own && begun.elapsed() < LEAVING {
+            thread::sleep(TURN);
+        }
         calls && INSIDE.load(SeqCst) == 0
     });
     ENDED.store(true, SeqCst);
     ended
 }
 
-fn sleep() -> ! {
+/// Sleeps for ever. A thread that was counted no longer is.
+fn sleep(counted: bool) -> ! {
+    if counted {
+        CALLERS.fetch_sub(1, SeqCst);
+    }
     loop {
         thread::park();
     }

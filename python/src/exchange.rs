@@ -24,7 +24,7 @@ use pyo3::{
     types::{PyCapsule, PyCapsuleMethods, PyModule, PyString, PyType},
 };
 
-use crate::errors;
+use crate::{direct::Direct, errors};
 
 /// DLPack's structure of functions, up to the functions that are used here.
 #[repr(C)]
@@ -42,6 +42,8 @@ const NAME: &CStr = c"dlpack_exchange_api";
 pub struct Torch {
     pub tensor: Py<PyType>,
     pub exchange: Option<&'static Exchange>,
+    /// None where torch is not as it is known here. Checked with the first tensor.
+    direct: PyOnceLock<Option<Direct>>,
 }
 
 /// Set with the first tensor of torch. `import precast` imports no torch.
@@ -62,6 +64,7 @@ pub fn torch(py: Python<'_>) -> Option<&Torch> {
         Torch {
             tensor: tensor.unbind(),
             exchange,
+            direct: PyOnceLock::new(),
         },
     );
     TORCH.get(py)
@@ -83,6 +86,21 @@ impl Torch {
     /// Returns whether an object is a tensor, and none of a class derived from it.
     pub fn is_tensor(&self, object: &Bound<'_, PyAny>) -> bool {
         object.is_exact_instance(self.tensor.bind(object.py()))
+    }
+
+    /// Takes a plain tensor as it is; none for any other object.
+    pub fn take(&self, object: &Bound<'_, PyAny>) -> Option<Tensor> {
+        if !self.is_tensor(object) {
+            return None;
+        }
+        let py = object.py();
+        let direct = self.direct.get_or_init(py, || Direct::of(object));
+        direct.as_ref()?.take(object)
+    }
+
+    /// Gives a plain tensor as it is; none for another one.
+    pub fn give(&self, py: Python<'_>, tensor: &Tensor) -> Option<Py<PyAny>> {
+        self.direct.get(py)?.as_ref()?.give(py, tensor)
     }
 }
 

@@ -19,6 +19,16 @@ pub struct Variant {
     pub inputs: Vec<String>,
     /// The arguments, in order.
     pub arguments: Vec<String>,
+    /// The places of the arguments, by their names.
+    places: Vec<(String, Place)>,
+}
+
+/// The place of an argument, or of a part of one.
+enum Place {
+    /// A flat input.
+    Input(usize),
+    /// Parts by their keys, in order: `0`, `1`, … for a list.
+    Parts(Vec<(String, Self)>),
 }
 
 impl Variant {
@@ -30,7 +40,33 @@ impl Variant {
                 arguments.push(argument.to_owned());
             }
         }
-        Self { inputs, arguments }
+        let mut places = Vec::new();
+        for (at, input) in inputs.iter().enumerate() {
+            put(&mut places, input, at);
+        }
+        Self {
+            inputs,
+            arguments,
+            places,
+        }
+    }
+}
+
+/// Adds the place of a flat input. The name of an input that is also a part of another leaves that one without a place.
+fn put(places: &mut Vec<(String, Place)>, path: &str, at: usize) {
+    let (key, rest) = match path.split_once('.') {
+        Some((key, rest)) => (key, Some(rest)),
+        None => (path, None),
+    };
+    let known = places.iter().position(|(known, _)| known == key);
+    let known = known.unwrap_or_else(|| {
+        places.push((key.to_owned(), Place::Parts(Vec::new())));
+        places.len() - 1
+    });
+    match (rest, &mut places[known].1) {
+        (None, place) => *place = Place::Input(at),
+        (Some(rest), Place::Parts(parts)) => put(parts, rest, at),
+        (Some(_), Place::Input(_)) => {}
     }
 }
 
@@ -153,20 +189,25 @@ pub fn of(
     variants: &[Variant],
 ) -> PyResult<(Inputs, Library)> {
     let mut library = None;
-    let plain = kwargs.is_none_or(|kwargs| kwargs.is_empty())
-        && args.iter().all(|arg| tensors::is_tensor(&arg));
-    if plain {
-        let mut inputs = SmallVec::new();
-        for (at, arg) in args.iter_borrowed().enumerate() {
-            let name = || variants[0].inputs.get(at).map_or("input", String::as_str);
-            let (tensor, of) = tensors::take(&arg, name())?;
-            prefer(&mut library, of);
-            inputs.push(tensor);
-        }
-        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
+    if let Some((variant, values)) = variants.iter().find_map(|variant| {
+        let same = |other: &&Variant| other.inputs.len() == variant.inputs.len();
+        let values = fit(args, kwargs, variant)?;
+        (variants.iter().filter(same).count() == 1).then_some((variant, values))
+    }) {
+        let names = variant.inputs.iter().map(String::as_str);
+        let values = values.iter().flatten().zip(names);
+        let inputs = in_order(values, &mut library)?;
+        return Ok((inputs, library.unwrap_or(Library::Other)));
     }
-    if let Some(inputs) = named(args, kwargs, variants, &mut library)? {
-        return Ok((Inputs::InOrder(inputs), library.unwrap_or(Library::Other)));
+    // The runtime picks a variant by their number, or says which numbers there are.
+    if kwargs.is_none_or(|kwargs| kwargs.is_empty())
+        && args.iter().all(|arg| tensors::is_tensor(&arg))
+    {
+        let args: SmallVec<[Bound<'_, PyAny>; 8]> = args.iter().collect();
+        let names = variants[0].inputs.iter().map(String::as_str);
+        let names = names.chain(std::iter::repeat("input"));
+        let inputs = in_order(args.iter().zip(names), &mut library)?;
+        return Ok((inputs, library.unwrap_or(Library::Other)));
     }
     let mut found = Vec::new();
     for (at, arg) in args.iter().enumerate() {
@@ -216,44 +257,82 @@ pub fn of(
     Ok((Inputs::Named(named), library.unwrap_or(Library::Other)))
 }
 
-/// Takes tensors by position and by name, in the module's order; none for nested and absent arguments, unknown names, and
-/// where several variants have this number of inputs. This is the usual call, and a path for each tensor takes longer than
-/// the tensor.
-fn named(
-    args: &Bound<'_, PyTuple>,
-    kwargs: Option<&Bound<'_, PyDict>>,
-    variants: &[Variant],
+/// Takes tensors in their order.
+fn in_order<'a, 'py: 'a>(
+    tensors: impl Iterator<Item = (&'a Bound<'py, PyAny>, &'a str)>,
     library: &mut Option<Library>,
-) -> PyResult<Option<SmallVec<[Tensor; 8]>>> {
-    let Some(kwargs) = kwargs else {
-        return Ok(None);
-    };
-    let count = args.len() + kwargs.len();
-    let mut fitting = (variants.iter()).filter(|variant| variant.inputs.len() == count);
-    let (Some(variant), None) = (fitting.next(), fitting.next()) else {
-        return Ok(None);
-    };
-    let mut places: SmallVec<[Option<Bound<'_, PyAny>>; 8]> = args.iter().map(Some).collect();
-    places.resize(count, None);
-    for (name, value) in kwargs {
-        let name = name.cast::<PyString>()?.to_str()?;
-        match variant.inputs.iter().position(|input| input == name) {
-            Some(at) if places[at].is_none() => places[at] = Some(value),
-            _ => return Ok(None),
-        }
-    }
-    // As many places as values, and no place twice: each has one.
-    let values = || places.iter().flatten();
-    if !values().all(tensors::is_tensor) {
-        return Ok(None);
-    }
+) -> PyResult<Inputs> {
     let mut inputs = SmallVec::new();
-    for (value, name) in values().zip(&variant.inputs) {
-        let (tensor, of) = tensors::take(value, name)?;
+    for (tensor, name) in tensors {
+        let (tensor, of) = tensors::take(tensor, name)?;
         prefer(library, of);
         inputs.push(tensor);
     }
-    Ok(Some(inputs))
+    Ok(Inputs::InOrder(inputs))
+}
+
+/// The tensor of each flat input; all are there.
+type Values<'py> = SmallVec<[Option<Bound<'py, PyAny>>; 8]>;
+
+/// Returns the tensors of arguments that nest exactly as those of a variant do, in its order. This is the usual call,
+/// and the text of a path takes longer than its tensor.
+fn fit<'py>(
+    args: &Bound<'py, PyTuple>,
+    kwargs: Option<&Bound<'py, PyDict>>,
+    variant: &Variant,
+) -> Option<Values<'py>> {
+    let mut values: Values<'py> = SmallVec::new();
+    values.resize(variant.inputs.len(), None);
+    for (arg, (_, place)) in args.iter().zip(&variant.places) {
+        fill(arg, place, &mut values)?;
+    }
+    if let Some(kwargs) = kwargs {
+        fill_by_key(kwargs, &variant.places, &mut values)?;
+    }
+    let fits = args.len() <= variant.places.len() && values.iter().all(Option::is_some);
+    fits.then_some(values)
+}
+
+/// Puts the tensors of a value into their places; none if it does not nest as the place does.
+fn fill<'py>(value: Bound<'py, PyAny>, place: &Place, values: &mut Values<'py>) -> Option<()> {
+    match place {
+        Place::Input(at) if values[*at].is_none() && tensors::is_tensor(&value) => {
+            values[*at] = Some(value);
+            Some(())
+        }
+        _ if value.is_none() => Some(()),
+        Place::Input(_) => None,
+        Place::Parts(parts) => {
+            if let Ok(dict) = value.cast::<PyDict>() {
+                return fill_by_key(dict, parts, values);
+            }
+            let mut parts = parts.iter().enumerate();
+            let mut fill_next = |value| {
+                let (at, (key, place)) = parts.next()?;
+                (key.parse() == Ok(at)).then_some(())?;
+                fill(value, place, values)
+            };
+            if let Ok(tuple) = value.cast::<PyTuple>() {
+                tuple.iter().try_for_each(&mut fill_next)
+            } else {
+                let list = value.cast::<PyList>().ok()?;
+                list.iter().try_for_each(&mut fill_next)
+            }
+        }
+    }
+}
+
+fn fill_by_key<'py>(
+    dict: &Bound<'py, PyDict>,
+    parts: &[(String, Place)],
+    values: &mut Values<'py>,
+) -> Option<()> {
+    for (key, value) in dict {
+        let key = key.cast::<PyString>().ok()?.to_str().ok()?;
+        let (_, place) = parts.iter().find(|(part, _)| part == key)?;
+        fill(value, place, values)?;
+    }
+    Some(())
 }
 
 /// A tensor of torch decides, wherever it stands; else the first one.
@@ -262,6 +341,9 @@ fn prefer(library: &mut Option<Library>, of: Library) {
         *library = Some(of);
     }
 }
+
+/// The number of levels that an argument may have. The stack of a thread has room for many more.
+const DEEPEST: usize = 64;
 
 /// Appends the tensors of an argument. `None` is an argument that is not given.
 fn flatten(
@@ -284,6 +366,12 @@ fn flatten(
             tensor,
         });
         return Ok(());
+    }
+    if path.matches('.').count() > DEEPEST {
+        return Err(errors::bad_input(
+            format!("`{name}` nests deeper than {DEEPEST} levels"),
+            "a list that contains itself has no end",
+        ));
     }
     if let Ok(dict) = value.cast::<PyDict>() {
         for (key, value) in dict {

@@ -1,10 +1,10 @@
 //! The extension module `precast._native`: load a release and call it from Python.
 //!
-//! A thin layer over `precast-runtime`, which knows nothing of Python. Tensors come in and go out by DLPack, without a
-//! copy; libtorch is the copy that the process has. The package `precast` in this folder is the public face.
+//! A thin layer over `precast-runtime`, which knows nothing of Python. Tensors come in and go out without a copy, as they
+//! are or by DLPack; libtorch is the copy that the process has. The package `precast` in this folder is the public face.
 //!
 //! ```text
-//! Module.__call__ ─▶ inputs (DLPack in) ─▶ Model::run, without the GIL ─▶ nesting ─▶ tensors (DLPack out)
+//! Module.__call__ ─▶ inputs (tensors in) ─▶ Model::run, without the GIL ─▶ nesting ─▶ tensors out
 //! ```
 //!
 //! **Threads.** A call holds the GIL only while it converts tensors. Every object can be used from any thread; a
@@ -19,7 +19,7 @@
 //! A module uses those of earlier lines only.
 //!
 //! ```text
-//! ending, errors
+//! direct, ending, errors
 //! exchange, fork, log
 //! numpy
 //! tensors
@@ -35,6 +35,7 @@
 
 use pyo3::prelude::*;
 
+mod direct;
 mod ending;
 mod errors;
 mod exchange;

@@ -95,7 +95,7 @@ pub fn load(
         }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
-    let loaded = Loaded::of(loaded, devices, shared);
+    let loaded = Loaded::of(py, loaded, devices, shared);
     Ok(Model::new(loaded, again))
 }
 

@@ -28,7 +28,7 @@ pub struct Loaded {
 }
 
 impl Loaded {
-    pub fn of(model: Model, devices: Vec<Device>, runtime: Arc<Runtime>) -> Self {
+    pub fn of(py: Python<'_>, model: Model, devices: Vec<Device>, runtime: Arc<Runtime>) -> Self {
         let mut variants: HashMap<String, Vec<Variant>> = HashMap::new();
         let mut nestings = HashMap::new();
         for module in model.modules() {
@@ -43,7 +43,8 @@ impl Loaded {
                     known.push(Variant::of(names));
                 }
                 let described = &program.call_spec["outputs"];
-                nestings.insert(program.id, Nesting::of(described, program.outputs.len()));
+                let nesting = Nesting::of(py, described, program.outputs.len());
+                nestings.insert(program.id, nesting);
             }
         }
         Self {
@@ -80,7 +81,7 @@ impl Loaded {
         match self.nestings.get(&outputs.served().program().id) {
             Some(nesting) => nesting.build(py, &outputs, library),
             None => {
-                let plain = Nesting::of(&serde_json::Value::Null, outputs.len());
+                let plain = Nesting::of(py, &serde_json::Value::Null, outputs.len());
                 plain.build(py, &outputs, library)
             }
         }

@@ -2,6 +2,7 @@
 
 use precast_runtime::Tensor;
 use pyo3::{
+    intern,
     prelude::*,
     sync::PyOnceLock,
     types::{PyDict, PyList, PyString, PyTuple},
@@ -17,30 +18,35 @@ pub enum Nesting {
     Constant(Value),
     List(Vec<Self>),
     Tuple(Vec<Self>),
-    Dict(Vec<(String, Self)>),
+    Dict(Keyed),
     /// A class with fields, such as a dataclass or a named tuple: `precast.Fields`.
-    Fields(String, Vec<(String, Self)>),
+    Fields(Py<PyString>, Keyed),
 }
+
+/// Values by their keys, which are objects already: a new text for each call takes longer than its hash.
+type Keyed = Vec<(Py<PyString>, Nesting)>;
 
 impl Nesting {
     /// Reads a record's description; one tensor or a tuple of `count` without one.
-    pub fn of(described: &Value, count: usize) -> Self {
-        Self::read(described).unwrap_or_else(|| match count {
+    pub fn of(py: Python<'_>, described: &Value, count: usize) -> Self {
+        Self::read(py, described).unwrap_or_else(|| match count {
             1 => Self::Tensor(0),
             _ => Self::Tuple((0..count).map(Self::Tensor).collect()),
         })
     }
 
-    fn read(described: &Value) -> Option<Self> {
+    fn read(py: Python<'_>, described: &Value) -> Option<Self> {
         let (kind, held) = described.as_object()?.iter().next()?;
-        let keyed = |held: &Value| -> Option<Vec<(String, Self)>> {
+        let text = |text: &str| PyString::intern(py, text).unbind();
+        let keyed = |held: &Value| -> Option<Keyed> {
             let fields = held.as_object()?.iter();
             fields
-                .map(|(key, held)| Some((key.clone(), Self::read(held)?)))
+                .map(|(key, held)| Some((text(key), Self::read(py, held)?)))
                 .collect()
         };
         let listed = |held: &Value| -> Option<Vec<Self>> {
-            held.as_array()?.iter().map(Self::read).collect()
+            let items = held.as_array()?.iter();
+            items.map(|held| Self::read(py, held)).collect()
         };
         Some(match kind.as_str() {
             "tensor" => Self::Tensor(usize::try_from(held.as_u64()?).ok()?),
@@ -50,7 +56,7 @@ impl Nesting {
             "dict" | "OrderedDict" => Self::Dict(keyed(held)?),
             class => match held {
                 Value::Array(_) => Self::Tuple(listed(held)?),
-                _ => Self::Fields(class.to_owned(), keyed(held)?),
+                _ => Self::Fields(text(class), keyed(held)?),
             },
         })
     }
@@ -66,7 +72,7 @@ impl Nesting {
             Self::Tensor(at) => {
                 // The same tensor may stand in two places.
                 match outputs.get(*at) {
-                    Some(tensor) => tensors::give(py, tensor.share(), library),
+                    Some(tensor) => tensors::give(py, tensor, library),
                     None => Ok(py.None()),
                 }
             }
@@ -80,17 +86,15 @@ impl Nesting {
                 Ok(PyTuple::new(py, items)?.into_any().unbind())
             }
             Self::Dict(fields) => {
-                let dict = Self::dict(py, fields, outputs, library)?;
+                let dict = PyDict::new(py);
+                Self::fill(&dict, fields, outputs, library)?;
                 Ok(dict.into_any().unbind())
             }
-            Self::Fields(class, fields) => {
-                let dict = Self::dict(py, fields, outputs, library)?;
-                static FIELDS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-                let made = FIELDS.get_or_try_init(py, || {
-                    let module = py.import("precast.fields")?;
-                    Ok::<_, PyErr>(module.getattr("Fields")?.unbind())
-                })?;
-                made.call1(py, (class, dict))
+            Self::Fields(kind, fields) => {
+                let object = Class::get(py)?.empty(py)?;
+                object.setattr(intern!(py, "kind"), kind)?;
+                Self::fill(object.cast::<PyDict>()?, fields, outputs, library)?;
+                Ok(object.unbind())
             }
         }
     }
@@ -105,18 +109,42 @@ impl Nesting {
         built.collect()
     }
 
-    fn dict<'py>(
-        py: Python<'py>,
-        fields: &[(String, Self)],
+    fn fill(
+        dict: &Bound<'_, PyDict>,
+        fields: &Keyed,
         outputs: &[Tensor],
         library: Library,
-    ) -> PyResult<Bound<'py, PyDict>> {
-        let dict = PyDict::new(py);
+    ) -> PyResult<()> {
+        let py = dict.py();
         for (key, field) in fields {
-            let value = field.build(py, outputs, library)?;
-            dict.set_item(PyString::intern(py, key), value)?;
+            dict.set_item(key, field.build(py, outputs, library)?)?;
         }
-        Ok(dict)
+        Ok(())
+    }
+}
+
+/// `precast.Fields`, whose objects are made without its `__init__` of Python.
+struct Class {
+    fields: Py<PyAny>,
+    /// `dict.__new__`.
+    new: Py<PyAny>,
+}
+
+impl Class {
+    fn get(py: Python<'_>) -> PyResult<&Self> {
+        static CLASS: PyOnceLock<Class> = PyOnceLock::new();
+        CLASS.get_or_try_init(py, || {
+            let module = py.import("precast.fields")?;
+            let new = py.get_type::<PyDict>().getattr("__new__")?;
+            Ok(Self {
+                fields: module.getattr("Fields")?.unbind(),
+                new: new.unbind(),
+            })
+        })
+    }
+
+    fn empty<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.new.bind(py).call1((&self.fields,))
     }
 }
 

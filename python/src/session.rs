@@ -213,7 +213,7 @@ impl Session {
     /// A copy of one state.
     fn state(&self, py: Python<'_>, name: &str) -> PyResult<Py<PyAny>> {
         let tensor = self.with(py, |session| session.state(name))?;
-        tensors::give(py, tensor, tensors::imported(py))
+        tensors::give(py, &tensor, tensors::imported(py))
     }
 
     /// Writes the states to a safetensors file.

@@ -1,7 +1,10 @@
-//! Tensors from Python and to Python, over DLPack, without a copy.
+//! Tensors from Python and to Python, without a copy.
 //!
-//! A torch tensor passes through functions of torch ([`crate::exchange`]), any other object through its method
-//! `__dlpack__`.
+//! | object | way |
+//! |---|---|
+//! | a plain tensor of torch on the CPU | as it is: [`crate::direct`] |
+//! | another tensor of torch | DLPack, through functions of torch: [`crate::exchange`] |
+//! | any other object | DLPack, through its method `__dlpack__` |
 
 #![allow(unsafe_code)]
 
@@ -15,7 +18,7 @@ use precast_runtime::{
     cuda::Stream,
     dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned},
 };
-use precast_store::Device;
+use precast_store::{Device, record::Dtype};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
     intern,
@@ -60,6 +63,9 @@ pub fn is_tensor(object: &Bound<'_, PyAny>) -> bool {
 /// Takes a tensor without a copy.
 pub fn take(object: &Bound<'_, PyAny>, name: &str) -> PyResult<(Inner, Library)> {
     let py = object.py();
+    if let Some(tensor) = torch(py).and_then(|torch| torch.take(object)) {
+        return Ok((tensor, Library::Torch));
+    }
     // An exact class first: `isinstance` takes a tenth of the conversion.
     let array = Numpy::imported(py).filter(|numpy| numpy.is_array(object));
     if let Some(torch) = torch(py)
@@ -254,33 +260,39 @@ fn own(
 }
 
 /// Gives a tensor to a library.
-pub fn give(py: Python<'_>, tensor: Inner, library: Library) -> PyResult<Py<PyAny>> {
+pub fn give(py: Python<'_>, tensor: &Inner, library: Library) -> PyResult<Py<PyAny>> {
     match library {
         Library::Torch => {
-            let exchange = torch(py).and_then(|torch| torch.exchange);
-            match exchange {
-                Some(exchange) => exchange.give(py, tensor),
-                None => import_to(py, "torch", tensor),
+            let torch = torch(py);
+            if let Some(object) = torch.and_then(|torch| torch.give(py, tensor)) {
+                return Ok(object);
+            }
+            match torch.and_then(|torch| torch.exchange) {
+                Some(exchange) => exchange.give(py, tensor.share()),
+                None => import_to(py, "torch", tensor.share()),
             }
         }
         Library::Numpy => {
             let tensor = match tensor.device() {
-                Some(Device::Cpu) | None => tensor,
+                Some(Device::Cpu) | None => tensor.share(),
                 Some(_) => tensor
                     .to_device(Device::Cpu)
                     .map_err(|reason| errors::torch(&reason))?,
             };
-            // NumPy has no bfloat16 and no 8-bit floats.
-            match tensor.dtype().map(|dtype| dtype.to_string()) {
-                Some(name) if name.starts_with("bfloat") || name.starts_with("float8") => {
-                    Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind())
-                }
-                _ => Numpy::get(py)?.over(Tensor(tensor).into_pyobject(py)?.as_any()),
+            // NumPy has no bfloat16.
+            let none = tensor.dtype() == Some(Dtype::Bfloat16);
+            let tensor = Tensor(tensor).into_pyobject(py)?.into_any();
+            match none {
+                true => Ok(tensor.unbind()),
+                false => Numpy::get(py)?.over(&tensor),
             }
         }
-        Library::Jax => import_to(py, "jax.dlpack", tensor),
-        Library::Cupy => import_to(py, "cupy", tensor),
-        Library::Other => Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind()),
+        Library::Jax => import_to(py, "jax.dlpack", tensor.share()),
+        Library::Cupy => import_to(py, "cupy", tensor.share()),
+        Library::Other => {
+            let tensor = Tensor(tensor.share()).into_pyobject(py)?;
+            Ok(tensor.into_any().unbind())
+        }
     }
 }
 
@@ -331,7 +343,7 @@ impl Tensor {
 
     /// A NumPy array over the same memory; a copy of a tensor on a CUDA device.
     fn numpy(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        give(py, self.0.share(), Library::Numpy)
+        give(py, &self.0, Library::Numpy)
     }
 
     /// A DLPack capsule over the same memory.

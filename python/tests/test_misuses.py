@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import precast
 import pytest
@@ -118,6 +119,19 @@ def test_sizes_of_zero_and_hostile_shapes(model: precast.Model) -> None:
         except precast.BadInput:
             continue
         assert out.shape == (shape[0], 8)
+
+
+def test_arguments_that_contain_themselves(model: precast.Model) -> None:
+    """Nesting without an end: the stack of the thread overflows where nobody counts."""
+    endless: list[Any] = [ONES]
+    endless.append(endless)
+    loop: dict[str, Any] = {}
+    loop["loop"] = loop
+    for value in (endless, loop, {"0": endless}):
+        with pytest.raises(precast.BadInput, match="nests deeper than 64 levels"):
+            model.encode(value, ONES)
+        with pytest.raises(precast.BadInput, match="nests deeper than 64 levels"):
+            model.nested(ONES, pair=value, scale=ONES)
 
 
 def test_an_expanded_input_of_one_row(model: precast.Model) -> None:

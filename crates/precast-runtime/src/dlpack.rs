@@ -15,12 +15,15 @@
 //! | another | a `cudaStream_t` | [`Stream::from_raw`] of it |
 //!
 //! In the other direction [`stream`] returns the number to pass to the producer.
+//!
+//! **C++ extensions of PyTorch** need no structure for a plain tensor on the CPU: [`Tensor::from_plain`] takes an
+//! `at::Tensor` as a [`TensorRef`], and [`Tensor::wrap`] gives one to a [`Wrap`].
 
 use precast_store::Device;
 
 pub use super::ffi::{
     Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
-    DLTensor, Managed,
+    DLTensor, Managed, TensorRef, Wrap,
 };
 use super::{
     Tensor, TorchError,

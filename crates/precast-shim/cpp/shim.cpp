@@ -8,6 +8,8 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/aminmax.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/COW.h>
+#include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <c10/util/Exception.h>
 #include <torch/headeronly/version.h>
 
@@ -113,6 +115,39 @@ int32_t guarded(F f) noexcept {
 
 const at::Tensor& tensor(const void* handle) { return *static_cast<const at::Tensor*>(handle); }
 
+// Returns a TensorImpl of its own over the same storage, without history; null for sizes that no tensor has: half of
+// them were copied before another thread's write and half after it. Throws for a tensor that has no such copy.
+//
+// Everything that is derived from sizes and strides is computed again, because another thread may write to the original
+// while it is copied.
+c10::intrusive_ptr<c10::TensorImpl> alias_of(const at::Tensor& t) {
+  auto* impl = t.unsafeGetTensorImpl();
+  const auto version = impl->is_inference() ? c10::VariableVersion() : impl->version_counter();
+  auto own = impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true);
+  const c10::SmallVector<int64_t, 8> sizes(own->sizes().begin(), own->sizes().end());
+  const c10::SmallVector<int64_t, 8> strides(own->strides().begin(), own->strides().end());
+  try {
+    own->set_sizes_and_strides(sizes, strides, own->storage_offset());
+  } catch (const c10::Error&) {
+    return {};
+  }
+  return own;
+}
+
+// Returns whether a tensor is what its memory on the CPU says, and no more: not sparse, quantised, nested, lazy, of
+// another device, or wrapped by a transform, and no mode of Python sees what is done with it. Memory that is copied at
+// its first write is no such memory.
+bool is_plain(const at::Tensor& t) {
+  using c10::BackendComponent;
+  static const uint64_t plain = (c10::DispatchKeySet(c10::DispatchKey::CPU) |
+                                 c10::getAutogradRelatedKeySetFromBackend(BackendComponent::CPUBit) |
+                                 c10::getAutocastRelatedKeySetFromBackend(BackendComponent::CPUBit))
+                                    .raw_repr();
+  return t.defined() && (t.key_set().raw_repr() & ~plain) == 0 && t.has_storage() &&
+      !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !c10::impl::cow::is_cow_data_ptr(t.storage().data_ptr()) &&
+      !c10::impl::dispatch_mode_enabled();
+}
+
 }  // namespace
 
 // For the other files of the shim, where a call's speed does not matter.
@@ -193,33 +228,65 @@ int32_t precast_tensor_meta(const void* handle, PrecastMeta* out) {
   });
 }
 
-// Returns a handle whose sizes, strides, offset and storage only the caller's own thread can change.
-//
-// A tensor that other handles share gets a TensorImpl of its own over the same storage. Everything that is derived from
-// sizes and strides is computed again, because another thread may write to the original while it is copied.
+// Returns a handle whose sizes, strides, offset and storage only the caller's own thread can change: a tensor that other
+// handles share gets an alias.
 void* precast_tensor_own(const void* handle) {
   const at::Tensor& t = tensor(handle);
   try {
     // The checks refuse other than plain tensors, with any sizes.
     if (t.use_count() <= 1 || t.layout() != c10::kStrided || !t.has_storage()) return new at::Tensor(t);
-    auto* impl = t.unsafeGetTensorImpl();
-    if (impl->has_symbolic_sizes_strides()) return new at::Tensor(t);
-    c10::intrusive_ptr<c10::TensorImpl> own;
+    if (t.unsafeGetTensorImpl()->has_symbolic_sizes_strides()) return new at::Tensor(t);
     try {
-      const auto version = impl->is_inference() ? c10::VariableVersion() : impl->version_counter();
-      own = impl->shallow_copy_and_detach(version, /*allow_tensor_metadata_change=*/true);
+      auto own = alias_of(t);
+      return own ? new at::Tensor(std::move(own)) : new at::Tensor();
     } catch (const c10::Error&) {
       return new at::Tensor(t);
     }
-    const c10::SmallVector<int64_t, 8> sizes(own->sizes().begin(), own->sizes().end());
-    const c10::SmallVector<int64_t, 8> strides(own->strides().begin(), own->strides().end());
-    try {
-      own->set_sizes_and_strides(sizes, strides, own->storage_offset());
-    } catch (const c10::Error&) {
-      // Half of them were copied before a write and half after it, and no tensor has them.
-      return new at::Tensor();
-    }
-    return new at::Tensor(std::move(own));
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// Returns an alias of a plain tensor without a gradient, null for another.
+void* precast_tensor_take(const void* handle) {
+  const at::Tensor& t = tensor(handle);
+  try {
+    if (!is_plain(t) || t.requires_grad()) return nullptr;
+    auto own = alias_of(t);
+    return own ? new at::Tensor(std::move(own)) : nullptr;
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// Returns the object that `wrap` makes of a plain tensor, null for another. The object has a tensor of its own: an alias
+// of one that other handles share or that is a view.
+void* precast_tensor_give(const void* handle, void* (*wrap)(const at::TensorBase&)) {
+  const at::Tensor& t = tensor(handle);
+  try {
+    if (!is_plain(t)) return nullptr;
+    if (t.use_count() <= 1 && !t.unsafeGetTensorImpl()->autograd_meta()) return wrap(t);
+    auto own = alias_of(t);
+    return own ? wrap(at::Tensor(std::move(own))) : nullptr;
+  } catch (...) {
+    return nullptr;
+  }
+}
+
+// Returns a tensor over memory of the host that `release` frees; null, with the memory freed or not, for numbers that are
+// no tensor's. It does the same as `torch_from_blob` in half of its time.
+void* precast_tensor_over(void* data, int64_t bytes, int64_t rank, const int64_t* sizes, const int64_t* strides,
+                          int32_t dtype, void* owner, void (*release)(void*)) {
+  try {
+    c10::DataPtr memory(data, owner, release, c10::Device(c10::kCPU));
+    c10::Storage storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory), /*allocator=*/nullptr,
+                         /*resizable=*/false);
+    auto made = c10::make_intrusive<c10::TensorImpl>(
+        std::move(storage), c10::DispatchKeySet(c10::DispatchKey::CPU),
+        c10::scalarTypeToTypeMeta(static_cast<c10::ScalarType>(dtype)));
+    const auto n = static_cast<size_t>(rank);
+    made->set_sizes_and_strides(c10::IntArrayRef(sizes, n), c10::IntArrayRef(strides, n));
+    return new at::Tensor(std::move(made));
   } catch (...) {
     return nullptr;
   }

@@ -29,6 +29,8 @@ pub type DtypeOf = unsafe extern "C" fn(RawContainer, usize, *mut i32) -> i32;
 pub type Size = unsafe extern "C" fn(RawContainer, usize, *mut usize) -> i32;
 pub type FailedCheck = unsafe extern "C" fn() -> *const c_char;
 pub type Bind = unsafe extern "C" fn(RawContainer, *const Pair, usize, bool, bool) -> i32;
+/// Makes an object of an `at::TensorBase&`, which it borrows.
+pub type RawWrap = unsafe extern "C" fn(*const c_void) -> *mut c_void;
 
 /// An `AOTInductorConstantMapEntry`.
 #[repr(C)]

@@ -24,6 +24,7 @@ use super::{
     Handle, contiguous, cuda,
     libtorch::torch_from_blob,
     memory::{place, span},
+    shim::{self, precast_tensor_over},
     tensor::number_of,
 };
 use crate::TorchError;
@@ -246,11 +247,12 @@ impl<M: Managed> Capsule<M> {
             None => return Err("it is neither on the CPU nor on CUDA".into()),
         };
         let ndim = i32::try_from(meta.sizes().len())?;
-        let (mut shape, mut strides) = (meta.sizes().to_vec(), meta.strides().to_vec());
-        let data = match span(&shape, &strides)? {
+        let mut layout = [meta.sizes(), meta.strides()].concat();
+        let data = match span(meta.sizes(), meta.strides())? {
             0 => ptr::null_mut(),
             _ => ptr::with_exposed_provenance_mut(meta.address()),
         };
+        let (shape, strides) = layout.split_at_mut(meta.sizes().len());
         let described = DLTensor {
             data,
             device: DLDevice {
@@ -266,8 +268,7 @@ impl<M: Managed> Capsule<M> {
         let exported = Box::new(Exported {
             managed: M::made(described, Exported::free),
             _tensor: tensor,
-            _shape: shape,
-            _strides: strides,
+            _layout: layout,
         });
         // The structure is its first field.
         Ok(Self(NonNull::from(Box::leak(exported)).cast()))
@@ -292,27 +293,47 @@ impl<M: Managed> Capsule<M> {
         )]
         let owner = Arc::new(self);
         let given = Arc::into_raw(owner.clone());
-        // SAFETY: both arrays have `rank` numbers; it writes a new tensor; the memory lives as long as the capsule, as
-        // `from_raw` requires, and `release` drops `given`.
-        let made = unsafe {
-            Handle::made(|out| {
-                torch_from_blob(
+        let owner_of_memory = given.cast_mut().cast();
+        let (rank, dtype) = (lent.shape.len() as i64, number_of(lent.dtype));
+        let (shape, stride) = (lent.shape.as_ptr(), lent.stride.as_ptr());
+        let made = if lent.device == Device::Cpu && shim::is_open() {
+            // SAFETY: both arrays have `rank` numbers; the memory lives as long as the capsule, as `from_raw` requires,
+            // and `free` drops `given`; the new tensor has no other owner.
+            let made = unsafe {
+                Handle::from_raw(precast_tensor_over(
                     lent.data,
-                    lent.shape.len() as i64,
-                    lent.shape.as_ptr(),
-                    lent.stride.as_ptr(),
-                    0,
-                    number_of(lent.dtype),
-                    device_type,
-                    index,
-                    out,
-                    0, // strided
-                    ptr::null(),
-                    0,
-                    release::<M>,
-                    given.cast_mut().cast(),
-                )
-            })
+                    lent.bytes,
+                    rank,
+                    shape,
+                    stride,
+                    dtype,
+                    owner_of_memory,
+                    free::<M>,
+                ))
+            };
+            made.ok_or_else(|| "libtorch makes no tensor over its memory".into())
+        } else {
+            // SAFETY: as above, with `release`; it writes a new tensor.
+            unsafe {
+                Handle::made(|out| {
+                    torch_from_blob(
+                        lent.data,
+                        rank,
+                        shape,
+                        stride,
+                        0,
+                        dtype,
+                        device_type,
+                        index,
+                        out,
+                        0, // strided
+                        ptr::null(),
+                        0,
+                        release::<M>,
+                        owner_of_memory,
+                    )
+                })
+            }
         };
         if made.is_err() && Arc::strong_count(&owner) > 1 {
             // It failed before it took the deleter.
@@ -375,6 +396,7 @@ impl<M: Managed> Capsule<M> {
         };
         Ok(Lent {
             data,
+            bytes,
             shape,
             stride,
             dtype,
@@ -398,6 +420,7 @@ impl<M: Managed> Drop for Capsule<M> {
 /// Memory of a capsule: null without elements.
 struct Lent {
     data: *mut c_void,
+    bytes: i64,
     shape: SmallVec<[i64; 8]>,
     stride: SmallVec<[i64; 8]>,
     dtype: Dtype,
@@ -405,9 +428,15 @@ struct Lent {
 }
 
 /// Drops the capsule of a tensor whose memory is unused.
-unsafe extern "C" fn release<M: Managed>(_data: *mut c_void, owner: *mut c_void) {
+unsafe extern "C" fn free<M: Managed>(owner: *mut c_void) {
     // SAFETY: the pointer of `into_handle`; libtorch calls this once.
     drop(unsafe { Arc::from_raw(owner.cast::<Capsule<M>>()) });
+}
+
+/// As [`free`], for `torch_from_blob`.
+unsafe extern "C" fn release<M: Managed>(_data: *mut c_void, owner: *mut c_void) {
+    // SAFETY: as there.
+    unsafe { free::<M>(owner) };
 }
 
 /// Returns the address of element 0; none if `bytes` from that address exceed the address space.
@@ -423,8 +452,8 @@ fn start(tensor: &DLTensor, bytes: i64) -> Option<usize> {
 struct Exported<M> {
     managed: M,
     _tensor: Handle,
-    _shape: Vec<i64>,
-    _strides: Vec<i64>,
+    /// Sizes, then strides.
+    _layout: Vec<i64>,
 }
 
 impl<M> Exported<M> {

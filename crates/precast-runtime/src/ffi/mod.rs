@@ -27,6 +27,7 @@
 #![allow(unsafe_code)]
 
 mod abi;
+mod aten;
 mod calls;
 mod container;
 mod context;
@@ -51,6 +52,7 @@ mod values;
 mod verified;
 mod weight;
 
+pub use aten::Wrap;
 pub use calls::{Builder as CallsBuilder, Calls, Given, Item, Kept};
 pub use container::{Constant, Container, RunError};
 pub use cuda::{

@@ -15,7 +15,7 @@ use precast_store::Digest;
 use super::{
     abi::{
         Bind, CountOf, Create, Delete, DtypeOf, Flag, Name, Pair, RawArgument, RawContainer,
-        RawGiven, RawMeta, RawTensor, Run, Size, imports,
+        RawGiven, RawMeta, RawTensor, RawWrap, Run, Size, imports,
     },
     libtorch::{self, numbers},
     verified::open_verified,
@@ -52,6 +52,18 @@ imports! { table;
     pub fn precast_last_error() -> *const c_char;
     pub fn precast_tensor_meta(tensor: *const c_void, out: *mut RawMeta) -> i32;
     pub fn precast_tensor_own(tensor: *const c_void) -> RawTensor;
+    pub fn precast_tensor_take(tensor: *const c_void) -> RawTensor;
+    pub fn precast_tensor_give(tensor: *const c_void, wrap: RawWrap) -> *mut c_void;
+    pub fn precast_tensor_over(
+        data: *mut c_void,
+        bytes: i64,
+        rank: i64,
+        sizes: *const i64,
+        strides: *const i64,
+        dtype: i32,
+        owner: *mut c_void,
+        release: unsafe extern "C" fn(*mut c_void),
+    ) -> RawTensor;
     pub fn precast_note_range(
         tensor: *const c_void,
         notes: *const c_void,

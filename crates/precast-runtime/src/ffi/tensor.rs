@@ -65,17 +65,17 @@ impl Drop for Handle {
     }
 }
 
-/// A tensor that is lent: a [`Tensor`](crate::Tensor), a [`Value`](crate::Value), or one of tch with the feature `tch`.
+/// A tensor that is lent: a [`Tensor`](crate::Tensor), a [`Value`](crate::Value), one of other C++ code, or one of tch with
+/// the feature `tch`.
 #[derive(Clone, Copy, Debug)]
 pub struct TensorRef<'a>(NonNull<c_void>, PhantomData<&'a Handle>);
 
 impl<'a> TensorRef<'a> {
-    /// Lends a tensor of tch.
+    /// Lends a tensor of tch or of other C++ code.
     ///
     /// # Safety
-    /// `raw` is a live `at::Tensor*` for `'a`.
-    #[cfg(feature = "tch")]
-    pub(super) unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
+    /// `raw` is a live `at::Tensor*`, of the libtorch of this process, for `'a`.
+    pub unsafe fn from_raw(raw: NonNull<c_void>) -> Self {
         Self(raw, PhantomData)
     }
 
