@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .objects import BuildResult
 
 # Registers the operators that Inductor's decompositions call.
-_IMPORTS = ("torch._inductor.inductor_prims",)
+IMPORTS = ("torch._inductor.inductor_prims",)
 
 
-def names(number: int, count: int) -> tuple[str, str]:
-    """Returns the names of the modules of a bucket, of `count` buckets."""
-    suffix = f"_{number}" if count > 1 else ""
-    return f"forward{suffix}", f"backward{suffix}"
+def names(number: int, count: int, under: str = "") -> tuple[str, str]:
+    """Returns the names of the modules of a bucket, of `count` buckets; of a part, its name comes first."""
+    prefix, suffix = f"{under}_" if under else "", f"_{number}" if count > 1 else ""
+    return f"{prefix}forward{suffix}", f"{prefix}backward{suffix}"
 
 
 def found(model: Model) -> list[tuple[str, str]]:
@@ -71,14 +71,7 @@ def build(
     """Builds the pairs of a module, and publishes them as one release."""
     settings = compile or Compile()
     settings.mode, settings.options = mode, options
-    functions: dict[str, captured.Function] = {}
-    modules = []
-    for number, pair in enumerate(pairs):
-        for module, one in zip(names(number, len(pairs)), (pair.forward, pair.backward), strict=True):
-            functions[module] = _function(one)
-            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
-            own = gate or (_gate(net, one) if one is pair.backward else None)
-            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+    functions, modules = functions_of(net, pairs, gate)
     spec = Spec(
         name=name,
         entry="replay:load",
@@ -89,9 +82,24 @@ def build(
         modules=modules,
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
-        captured.save(net, functions, Path(temporary), _IMPORTS)
+        captured.save([net], functions, Path(temporary), IMPORTS)
         spec.write(Path(temporary) / "precast.toml")
         return building.build_spec(Path(temporary) / "precast.toml", **command)
+
+
+def functions_of(
+    net: torch.nn.Module, pairs: Sequence[Pair], gate: Gate | None, under: str = ""
+) -> tuple[dict[str, captured.Function], list[Module]]:
+    """Returns the functions of pairs, and their modules in a spec. `under` is what the names of tensors begin with."""
+    functions: dict[str, captured.Function] = {}
+    modules = []
+    for number, pair in enumerate(pairs):
+        for module, one in zip(names(number, len(pairs), under), (pair.forward, pair.backward), strict=True):
+            functions[module] = _function(one)
+            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
+            own = gate or (_gate(net, one) if one is pair.backward else None)
+            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+    return functions, modules
 
 
 def _gate(net: torch.nn.Module, backward: Function) -> Gate:

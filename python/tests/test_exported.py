@@ -129,8 +129,8 @@ class Cache(nn.Module):
 
 def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path, method: str = "forward") -> Any:
     """Returns the module that a worker would open."""
-    net, call, dims, points = exported._asked(net, sample, shapes, buckets, method)
-    captured.save(net, {"forward": captured.function(Capture(net, method, call, dims, points))}, folder)
+    net, call, dims, points = exported.asked(net, sample, shapes, buckets, method)
+    captured.save([net], {"forward": captured.function(Capture(net, method, call, dims, points))}, folder)
     spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -271,9 +271,9 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
 
         torch.manual_seed(0)
         net = Net()
-        asked = exported._asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
+        asked = exported.asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
         function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save(asked[0], {"forward": function}, Path(sys.argv[1]))
+        captured.save([asked[0]], {"forward": function}, Path(sys.argv[1]))
     """
     for name, comment in (("a", ""), ("b", "# a comment moves every line\n")):
         script.write_text(comment + textwrap.dedent(body), "utf-8")
@@ -308,10 +308,10 @@ def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, mo
             return twice(x)
 
     for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
-        asked = exported._asked(Twice(), torch.randn(2), None, None, "forward")
+        asked = exported.asked(Twice(), torch.randn(2), None, None, "forward")
         folder = tmp_path / f"imports{len(imports)}"
         function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save(asked[0], {"forward": function}, folder, imports)
+        captured.save([asked[0]], {"forward": function}, folder, imports)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         process = subprocess.run(
             [sys.executable, "-c", "import replay; replay.load()"],
