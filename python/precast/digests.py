@@ -73,6 +73,23 @@ def stable(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
 
 
+def described(net: torch.nn.Module) -> bool:
+    """Returns whether the digest covers all of each attribute: no variables of functions, no object without a text."""
+    return all(
+        _has_text(value) for module in net.modules() for key, value in vars(module).items() if key not in reads.TABLES
+    )
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_has_text, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_has_text, value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None
+    return isinstance(value, torch.Tensor | type | types.BuiltinFunctionType) or " at 0x" not in repr(value)
+
+
 def _structure(net: torch.nn.Module, without: Container[reads.Place]) -> list[Any]:
     # Many submodules share one configuration, whose text is long.
     texts: dict[int, Any] = {}

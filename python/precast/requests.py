@@ -8,6 +8,9 @@ digest: a second process finds it in the same way, without a capture.
 An input that requires a gradient in one of the equal regions is captured so for all: the first layer of a model then
 shares the pair of the others. Its results must require gradients as they do without.
 
+Operations are those at the sizes of the calls. For `dynamic`, which is for other sizes too, regions are equal only if
+the digest covers all of their attributes.
+
 All releases that the store lacks are built by one build (`parts`). A region that can't be described here compiles by
 itself.
 """
@@ -16,12 +19,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 
-from . import batches, exported, operations, parts, reads
+from . import batches, digests, exported, operations, parts, reads
 from .artifacts import ArtifactEngine, build_settings, device_of_load
 from .autograd import PairEngine
 from .capture import held_under
@@ -41,12 +44,16 @@ class Request:
     """What a region asks for: a release for its calls."""
 
     def __init__(self, region: Region, calls: Sequence[Arguments]) -> None:
-        self.region, self.calls, self.net = region, calls, region.module
+        self.region, self.net = region, region.module
+        by_sizes: dict[Any, Arguments] = {}
+        for call in calls:
+            by_sizes.setdefault(tuple(tensor.shape for tensor in batches.tensors(call)), call)
+        self.calls = list(by_sizes.values())
         self.pair = region if isinstance(region, PairRegion) else None
         self.engine: type[ArtifactEngine] = ArtifactEngine if self.pair is None else PairEngine
         self.ignored: set[reads.Place] = set()
         self.text = ""
-        self.given: Arguments = region.taken(*calls[0])
+        self.given: Arguments = region.taken(*self.calls[0])
 
     def structure(self) -> tuple[Any, ...]:
         """Returns a value that is the same for equal regions, and may be for others."""
@@ -77,6 +84,8 @@ class Request:
     def describe(self) -> None:
         """Runs the calls. The digest then has their operations, and lacks the integers that they do not read."""
         with self._undisturbed(), reads.recorded(self.net) as read:
+            if self.region.config.dynamic and not digests.described(self.net):
+                raise operations.Unknown("an attribute has no text")
             texts = [operations.text(self.net, *self._leaves(*call), self.pair is not None) for call in self.calls]
         self.text = "\n".join(texts)
         self.ignored = reads.integers(self.net) - read
@@ -93,14 +102,15 @@ class Request:
 
     def part(self, name: str) -> parts.Part:
         """Captures the region. Raises `_Read` if the capture reads an integer that the digest lacks."""
-        with self._undisturbed(), reads.recorded(self.net) as read:
+        none: set[reads.Place] = set()
+        with self._undisturbed(), reads.recorded(self.net) if self.ignored else nullcontext(none) as read:
             part = self.engine.part(self.region, name, *self.given)
         if read & self.ignored:
             raise _Read
         return part
 
     def alone(self) -> None:
-        """Has the region compiled by itself."""
+        """Has the region captured for its own state."""
         if self.pair is not None:
             self.pair.captured = self.pair.state
 
@@ -148,6 +158,7 @@ def grouped(regions: Mapping[Region, Sequence[Arguments]]) -> dict[str, list[Req
                     one.widen(tuple(map(any, zip(*inputs, strict=True))))
                     one.describe()
                 except Exception:  # a call that is no plain list of operations: no other region is equal to it
+                    one.alone()
                     one.text = f"region {one.region.name}"
             found.setdefault(one.digest(), []).append(one)
     return found
@@ -163,10 +174,9 @@ def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log)
     groups = grouped(regions)
     captured: dict[str, parts.Part] = {}
     for digest, some in list(groups.items()):
-        if some[0].there(f"{name}@{digest}", _part(digest)):
-            continue
         try:
-            captured[digest] = some[0].part(_part(digest))
+            if not some[0].there(f"{name}@{digest}", _part(digest)):
+                captured[digest] = some[0].part(_part(digest))
         except _Read:
             del groups[digest]
             for one in some:
@@ -188,10 +198,14 @@ def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log)
 def _built(name: str, captured: dict[str, parts.Part], configs: Sequence[CompileConfig]) -> dict[str, Exception]:
     """Builds parts; returns the errors of those that have no release."""
     settings = max((build_settings(config) for config in configs), key=lambda one: one["compile"].smoketest_steps)
-    try:
-        return parts.build(name, captured, **settings)
-    except Exception as error:
-        return dict.fromkeys(captured, error)
+    failed: dict[str, Exception] = {}
+    for device in sorted({part.device for part in captured.values()}):
+        some = {digest: part for digest, part in captured.items() if part.device == device}
+        try:
+            failed |= parts.build(name, some, **settings)
+        except Exception as error:
+            failed |= dict.fromkeys(some, error)
+    return failed
 
 
 def _part(digest: str) -> str:

@@ -213,7 +213,8 @@ class Compilation:
                 return
             tensors = itertools.chain(self.module.parameters(), batches.tensors((args, kwargs)))
             training = key[0] and any(each.requires_grad for each in tensors)
-            if autograd if training else not key[1]:
+            autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+            if autograd if training else not (key[1] or autocast):
                 self._open(self.sample or (args, kwargs), training)
         finally:
             self._opening.release()
@@ -239,7 +240,10 @@ class Compilation:
                 for region, calls in observed.items()
                 if region.config.backend == "precast" and region.waits and not region.hooked()
             }
-            failed = requests.prepare(model, asked, self.log) if asked else {}
+            try:
+                failed = requests.prepare(model, asked, self.log) if asked else {}
+            except Exception as error:
+                failed = dict.fromkeys(asked, error)
         for region, calls in observed.items():
             if region in failed:
                 region.refuse(failed[region])

@@ -242,6 +242,28 @@ def test_declared_settings_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert groups(monkeypatch, Model([Declares(0), Declares(1), Declares(1)])) == ["0", "1 2"]
 
 
+def test_dynamic_layers_with_objects_without_text_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(Holds):
+        def forward(self, x: Tensor) -> Tensor:
+            return Layer.forward(self, x) if x.shape[0] < self.held.value else x
+
+    assert groups(monkeypatch, Model([Long(8), Long(9)])) == ["0 1"]
+    assert groups(monkeypatch, Model([Long(8), Long(9)]), dynamic=True) == ["0", "1"]
+    assert groups(monkeypatch, Model([Layer(8), Layer(9)]), dynamic=True) == ["0 1"]
+    make = with_(closure)
+    assert groups(monkeypatch, Model([make(1), make(1)]), dynamic=True) == ["0", "1"]
+
+
+def test_operations_at_every_bucket_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Long(Holds):
+        def forward(self, x: Tensor) -> Tensor:
+            return Layer.forward(self, x) if x.shape[0] < self.held.value else x
+
+    sizes = {"buckets": {"batch": [3, 8]}, "shapes": {"x": ["batch", 4]}}
+    assert groups(monkeypatch, Model([Long(6), Long(7)]), **sizes) == ["0 1"]
+    assert groups(monkeypatch, Model([Long(6), Long(9)]), **sizes) == ["0", "1"]
+
+
 def test_a_hooked_layer_asks_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     net = Model([Layer(0), Layer(1), Layer(2)])
     net.layers[1].linear.register_forward_hook(lambda *_: None)
