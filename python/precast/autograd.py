@@ -18,6 +18,7 @@ from torch import Tensor
 
 from . import batches, captured, pairs, parts
 from .artifacts import ArtifactEngine, build_settings, causes, refusals
+from .capture import check_build
 from .draws import Draw
 from .engine import Passed, Refused
 from .errors import CallFailed
@@ -72,6 +73,7 @@ class PairEngine(ArtifactEngine):
         for point in region.points or [{}]:
             given = resized((args, kwargs), region.shapes, region.names, point)
             call = call_of(region.module.forward, given)
+            check_build(region.module, call)
             found.append(joint.capture(region.module, call, region.captured.inputs, under))
         return call, found
 

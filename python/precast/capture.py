@@ -251,7 +251,10 @@ def undisturbed(net: torch.nn.Module) -> Iterator[None]:
 
 
 def device_of(net: torch.nn.Module, call: Call) -> str:
-    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several."""
+    """Returns the kind of the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several.
+
+    A release is for a kind of device: one that was built on the first GPU is loaded on any of them.
+    """
     own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
     found = {tensor.device for _, tensor in own}
     names = ", ".join(sorted(map(str, found)))
@@ -261,12 +264,22 @@ def device_of(net: torch.nn.Module, call: Call) -> str:
         )
     if len(found) > 1:
         raise BadInput(f"the module and its example inputs are on {names}", hint="move them to one device")
-    if names not in ("cpu", "cuda:0"):
-        hint = (
-            "a build is for `cpu` or for the first GPU that its processes see: `cuda:0`, or set `CUDA_VISIBLE_DEVICES`"
+    device = found.pop()
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"the module is on {names}", hint="a build is for `cpu` or `cuda`")
+    return device.type
+
+
+def check_build(net: torch.nn.Module, call: Call) -> str:
+    """Returns the kind of the device that a build is for; refuses a GPU that is not the first."""
+    kind = device_of(net, call)
+    at = next(iter([*net.parameters(), *net.buffers(), *call.tensors])).device
+    if (at.index or 0) != 0:
+        raise BadInput(
+            f"the module is on {at}, and the store has no release for it: a build is on cuda:0",
+            hint="build in a process whose module is on `cuda:0` first, as rank 0, or set `CUDA_VISIBLE_DEVICES`",
         )
-        raise BadInput(f"the module is on {names}", hint=hint)
-    return found.pop().type
+    return kind
 
 
 def resized(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:

@@ -65,6 +65,8 @@ def stable(value: Any) -> Any:
         return sorted(json.dumps(stable(item), sort_keys=True) for item in value)
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, torch.device):
+        return value.type  # a release is for every device of a kind
     if isinstance(value, functools.partial):
         return [stable(value.func), stable(value.args), stable(value.keywords)]
     if isinstance(value, torch.Tensor):

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import captured, digests, reads, replay
-from .capture import Capture, device_of
+from .capture import Capture, check_build, device_of
 from .errors import BadInput
 from .nesting import Call, call_of
 from .spec import Buckets, Compile, Gate, Input, Module, Spec
@@ -82,6 +82,7 @@ def build(
     captured, or with the command's error.
     """
     net, call, dims, points = asked(net, example_inputs, shapes, buckets, method)
+    device = check_build(net, call)
     inputs = inputs_of(call, dims, pad or {}, ranges or {})
     settings = compile or Compile()
     for key, value in {"mode": mode, "dynamic": dynamic, "options": options}.items():
@@ -91,7 +92,7 @@ def build(
         name=name,
         entry="replay:load",
         weights=replay.WEIGHTS,
-        device=device_of(net, call),
+        device=device,
         isa=isa,
         compile=settings,
         modules=[

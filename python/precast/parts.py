@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from . import building, captured, exported, pairs, replay
-from .capture import Capture, device_of, held_under
+from .capture import Capture, check_build, device_of, held_under
 from .engine import CompileFailed
 from .errors import BuildError
 from .nesting import Call
@@ -59,11 +59,12 @@ def of_call(
 ) -> Part:
     """Captures a submodule for calls without gradients, as `exported.build` does."""
     net, call, dims, points = exported.asked(net, example_inputs, shapes, buckets, "forward")
+    device = check_build(net, call)
     inputs = exported.inputs_of(call, dims, pad or {}, {})
     function = captured.function(Capture(net, "forward", call, dims, points, name))
     at = called(name)
     module = Module(at, method=at, inputs=inputs, buckets=exported.buckets_of(buckets), gate=gate, **settings)
-    return Part(name, held_under(net, name), device_of(net, call), {at: function}, [module])
+    return Part(name, held_under(net, name), device, {at: function}, [module])
 
 
 def of_pairs(
