@@ -41,6 +41,8 @@ class Shared(NamedTuple):
     """The region that was captured for it."""
     built: bool
     """Whether this region's capture was built now."""
+    seconds: float
+    """The time of that."""
 
 
 class Region:
@@ -140,10 +142,15 @@ class Region:
                 self.engine, notes = self._opened(args, kwargs)
             except Exception as failed:
                 error = failed
-        self._attempted(time.perf_counter() - began, error, **notes)
+        before = self.shared.seconds if self.shared is not None else 0.0
+        self._attempted(before + time.perf_counter() - began, error, **notes)
 
     def refuse(self, error: BaseException) -> None:
         """Leaves the region to the module itself, after a failure. Raises it with `fail_policy = "raise"`."""
+        self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Notes that the programs can't be built. Raises the error with `fail_policy = "raise"`."""
         self._attempted(0.0, error)
 
     def _attempted(self, seconds: float, error: BaseException | None, **notes: Any) -> None:

@@ -187,11 +187,12 @@ def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log)
         failed |= _built(name, captured, [groups[digest][0].region.config for digest in captured])
         count = sum(len(groups[digest]) for digest in captured)
         seconds = round(time.perf_counter() - began, 3)
-        log.note(f"{count} regions of {len(captured)} kinds were built at once", seconds=seconds)
+        log.note(f"a build for {count} regions, of which {len(captured)} differ", seconds=seconds)
     for digest, some in groups.items():
         for one in some:
             built = digest in captured and one is some[0]
-            one.region.shared = Shared(name, digest, _part(digest), some[0].region.name, built)
+            spent = (time.perf_counter() - began) / len(captured) if built else 0.0
+            one.region.shared = Shared(name, digest, _part(digest), some[0].region.name, built, spent)
     return {one.region: error for digest, error in failed.items() for one in groups[digest]}
 
 

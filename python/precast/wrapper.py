@@ -32,7 +32,7 @@ import copy
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -139,8 +139,14 @@ class Compilation:
         elif sample is not None and now:
             training = config.kind == "autograd" and module.training
             self._opened.add((training, training))
-            with torch.set_grad_enabled(training):
-                self._open(sample, training)
+            try:
+                with torch.set_grad_enabled(training):
+                    observed = self._observed(sample, training)
+            except Exception as error:
+                for region in self.regions.values():
+                    region.refuse(error)
+            else:
+                self._open(observed)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer to one call."""
@@ -215,19 +221,16 @@ class Compilation:
             training = key[0] and any(each.requires_grad for each in tensors)
             autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
             if autograd if training else not (key[1] or autocast):
-                self._open(self.sample or (args, kwargs), training)
+                try:
+                    observed = self._observed(self.sample or (args, kwargs), training)
+                except Exception:  # each region opens at its own first call, if the call gets there
+                    return
+                self._open(observed)
         finally:
             self._opening.release()
 
-    def _open(self, sample: Arguments, training: bool) -> None:
+    def _open(self, observed: Mapping[Region, Sequence[Arguments]]) -> None:
         """Compiles the regions for the inputs that they get in calls of the whole module."""
-        try:
-            observed = self._observed(sample, training)
-        except Exception as error:
-            if self.sample is not None:
-                for region in self.regions.values():
-                    region.refuse(error)
-            return
         for region, calls in observed.items():
             region.sized(*regions.dimensions(calls, region.names))
         failed: dict[Region, Exception] = {}
@@ -246,7 +249,7 @@ class Compilation:
                 failed = dict.fromkeys(asked, error)
         for region, calls in observed.items():
             if region in failed:
-                region.refuse(failed[region])
+                region.failed(failed[region])
             else:
                 region.prepare(*calls[0])
 
@@ -257,10 +260,12 @@ class Compilation:
         """
         seen: dict[Region, list[Arguments]] = {}
         first: dict[str, Region] = {}
-        handles = []
+        handles, thread = [], threading.get_ident()
         for name, region in self.regions.items():
 
             def note(_: nn.Module, args: Any, kwargs: Any, region: Region = region, name: str = name) -> None:
+                if threading.get_ident() != thread:
+                    return
                 one = region.at(args, kwargs, training)
                 if one is not None and first.setdefault(name, one) is one:
                     seen.setdefault(one, []).append((batches.copied(args), batches.copied(kwargs)))

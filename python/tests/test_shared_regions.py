@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,45 @@ def test_the_first_call_finds_the_releases(built: Any, nothing_built: None) -> N
     with torch.no_grad():
         module(X)
     assert module.precast_report()["artifact"] == 8 and module.precast_report()["reasons"] == {}
+
+
+def test_calls_of_other_threads_are_not_taken_meanwhile(built: Any, nothing_built: None) -> None:
+    module = wrapped(net().eval(), built[0])
+    answers: list[Tensor] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            answers.append(module(X))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    for answer in answers:
+        torch.testing.assert_close(answer, net().eval()(X))
+    report = module.precast_report()
+    assert len(answers) == 4 and report["artifact"] >= 4
+    assert report["reasons"].keys() <= {"compiling", "tracing"}
+    assert all(len(region.points) == 0 for region in module._precast.regions.values())
+
+
+def test_a_sample_that_fails_in_training_leaves_inference(built: Any, nothing_built: None) -> None:
+    class Strict(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                raise ValueError("no label")
+            return super().forward(x)
+
+    torch.manual_seed(0)
+    module = wrapped(Strict().eval(), built[0], X)
+    module.train()
+    with pytest.raises(ValueError, match="no label"):
+        module(X)
+    module.eval()
+    with torch.no_grad():
+        module(X)
+    assert module.precast_report()["artifact"] == 4 and module.precast_report()["reasons"] == {}
 
 
 def test_a_program_that_cannot_be_built_leaves_the_other_regions(tmp_path: Path) -> None:
