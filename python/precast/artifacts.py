@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import batches, exported
+from . import batches, exported, parts
+from .capture import held_under
 from .engine import CompileFailed, Refused
 from .errors import BadInput, BuildError, Busy, Error, LoadError, NoFit, NotFound
 from .guard import constants
@@ -21,6 +22,7 @@ from .spec import Compile, Gate
 if TYPE_CHECKING:
     from ._native import Model
     from .config import CompileConfig
+    from .parts import Part
     from .region import Region
 
 _MISSING = object()
@@ -38,19 +40,11 @@ class ArtifactEngine:
         tensors, others = batches.flat(args, kwargs, self._names)
         self._defaults = _defaults(self._net)
         self._others = self._given(others)
-        fills = config.pad if not isinstance(config.pad, bool) else {}
-        settings: dict[str, Any] = {
-            "shapes": region.shapes or None,
-            "buckets": region.points or None,
-            "pad": {name: value for name, value in fills.items() if name in tensors} or None,
-            "mode": config.mode,
-            "dynamic": config.dynamic,
-            "options": {"freezing": False, **config.options},
-        }
-        if config.rtol is not None or config.atol is not None:
-            settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
+        shared = region.shared
+        # The names of tensors in the release are those of this module.
+        self._held = held_under(self._net, shared.part if shared is not None else "")
         self._prepare(args, kwargs)
-        self._model = self._obtained(args, kwargs, tensors, settings)
+        self._model = self._obtained(args, kwargs, tensors)
         self._tied = _tied(self._weights())
         self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
         self._places: dict[tuple[Any, ...], list[int]] = {}
@@ -58,15 +52,20 @@ class ArtifactEngine:
         self._open()
         self._exact = {shapes: number for number, shapes in enumerate(self._sizes(tensors))}
 
-    def _obtained(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: dict[str, Tensor], settings: dict[str, Any]
-    ) -> Model:
-        """Returns the named release, or the one with the digest of the module, which is built if there is none."""
-        config = self._region.config
+    def _obtained(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
+        """Returns the named release, the one that equal regions share, or the one with the digest of the module.
+
+        The last is built if there is none.
+        """
+        config, shared = self._region.config, self._region.shared
         if config.release is not None:
             self.notes: dict[str, Any] = {"release": config.release, "built": False}
             return self._loaded(config.store, config.release, tensors)
-        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished())
+        if shared is not None:
+            self.notes = {"name": shared.name, "release": shared.digest, "built": shared.built, "shares": shared.owner}
+            return self._loaded(config.store, f"{shared.name}@{shared.digest}", tensors)
+        settings = self._settings(self._region, args, kwargs)
+        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished(self._region))
         name = self._release_name(config.name or type(self._net).__name__)
         self.notes = {"name": name, "release": digest, "built": False}
         model = self._found(config.store, f"{name}@{digest}", tensors)
@@ -82,13 +81,43 @@ class ArtifactEngine:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Takes the inputs of the sample, before the digest."""
 
-    def _distinguished(self) -> dict[str, Any]:
+    @staticmethod
+    def _settings(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a build."""
+        config = region.config
+        tensors, _ = batches.flat(args, kwargs, region.names)
+        fills = config.pad if not isinstance(config.pad, bool) else {}
+        settings: dict[str, Any] = {
+            "shapes": region.shapes or None,
+            "buckets": region.points or None,
+            "pad": {name: value for name, value in fills.items() if name in tensors} or None,
+            "mode": config.mode,
+            "dynamic": config.dynamic,
+            "options": {"freezing": False, **config.options},
+        }
+        if config.rtol is not None or config.atol is not None:
+            settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
+        return settings
+
+    @staticmethod
+    def _distinguished(region: Any) -> dict[str, Any]:
         """Returns further values that the digest covers."""
         return {}
 
+    @classmethod
+    def request(cls, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns all values that the digest of a region covers beside its module and its inputs."""
+        return {**cls._settings(region, args, kwargs), **cls._distinguished(region)}
+
+    @classmethod
+    def part(cls, region: Region, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+        """Captures a region as the part of a build."""
+        return parts.of_call(name, region.module, (args, kwargs), **cls._settings(region, args, kwargs))
+
     def _open(self) -> None:
         """Takes the programs of the loaded release."""
-        self._run = self._model["forward"]
+        shared = self._region.shared
+        self._run = self._model["forward" if shared is None else parts.called(shared.part)]
         self._inputs = tuple(self._run.inputs)
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -159,10 +188,10 @@ class ArtifactEngine:
             return None
 
     def _loaded(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model:
-        return load(store, release, device=str(_device(self._net, tensors)), weights=self._weights())
+        return load(store, release, device=str(device_of_load(self._net, tensors)), weights=self._weights())
 
     def _weights(self) -> dict[str, Tensor]:
-        return exported.parameters(self._net)
+        return exported.parameters(self._held)
 
     def _given(self, others: dict[str, Any]) -> dict[str, tuple[type, Any]]:
         """Returns the other values of a call, with their types. Values equal to a parameter's default are left out."""
@@ -249,6 +278,7 @@ def _defaults(net: nn.Module) -> dict[str, Any]:
     return {each.name: each.default for each in parameters if each.default is not each.empty}
 
 
-def _device(net: nn.Module, tensors: dict[str, Tensor]) -> torch.device:
+def device_of_load(net: nn.Module, tensors: dict[str, Tensor]) -> torch.device:
+    """Returns the device of a module and its inputs."""
     first = next(iter([*net.parameters(), *net.buffers(), *tensors.values()]))
     return first.device

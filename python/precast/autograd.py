@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import batches, captured, pairs
-from .artifacts import ArtifactEngine, build_settings, causes, refusals
+from . import batches, captured, pairs, parts
+from .artifacts import ArtifactEngine, build_settings, causes, device_of_load, refusals
+from .capture import check_build
 from .draws import Draw
 from .engine import Passed, Refused
 from .errors import CallFailed
@@ -26,6 +27,10 @@ from .regions import resized
 
 if TYPE_CHECKING:
     from .config import CompileConfig
+    from .joint import Pair
+    from .nesting import Call
+    from .parts import Part
+    from .region import Region
     from .training import PairRegion
 
 
@@ -46,20 +51,46 @@ class PairEngine(ArtifactEngine):
         self._device = next(iter([*self._net.parameters(), *self._net.buffers()])).device
         self._binding = threading.Lock()
 
-    def _distinguished(self) -> dict[str, Any]:
-        return {"kind": "autograd", "format": _FORMAT, "state": self._region.state}
+    @staticmethod
+    def _settings(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        settings = ArtifactEngine._settings(region, args, kwargs)
+        tensors, _ = batches.flat(args, kwargs, region.names)
+        if device_of_load(region.module, tensors).type == "cpu":
+            # Convolutions of a training are slower in channels-last order: each gradient of a filter is converted.
+            settings["options"] = {"layout_optimization": False, **settings["options"]}
+        return settings
+
+    @staticmethod
+    def _distinguished(region: PairRegion) -> dict[str, Any]:
+        return {"kind": "autograd", "format": _FORMAT, "state": region.captured}
+
+    @classmethod
+    def part(cls, region: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+        """Captures the pairs of a region as the part of a build."""
+        call, found = cls._captures(region, args, kwargs, name)
+        settings = cls._settings(region, args, kwargs)
+        kept = {key: settings[key] for key in ("gate", "mode", "options") if key in settings}
+        return parts.of_pairs(name, region.module, call, found, **kept)
+
+    @staticmethod
+    def _captures(
+        region: PairRegion, args: tuple[Any, ...], kwargs: dict[str, Any], under: str = ""
+    ) -> tuple[Call, list[Pair]]:
+        """Returns the pair of each bucket, and the call of the last one."""
+        from . import joint  # imports Inductor, which a process that finds its release does not need
+
+        found = []
+        for point in region.points or [{}]:
+            given = resized((args, kwargs), region.shapes, region.names, point)
+            call = call_of(region.module.forward, given)
+            check_build(region.module, call)
+            found.append(joint.capture(region.module, call, region.captured.inputs, under))
+        return call, found
 
     def _build(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
     ) -> None:
-        from . import joint  # imports Inductor, which a process that finds its release does not need
-
-        region = self._region
-        captures = []
-        for point in region.points or [{}]:
-            given = resized((args, kwargs), region.shapes, region.names, point)
-            call = call_of(self._net.forward, given)
-            captures.append(joint.capture(self._net, call, region.state.inputs))
+        call, captures = self._captures(self._region, args, kwargs)
         for key in ("shapes", "buckets", "pad", "dynamic"):
             settings.pop(key, None)
         with causes():
@@ -69,7 +100,7 @@ class PairEngine(ArtifactEngine):
         if self._region.config.release is None:
             return super()._weights()
         # A build of a spec has the tensors without a place in the state dict as weights, too.
-        return {name: tensor.detach() for name, tensor, _ in captured.tensors_of(self._net)}
+        return {name: tensor.detach() for name, tensor, _ in captured.tensors_of(self._held)}
 
     def _sizes(self, tensors: dict[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
         if self._region.config.release is None:
@@ -96,7 +127,9 @@ class PairEngine(ArtifactEngine):
         count = len(self._region.points or [{}])
         own = self._weights()
         if self._region.config.release is None:
-            named = [pairs.names(number, count) for number in range(count)]
+            shared = self._region.shared
+            under = shared.part if shared is not None else ""
+            named = [pairs.names(number, count, under) for number in range(count)]
         else:
             named = pairs.found(self._model)
         self._pairs = [_Pair(self, self._model[one], self._model[other], own) for one, other in named]
@@ -167,7 +200,7 @@ class _Pair:
         inputs, values = self.run(given)
         if not torch.is_grad_enabled():
             return [values[at] for at in self.results]
-        own = [self.engine._net.get_parameter(name) for name in self.parameters]
+        own = [self.engine._held.get_parameter(name) for name in self.parameters]
         try:
             return list(_Function.apply(self, inputs, values, *given, *own))  # type: ignore[no-untyped-call]
         except Exception as error:  # a hook for saved tensors
@@ -180,7 +213,7 @@ class _Pair:
             values = list(self.forward(*(one.detach() for one in inputs)).values())
         with torch.no_grad():
             for at, name in self.buffers:
-                self.engine._net.get_buffer(name).copy_(values[at])
+                self.engine._held.get_buffer(name).copy_(values[at])
         return inputs, values
 
 
@@ -189,7 +222,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pair: _Pair, inputs: list[Tensor], values: list[Tensor], *_: Tensor) -> tuple[Tensor, ...]:
-        net = pair.engine._net
+        net = pair.engine._held
         weights = [_tensor(net, name) for name in pair.weights]
         sources = {"input": inputs, "output": values}
         ctx.pair = pair

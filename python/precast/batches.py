@@ -77,6 +77,11 @@ def tensors(value: Any) -> list[Tensor]:
     return [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
 
 
+def plain(value: Any) -> bool:
+    """Returns whether all leaves are tensors, numbers, text or None, so that copies of the tensors are a copy."""
+    return all(leaf is None or isinstance(leaf, Tensor | bool | int | float | str) for _, leaf in leaves(value))
+
+
 def mapped(value: Any, function: Callable[[str, Tensor], Tensor], path: str = "") -> Any:
     """Returns nested containers of the same types with `function(path, tensor)` in place of each tensor."""
     if isinstance(value, Tensor):

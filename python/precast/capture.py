@@ -34,14 +34,21 @@ _NEAR = 1e-3
 class Capture:
     """The capture of one method of a module, at the sizes in `points` and where it can at all others.
 
-    `dims` has the bucketed dimension of each axis of each input, None for a fixed size.
+    `dims` has the bucketed dimension of each axis of each input, None for a fixed size. With `under` the names of
+    tensors begin with it.
     """
 
     def __init__(
-        self, net: torch.nn.Module, method: str, call: Call, dims: list[list[str | None]], points: list[Sizes]
+        self,
+        net: torch.nn.Module,
+        method: str,
+        call: Call,
+        dims: list[list[str | None]],
+        points: list[Sizes],
+        under: str = "",
     ) -> None:
         self.net, self.call, self.dims, self.points = net, call, dims, points
-        self.flat = Flat(net, method, call)
+        self.flat = Flat(net, method, call, under)
         self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
 
     def programs(self) -> list[Program]:
@@ -151,8 +158,8 @@ class Capture:
     def _agrees(self, program: Program, sizes: Sizes) -> bool:
         """Returns whether a program and the module give the same answer."""
         inputs = self._inputs(sizes)
-        held: dict[str, torch.Tensor] = dict(self.net.named_parameters(remove_duplicate=False))
-        held |= {name: tensor.clone() for name, tensor in self.net.named_buffers(remove_duplicate=False)}
+        held: dict[str, torch.Tensor] = dict(self.flat.m.named_parameters(remove_duplicate=False))
+        held |= {name: tensor.clone() for name, tensor in self.flat.m.named_buffers(remove_duplicate=False)}
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             answers = []
             try:
@@ -176,22 +183,32 @@ class Capture:
 class Flat(torch.nn.Module):
     """Calls a method of a module with tensors in order, and returns the tensors of its result in order."""
 
-    def __init__(self, net: torch.nn.Module, method: str, call: Call) -> None:
+    def __init__(self, net: torch.nn.Module, method: str, call: Call, under: str = "") -> None:
         super().__init__()
-        self.m = net
-        self.method, self.call = method, call
+        self.m = held_under(net, under)
+        self.method, self.call, self.under = method, call, under
         self.outputs: Any = None
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         args, kwargs = self.call.arguments(tensors)
+        net = getattr(self.m, self.under) if self.under else self.m
         # `forward` is called through `__call__`, so that hooks run.
-        function = self.m if self.method == "forward" else getattr(self.m, self.method)
+        function = net if self.method == "forward" else getattr(net, self.method)
         found: list[Any] = []
         with _written_in_place(self.m):
             self.outputs = nest(function(*args, **kwargs), found)
         if not found:
             raise BuildError("the module returns no tensor")
         return tuple(found)
+
+
+def held_under(net: torch.nn.Module, name: str) -> torch.nn.Module:
+    """Returns a module with `net` as its submodule of this name; `net` itself for an empty name."""
+    if not name:
+        return net
+    holder = torch.nn.Module()
+    holder.add_module(name, net)
+    return holder
 
 
 @contextlib.contextmanager
@@ -234,7 +251,10 @@ def undisturbed(net: torch.nn.Module) -> Iterator[None]:
 
 
 def device_of(net: torch.nn.Module, call: Call) -> str:
-    """Returns the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several."""
+    """Returns the kind of the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several.
+
+    A release is for a kind of device: one that was built on the first GPU is loaded on any of them.
+    """
     own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
     found = {tensor.device for _, tensor in own}
     names = ", ".join(sorted(map(str, found)))
@@ -244,12 +264,22 @@ def device_of(net: torch.nn.Module, call: Call) -> str:
         )
     if len(found) > 1:
         raise BadInput(f"the module and its example inputs are on {names}", hint="move them to one device")
-    if names not in ("cpu", "cuda:0"):
-        hint = (
-            "a build is for `cpu` or for the first GPU that its processes see: `cuda:0`, or set `CUDA_VISIBLE_DEVICES`"
+    device = found.pop()
+    if device.type not in ("cpu", "cuda"):
+        raise BadInput(f"the module is on {names}", hint="a build is for `cpu` or `cuda`")
+    return device.type
+
+
+def check_build(net: torch.nn.Module, call: Call) -> str:
+    """Returns the kind of the device that a build is for; refuses a GPU that is not the first."""
+    kind = device_of(net, call)
+    at = next(iter([*net.parameters(), *net.buffers(), *call.tensors])).device
+    if (at.index or 0) != 0:
+        raise BadInput(
+            f"the module is on {at}, and the store has no release for it: a build is on cuda:0",
+            hint="build in a process whose module is on `cuda:0` first, as rank 0, or set `CUDA_VISIBLE_DEVICES`",
         )
-        raise BadInput(f"the module is on {names}", hint=hint)
-    return found.pop().type
+    return kind
 
 
 def resized(tensor: torch.Tensor, sizes: dict[int, int]) -> torch.Tensor:

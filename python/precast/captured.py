@@ -55,20 +55,27 @@ def function(capture: Capture) -> Function:
     return Function(inputs, capture.dims, capture.outputs, programs)
 
 
-def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, imports: Sequence[str] = ()) -> None:
-    """Writes the folder. `imports` are modules that register operators."""
+def save(
+    nets: Sequence[torch.nn.Module], functions: Mapping[str, Function], folder: Path, imports: Sequence[str] = ()
+) -> None:
+    """Writes the folder. `imports` are modules that register operators.
+
+    The names of tensors of several modules are apart. Tensors are tied within one module: a program binds the tensors
+    of its own module alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     described: dict[str, dict[str, Any]] = {}
     own: dict[str, dict[str, torch.Tensor]] = {"parameter": {}, "buffer": {}, "constant": {}}
-    first: dict[int, str] = {}
-    for name, tensor, kind in tensors_of(net):
-        if tensor.dtype not in DTYPES:
-            raise BuildError(f"`{name}` is {tensor.dtype}, which no weight set can hold")
-        described[name] = {"kind": kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
-        if first.setdefault(id(tensor), name) == name:
-            own[kind][name] = tensor
-        else:
-            described[name]["same"] = first[id(tensor)]
+    for net in nets:
+        first: dict[int, str] = {}
+        for name, tensor, kind in tensors_of(net):
+            if tensor.dtype not in DTYPES:
+                raise BuildError(f"`{name}` is {tensor.dtype}, which no weight set can hold")
+            described[name] = {"kind": kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
+            if first.setdefault(id(tensor), name) == name:
+                own[kind][name] = tensor
+            else:
+                described[name]["same"] = first[id(tensor)]
     write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
     torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
     examples = {name: [*map(_plain, one.inputs.values())] for name, one in functions.items() if one.real}
@@ -95,7 +102,7 @@ def save(net: torch.nn.Module, functions: Mapping[str, Function], folder: Path, 
     document = {
         "imports": list(imports),
         "operators": sorted(set().union(*map(_operators, programs))),
-        "modules": [name for name, _ in net.named_modules(remove_duplicate=False) if name],
+        "modules": [name for net in nets for name, _ in net.named_modules(remove_duplicate=False) if name],
         "tensors": described,
         "functions": described_functions,
     }

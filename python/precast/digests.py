@@ -5,7 +5,7 @@ It covers:
 - code: the files of the classes of all submodules, and of the project's modules that these files import. Code without a
   file, as in a notebook, counts by its byte code and by the globals that it names, and installed packages by version;
 - structure: the class of each submodule, and its attributes: numbers, text, configurations, names of functions and
-  hooks;
+  hooks; of a region that equal ones share, without the integers that no call reads (`reads`);
 - tensors: name, dtype and shape of parameters and persistent buffers, and which are tied. Of other buffers, and of
   tensors that are plain attributes, the values too: they are constants of a program;
 - the request: inputs, constants, buckets and all other arguments of the build;
@@ -23,31 +23,29 @@ import os
 import sys
 import sysconfig
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import captured
+from . import captured, reads
 
 _FORMAT = 1
 _PATHS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
 _PATHS += [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]
 _INSTALLED = tuple(os.path.join(os.path.realpath(path), "") for path in _PATHS)
-# Attributes that every module has: its tables of tensors, submodules and hooks.
-_TABLES = frozenset(vars(torch.nn.Module()))
 
 
-def of_module(net: torch.nn.Module, request: Any) -> str:
-    """Returns the digest of a module and of a request for it, as 32 hexadecimal digits."""
+def of_module(net: torch.nn.Module, request: Any, without: Container[reads.Place] = ()) -> str:
+    """Returns the digest of a module and of a request for it, as 32 hexadecimal digits; `without` some attributes."""
     parts = {
         "format": _FORMAT,
         "torch": torch.__version__,
         "python": sys.version_info[:2],
         "default dtype": str(torch.get_default_dtype()),
         "code": _code(net),
-        "structure": _structure(net),
+        "structure": _structure(net, without),
         "tensors": _tensors(net),
         "request": request,
     }
@@ -67,6 +65,8 @@ def stable(value: Any) -> Any:
         return sorted(json.dumps(stable(item), sort_keys=True) for item in value)
     if isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodType):
         return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, torch.device):
+        return value.type  # a release is for every device of a kind
     if isinstance(value, functools.partial):
         return [stable(value.func), stable(value.args), stable(value.keywords)]
     if isinstance(value, torch.Tensor):
@@ -75,14 +75,31 @@ def stable(value: Any) -> Any:
     return f"{type(value).__module__}.{type(value).__qualname__}" if " at 0x" in text else text
 
 
-def _structure(net: torch.nn.Module) -> list[Any]:
+def described(net: torch.nn.Module) -> bool:
+    """Returns whether the digest covers all of each attribute: no variables of functions, no object without a text."""
+    return all(
+        _has_text(value) for module in net.modules() for key, value in vars(module).items() if key not in reads.TABLES
+    )
+
+
+def _has_text(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return all(map(_has_text, value.values()))
+    if isinstance(value, list | tuple | set | frozenset):
+        return all(map(_has_text, value))
+    if isinstance(value, types.FunctionType):
+        return value.__closure__ is None
+    return isinstance(value, torch.Tensor | type | types.BuiltinFunctionType) or " at 0x" not in repr(value)
+
+
+def _structure(net: torch.nn.Module, without: Container[reads.Place]) -> list[Any]:
     # Many submodules share one configuration, whose text is long.
     texts: dict[int, Any] = {}
     found = []
     for name, module in net.named_modules(remove_duplicate=False):
         own = {}
         for key, value in vars(module).items():
-            if key not in _TABLES:
+            if key not in reads.TABLES and (name, key) not in without:
                 own[key] = texts[id(value)] if id(value) in texts else texts.setdefault(id(value), stable(value))
         hooks = [stable(hook) for hook in _hooks(module)]
         found.append([name, stable(type(module)), own, hooks, [key for key, _ in module.named_children()]])

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import captured, digests, replay
-from .capture import Capture, device_of
+from . import captured, digests, reads, replay
+from .capture import Capture, check_build, device_of
 from .errors import BadInput
 from .nesting import Call, call_of
 from .spec import Buckets, Compile, Gate, Input, Module, Spec
@@ -81,13 +81,9 @@ def build(
     Raises `BadInput` for inputs that no artifact takes, and `BuildError` with the module's line where it can't be
     captured, or with the command's error.
     """
-    net, call, dims, points = _asked(net, example_inputs, shapes, buckets, method)
-    inputs = {}
-    for one, tensor, axes in zip(call.names, call.tensors, dims, strict=True):
-        fill = (pad or {}).get(one, False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0)
-        inputs[one] = Input(captured.dtype(tensor), captured.shape_of(tensor, axes), fill, (ranges or {}).get(one))
-    _known("pad", pad or {}, call)
-    _known("ranges", ranges or {}, call)
+    net, call, dims, points = asked(net, example_inputs, shapes, buckets, method)
+    device = check_build(net, call)
+    inputs = inputs_of(call, dims, pad or {}, ranges or {})
     settings = compile or Compile()
     for key, value in {"mode": mode, "dynamic": dynamic, "options": options}.items():
         if value is not None:
@@ -96,20 +92,35 @@ def build(
         name=name,
         entry="replay:load",
         weights=replay.WEIGHTS,
-        device=device_of(net, call),
+        device=device,
         isa=isa,
         compile=settings,
-        modules=[Module(method, regions=regions, inputs=inputs, buckets=_buckets(buckets), gate=gate, padding=padding)],
+        modules=[
+            Module(method, regions=regions, inputs=inputs, buckets=buckets_of(buckets), gate=gate, padding=padding)
+        ],
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
         place = Path(folder or temporary)
         function = captured.function(Capture(net, method, call, dims, points))
-        captured.save(net, {"forward": function}, place, imports)
+        captured.save([net], {"forward": function}, place, imports)
         spec.write(place / "precast.toml")
         # A second process finds its release without the command.
         from .building import build_spec
 
         return build_spec(place / "precast.toml", **command)
+
+
+def inputs_of(
+    call: Call, dims: list[list[str | None]], pad: Mapping[str, float], ranges: Mapping[str, tuple[int, int]]
+) -> dict[str, Input]:
+    """Returns the inputs of a call, as a spec has them."""
+    inputs = {}
+    for one, tensor, axes in zip(call.names, call.tensors, dims, strict=True):
+        fill = pad.get(one, False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0)
+        inputs[one] = Input(captured.dtype(tensor), captured.shape_of(tensor, axes), fill, ranges.get(one))
+    _known("pad", pad, call)
+    _known("ranges", ranges, call)
+    return inputs
 
 
 def parameters(net: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -128,15 +139,17 @@ def digest(
     shapes: Shapes | None = None,
     buckets: BucketSizes | None = None,
     method: str = "forward",
+    without: Container[reads.Place] = (),
     **request: Any,
 ) -> str:
     """Returns a digest of the module's code and structure and of a request for it, without a capture.
 
     Weights count by name, dtype and shape only. `request` are the other arguments of `build`, but for those of the
-    command. As the name of a release, `build(…, release=digest)`, it tells a second process whether the store has the
-    module as it is: `precast.load(store, f"{name}@{digest}")`. `precast.digests` lists what it covers.
+    command. Attributes in `without` do not count. As the name of a release, `build(…, release=digest)`, it tells a
+    second process whether the store has the module as it is: `precast.load(store, f"{name}@{digest}")`.
+    `precast.digests` lists what it covers.
     """
-    net, call, dims, points = _asked(net, example_inputs, shapes, buckets, method)
+    net, call, dims, points = asked(net, example_inputs, shapes, buckets, method)
     described = [
         [name, captured.dtype(tensor), captured.shape_of(tensor, axes)]
         for name, tensor, axes in zip(call.names, call.tensors, dims, strict=True)
@@ -149,7 +162,7 @@ def digest(
         "points": points,
         "device": device_of(net, call),
     }
-    return digests.of_module(net, {**whole, **request})
+    return digests.of_module(net, {**whole, **request}, without)
 
 
 def _unwrapped(net: torch.nn.Module) -> torch.nn.Module:
@@ -157,7 +170,7 @@ def _unwrapped(net: torch.nn.Module) -> torch.nn.Module:
     return getattr(net, "_orig_mod", net)
 
 
-def _asked(
+def asked(
     net: torch.nn.Module, example_inputs: Any, shapes: Shapes | None, buckets: BucketSizes | None, method: str
 ) -> tuple[torch.nn.Module, Call, list[list[str | None]], list[dict[str, int]]]:
     """Returns the module itself, its call, the bucketed dimension of each axis, and the sizes of each bucket."""
@@ -185,7 +198,7 @@ def _asked(
     return net, call, dims, points
 
 
-def _buckets(buckets: BucketSizes | None) -> Buckets | None:
+def buckets_of(buckets: BucketSizes | None) -> Buckets | None:
     if not buckets:
         return None
     if not isinstance(buckets, Mapping):

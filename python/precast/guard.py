@@ -112,14 +112,8 @@ class Guard:
         """Returns the reason for which a call can't be answered by an artifact, if there is one."""
         if self._inference and self._module.training:
             return _TRAINING
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-            return Refusal("tracing", "a tracer records the call")
-        if (
-            torch._C._len_torch_function_stack()
-            or torch._C._len_torch_dispatch_stack()
-            or torch._C._functorch.peek_interpreter_stack() is not None
-        ):
-            return Refusal("mode", "a function or dispatch mode, or a transform of `torch.func`, is active")
+        if (active := mode()) is not None:
+            return active
         if any(self._hooks):
             return self.hooked()
         try:
@@ -174,6 +168,19 @@ class Guard:
             if each._forward_hooks or each._forward_pre_hooks:
                 return Refusal("hooks", f"{_named(name)} has forward hooks")
         return Refusal("hooks", "there are global forward hooks") if any(_GLOBAL_HOOKS) else None
+
+
+def mode() -> Refusal | None:
+    """Returns the refusal for modes of torch that record or change a computation, if there are any."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return Refusal("tracing", "a tracer records the call")
+    if (
+        torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return Refusal("mode", "a function or dispatch mode, or a transform of `torch.func`, is active")
+    return None
 
 
 class Tensors:

@@ -36,13 +36,13 @@ class Pair:
     backward: Function
 
 
-def capture(net: nn.Module, call: Call, grads: Sequence[bool]) -> Pair:
+def capture(net: nn.Module, call: Call, grads: Sequence[bool], under: str = "") -> Pair:
     """Returns the programs for the sizes of a call, in the module's present modes and under the present autocast.
 
-    `grads` says for each tensor of the call whether it requires a gradient. Raises `BuildError` for a module that has
-    no such programs.
+    `grads` says for each tensor of the call whether it requires a gradient. `under` is what the names of tensors begin
+    with. Raises `BuildError` for a module that has no such programs.
     """
-    flat = Flat(net, "forward", call)
+    flat = Flat(net, "forward", call, under)
     inputs = [
         resized(tensor, {}).requires_grad_(grad and tensor.is_floating_point())
         for tensor, grad in zip(call.tensors, grads, strict=True)

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from .objects import BuildResult
 
 # Registers the operators that Inductor's decompositions call.
-_IMPORTS = ("torch._inductor.inductor_prims",)
+IMPORTS = ("torch._inductor.inductor_prims",)
 
 
-def names(number: int, count: int) -> tuple[str, str]:
-    """Returns the names of the modules of a bucket, of `count` buckets."""
-    suffix = f"_{number}" if count > 1 else ""
-    return f"forward{suffix}", f"backward{suffix}"
+def names(number: int, count: int, under: str = "") -> tuple[str, str]:
+    """Returns the names of the modules of a bucket, of `count` buckets; of a part, its name comes first."""
+    prefix, suffix = f"{under}_" if under else "", f"_{number}" if count > 1 else ""
+    return f"{prefix}forward{suffix}", f"{prefix}backward{suffix}"
 
 
 def found(model: Model) -> list[tuple[str, str]]:
@@ -70,31 +70,36 @@ def build(
 ) -> BuildResult:
     """Builds the pairs of a module, and publishes them as one release."""
     settings = compile or Compile()
-    device = device_of(net, call)
-    # Convolutions of a training are slower in channels-last order on a CPU: each gradient of a filter is converted.
-    own = {"layout_optimization": False} if device == "cpu" else {}
-    settings.mode, settings.options = mode, own | dict(options or {})
-    functions: dict[str, captured.Function] = {}
-    modules = []
-    for number, pair in enumerate(pairs):
-        for module, one in zip(names(number, len(pairs)), (pair.forward, pair.backward), strict=True):
-            functions[module] = _function(one)
-            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
-            own = gate or (_gate(net, one) if one is pair.backward else None)
-            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+    settings.mode, settings.options = mode, options
+    functions, modules = functions_of(net, pairs, gate)
     spec = Spec(
         name=name,
         entry="replay:load",
         weights=replay.WEIGHTS,
         unused_weights=["*"],
-        device=device,
+        device=device_of(net, call),
         compile=settings,
         modules=modules,
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
-        captured.save(net, functions, Path(temporary), _IMPORTS)
+        captured.save([net], functions, Path(temporary), IMPORTS)
         spec.write(Path(temporary) / "precast.toml")
         return building.build_spec(Path(temporary) / "precast.toml", **command)
+
+
+def functions_of(
+    net: torch.nn.Module, pairs: Sequence[Pair], gate: Gate | None, under: str = ""
+) -> tuple[dict[str, captured.Function], list[Module]]:
+    """Returns the functions of pairs, and their modules in a spec. `under` is what the names of tensors begin with."""
+    functions: dict[str, captured.Function] = {}
+    modules = []
+    for number, pair in enumerate(pairs):
+        for module, one in zip(names(number, len(pairs), under), (pair.forward, pair.backward), strict=True):
+            functions[module] = _function(one)
+            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
+            own = gate or (_gate(net, one) if one is pair.backward else None)
+            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+    return functions, modules
 
 
 def _gate(net: torch.nn.Module, backward: Function) -> Gate:

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -30,6 +30,21 @@ Opener = Callable[["Region", tuple[Any, ...], dict[str, Any]], Engine]
 """Returns the engine of a region for the inputs of a sample."""
 
 
+class Shared(NamedTuple):
+    """The release that equal regions share."""
+
+    name: str
+    digest: str
+    part: str
+    """What the names of its modules and tensors begin with."""
+    owner: str
+    """The region that was captured for it."""
+    built: bool
+    """Whether this region's capture was built now."""
+    seconds: float
+    """The time of that."""
+
+
 class Region:
     """A module that answers by compiled code, or by itself for a named reason."""
 
@@ -47,6 +62,7 @@ class Region:
         self.points: list[dict[str, int]] = config.points()
         self.names = positional(module)
         self.engine: Engine | None = None
+        self.shared: Shared | None = None
         self.attempted: dict[str, Any] | None = None
         self._opener = opener or opened
         self._guard: Guard | None = None
@@ -92,6 +108,19 @@ class Region:
         self._fall_back(refusal, error)
         return original(*args, **kwargs)
 
+    def sized(self, shapes: dict[str, Any], points: list[dict[str, int]]) -> None:
+        """Takes the dimensions of the inputs, and the buckets."""
+        self.shapes, self.points = shapes, points
+
+    def passed(self, refusal: Refusal, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer of the module itself, for a reason."""
+        self._fall_back(refusal, None)
+        return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Region | None:
+        """Returns the region that has the programs of a call, if there is one."""
+        return self
+
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles the region, or finds it compiled, for these inputs, and compares it with eager.
 
@@ -113,10 +142,15 @@ class Region:
                 self.engine, notes = self._opened(args, kwargs)
             except Exception as failed:
                 error = failed
-        self._attempted(time.perf_counter() - began, error, **notes)
+        before = self.shared.seconds if self.shared is not None else 0.0
+        self._attempted(before + time.perf_counter() - began, error, **notes)
 
     def refuse(self, error: BaseException) -> None:
         """Leaves the region to the module itself, after a failure. Raises it with `fail_policy = "raise"`."""
+        self.failed(error)
+
+    def failed(self, error: BaseException) -> None:
+        """Notes that the programs can't be built. Raises the error with `fail_policy = "raise"`."""
         self._attempted(0.0, error)
 
     def _attempted(self, seconds: float, error: BaseException | None, **notes: Any) -> None:
@@ -181,9 +215,9 @@ class Region:
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
         guard = self._guarded()
-        with self._state_of_programs():
-            args, kwargs = self._taken(*self._covered(*batches.copied((args, kwargs))))
-            with self._bare():
+        with self.state_of_programs():
+            args, kwargs = self.taken(args, kwargs)
+            with self.bare():
                 engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
             args, kwargs = self._at_bucket(engine, args, kwargs)
@@ -210,8 +244,21 @@ class Region:
             self._tensors = Tensors(self._guard)
         return engine, notes
 
+    def hooked(self) -> bool:
+        """Returns whether forward hooks keep artifacts from answering."""
+        return self._guarded().hooked() is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether the region is neither compiled nor refused."""
+        return self.engine is None and self._refusal is None
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
+        """Returns copies of the arguments as the programs are captured with them."""
+        return self._taken(*self._covered(*batches.copied((args, kwargs))))
+
     @contextmanager
-    def _state_of_programs(self) -> Iterator[None]:
+    def state_of_programs(self) -> Iterator[None]:
         """Runs a block in the modes that the programs are captured in."""
         with torch.inference_mode(False), inference(self.module), _without_autocast():
             yield
@@ -243,7 +290,7 @@ class Region:
         return resized((args, kwargs), self.shapes, self.names, self.points[-1])
 
     @contextmanager
-    def _bare(self) -> Iterator[None]:
+    def bare(self) -> Iterator[None]:
         """Runs a block in which a call of the module does not come back to this region."""
         entry = vars(self.module).pop("_compiled_call_impl", None)
         try:

@@ -56,17 +56,24 @@ class TrainingRegion(Region):
         self._pairs: dict[State, PairRegion] = {}
         self._adding = threading.Lock()
         self._modules = list(module.modules())
-        self._device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
+        self.device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
         """Returns the answer of a pair, of the program for inference, or of `original`."""
-        if self._trained and self._trains(args, kwargs):
-            pair = self._pair(args, kwargs)
+        if self._trained and self.trains(args, kwargs):
+            pair = self.pair(args, kwargs)
             if isinstance(pair, Refusal):
                 self._fall_back(pair, None)
                 return original(*args, **kwargs)
             return pair.call(args, kwargs, original)
         return super().call(args, kwargs, original)
+
+    def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Region | None:
+        """Returns the pair for a call in training, if there may be one; else the region."""
+        if not training:
+            return self
+        pair = self.pair(args, kwargs) if self._trained and self.trains(args, kwargs) else None
+        return pair if isinstance(pair, PairRegion) else None
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles the pair of the module's present state in training mode, and the program for inference in eval mode.
@@ -77,7 +84,7 @@ class TrainingRegion(Region):
             super().prepare(args, kwargs)
         elif not self.name and self._trained:
             with torch.enable_grad():
-                pair = self._pair(args, kwargs)
+                pair = self.pair(args, kwargs)
             if isinstance(pair, PairRegion):
                 pair.prepare(args, kwargs)
 
@@ -85,6 +92,11 @@ class TrainingRegion(Region):
         """Leaves the region to the module itself, after a failure. Raises it with `fail_policy = "raise"`."""
         self._trained = False
         super().refuse(error)
+
+    @property
+    def waits(self) -> bool:
+        """Whether its program for inference can be compiled now."""
+        return super().waits and not self.module.training
 
     def report(self) -> dict[str, Any]:
         """Returns counters of all programs, and the attempts to compile pairs."""
@@ -114,7 +126,7 @@ class TrainingRegion(Region):
         for pair in self._pairs.values():
             pair.close()
 
-    def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    def trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self.module.training:
             return True
         return torch.is_grad_enabled() and any(
@@ -125,12 +137,12 @@ class TrainingRegion(Region):
         own = chain.from_iterable(each._parameters.values() for each in self._modules)
         return (tensor for tensor in own if tensor is not None)
 
-    def _pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PairRegion | Refusal:
+    def pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PairRegion | Refusal:
         """Returns the pair for a call, or the reason for which there is none."""
         inputs = tuple(tensor.requires_grad for tensor in batches.tensors((args, kwargs)))
         autocast = None
-        if torch.is_autocast_enabled(self._device):
-            autocast = str(torch.get_autocast_dtype(self._device))
+        if torch.is_autocast_enabled(self.device):
+            autocast = str(torch.get_autocast_dtype(self.device))
         modes = tuple(each.training for each in self._modules)
         state = State(modes, tuple(each.requires_grad for each in self._parameters()), inputs, autocast)
         found = self._pairs.get(state)
@@ -154,7 +166,14 @@ class PairRegion(Region):
     def __init__(self, owner: TrainingRegion, state: State) -> None:
         super().__init__(owner.name, owner.module, owner.config, owner.log, opener=owner.pair_opener)
         self.owner, self.state = owner, state
+        # The state that its programs are captured in: one with gradients of more inputs has those of this state too.
+        self.captured = state
         self.shapes, self.points = owner.shapes, owner.points
+
+    def sized(self, shapes: dict[str, Any], points: list[dict[str, int]]) -> None:
+        """Takes the dimensions of the inputs, and the buckets, of all pairs of the module."""
+        super().sized(shapes, points)
+        self.owner.sized(shapes, points)
 
     def unbind(self) -> None:
         """Lets the next call bind the module's tensors again."""
@@ -165,9 +184,12 @@ class PairRegion(Region):
         return Guard(self.module, ignored, inference=False)
 
     @contextmanager
-    def _state_of_programs(self) -> Iterator[None]:
+    def state_of_programs(self) -> Iterator[None]:
+        autocast, device = self.state.autocast, self.owner.device
+        dtype = getattr(torch, autocast.removeprefix("torch.")) if autocast else None
         with torch.inference_mode(False), torch.enable_grad():
-            yield
+            with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
+                yield
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         grads = iter(self.state.inputs)

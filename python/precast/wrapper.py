@@ -29,9 +29,10 @@ Parameters and buffers stay the module's own: artifacts read them by pointer, so
 from __future__ import annotations
 
 import copy
+import itertools
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,9 +42,10 @@ from torch import nn
 from . import batches, regions
 from .bypass import bypassed
 from .config import CompileConfig
+from .guard import Guard, Refusal, mode
 from .logs import Log
 from .region import Arguments, Opener, Region, positional
-from .smoke import inference, restored_generators
+from .smoke import inference, restored_buffers, restored_generators
 from .training import TrainingRegion
 
 _OWN = ("_precast", "_orig_mod", "forward")
@@ -105,6 +107,9 @@ class Compilation:
         self.module, self.config, self.log, self.opener = module, config, log, opener
         self.sample = sample
         self._inside = threading.local()
+        self._opening = threading.Lock()
+        # Whether gradients are recorded, and whether the module trains, in calls that regions were opened for.
+        self._opened: set[tuple[bool, bool]] = set()
         self.regions: dict[str, Region] = {}
         failure: Exception | None = None
         chosen = {"": config}
@@ -124,12 +129,24 @@ class Compilation:
             self.regions[name] = kind(name, each, settings, log, opener=opener)
             if name:
                 each._compiled_call_impl = self._entry(self.regions[name])
+        whole = self.regions.get("")
         # The sample of a copy, until its first call.
-        self._later = None if now or failure is not None else sample
+        self._later = None if now or failure is not None or whole is None else sample
         if failure is not None:
             self.regions[""].refuse(failure)
+        elif sample is not None and now and whole is not None:
+            whole.prepare(*sample)
         elif sample is not None and now:
-            self._open(sample)
+            training = config.kind == "autograd" and module.training
+            self._opened.add((training, training))
+            try:
+                with torch.set_grad_enabled(training):
+                    observed = self._observed(sample, training)
+            except Exception as error:
+                for region in self.regions.values():
+                    region.refuse(error)
+            else:
+                self._open(observed)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer to one call."""
@@ -137,10 +154,12 @@ class Compilation:
             return self.module(*args, **kwargs)
         if self._later is not None and (self.config.kind == "autograd" or not self.module.training):
             sample, self._later = self._later, None
-            self._open(sample)
+            self.regions[""].prepare(*sample)
         whole = self.regions.get("")
         if whole is not None:
             return whole.call(args, kwargs, self.module)
+        if (torch.is_grad_enabled(), self.module.training) not in self._opened:
+            self._open_at_first_call(args, kwargs)
         outer = getattr(self._inside, "active", False)
         self._inside.active = True
         try:
@@ -181,40 +200,82 @@ class Compilation:
         def call(*args: Any, **kwargs: Any) -> Any:
             if not getattr(inside, "active", False) or torch.compiler.is_compiling():
                 return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            if self._opening.locked():
+                return region.passed(Refusal("compiling", "another thread compiles it"), args, kwargs)
             return region.call(args, kwargs, module._call_impl)
 
         return call
 
-    def _open(self, sample: Arguments) -> None:
-        """Compiles the regions; those of submodules for the inputs that they get in calls of the whole module."""
-        if list(self.regions) == [""]:
-            self.regions[""].prepare(*sample)
+    def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Opens all regions before the first call with or without gradients, in training or in eval mode."""
+        key, autograd = (torch.is_grad_enabled(), self.module.training), self.config.kind == "autograd"
+        if mode() is not None or not self._opening.acquire(blocking=False):
             return
         try:
-            observed = self._observed(sample)
-        except Exception as error:
-            for region in self.regions.values():
-                region.refuse(error)
-            return
-        for name, calls in observed.items():
-            region = self.regions[name]
-            region.shapes, region.points = regions.dimensions(calls, region.names)
-            region.prepare(*calls[0])
+            if key in self._opened:
+                return
+            self._opened.add(key)
+            if Guard(self.module).hooked() is not None or not (self.sample or batches.plain((args, kwargs))):
+                return
+            tensors = itertools.chain(self.module.parameters(), batches.tensors((args, kwargs)))
+            training = key[0] and any(each.requires_grad for each in tensors)
+            autocast = any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+            if autograd if training else not (key[1] or autocast):
+                try:
+                    observed = self._observed(self.sample or (args, kwargs), training)
+                except Exception:  # each region opens at its own first call, if the call gets there
+                    return
+                self._open(observed)
+        finally:
+            self._opening.release()
 
-    def _observed(self, sample: Arguments) -> dict[str, list[Arguments]]:
-        """Returns the inputs of each region in calls of the module: with the sample, and for each bucket."""
-        seen: dict[str, list[Arguments]] = {}
-        handles = []
+    def _open(self, observed: Mapping[Region, Sequence[Arguments]]) -> None:
+        """Compiles the regions for the inputs that they get in calls of the whole module."""
+        for region, calls in observed.items():
+            region.sized(*regions.dimensions(calls, region.names))
+        failed: dict[Region, Exception] = {}
+        if self.opener is None and self.config.release is None:
+            from . import requests
+
+            model = self.config.name or type(self.module).__name__
+            asked = {
+                region: calls
+                for region, calls in observed.items()
+                if region.config.backend == "precast" and region.waits and not region.hooked()
+            }
+            try:
+                failed = requests.prepare(model, asked, self.log) if asked else {}
+            except Exception as error:
+                failed = dict.fromkeys(asked, error)
+        for region, calls in observed.items():
+            if region in failed:
+                region.failed(failed[region])
+            else:
+                region.prepare(*calls[0])
+
+    def _observed(self, sample: Arguments, training: bool) -> dict[Region, list[Arguments]]:
+        """Returns the inputs of each region in calls of the module: with the sample, and for each bucket.
+
+        In training a region is the pair for its first call.
+        """
+        seen: dict[Region, list[Arguments]] = {}
+        first: dict[str, Region] = {}
+        handles, thread = [], threading.get_ident()
         for name, region in self.regions.items():
 
-            def note(_: nn.Module, args: Any, kwargs: Any, name: str = name) -> None:
-                seen.setdefault(name, []).append((batches.copied(args), batches.copied(kwargs)))
+            def note(_: nn.Module, args: Any, kwargs: Any, region: Region = region, name: str = name) -> None:
+                if threading.get_ident() != thread:
+                    return
+                one = region.at(args, kwargs, training)
+                if one is not None and first.setdefault(name, one) is one:
+                    seen.setdefault(one, []).append((batches.copied(args), batches.copied(kwargs)))
 
             handles.append(region.module.register_forward_pre_hook(note, with_kwargs=True))
+        modes = torch.enable_grad() if training else inference(self.module)
         try:
-            with inference(self.module), restored_generators():
+            with modes, restored_generators(), restored_buffers(self.module):
                 for batch in [sample, *self._at_buckets(sample)]:
-                    args, kwargs = batches.copied(batch)
+                    args, kwargs = batches.mapped(batch, _leaf)
                     self.module(*args, **kwargs)
         finally:
             for handle in handles:
@@ -225,6 +286,10 @@ class Compilation:
         names = positional(self.module)
         for point in self.config.points():
             yield regions.resized(sample, self.config.shapes, names, point)
+
+
+def _leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 class CompiledModule(nn.Module):

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import precast
 import pytest
 import torch
-from precast import captured, exported
+from precast import CompileConfig, LoadError, artifacts, captured, exported, maybe_compile
 from precast.capture import Capture
 from precast.nesting import call_of
 from safetensors.torch import load_file
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 Shapes = dict[str, Any]
 
@@ -129,8 +130,8 @@ class Cache(nn.Module):
 
 def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path, method: str = "forward") -> Any:
     """Returns the module that a worker would open."""
-    net, call, dims, points = exported._asked(net, sample, shapes, buckets, method)
-    captured.save(net, {"forward": captured.function(Capture(net, method, call, dims, points))}, folder)
+    net, call, dims, points = exported.asked(net, sample, shapes, buckets, method)
+    captured.save([net], {"forward": captured.function(Capture(net, method, call, dims, points))}, folder)
     spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -258,7 +259,7 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import torch
-        from precast import captured, exported
+        from precast import CompileConfig, LoadError, artifacts, captured, exported, maybe_compile
         from precast.capture import Capture
 
         class Net(torch.nn.Module):
@@ -271,9 +272,9 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
 
         torch.manual_seed(0)
         net = Net()
-        asked = exported._asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
+        asked = exported.asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
         function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save(asked[0], {"forward": function}, Path(sys.argv[1]))
+        captured.save([asked[0]], {"forward": function}, Path(sys.argv[1]))
     """
     for name, comment in (("a", ""), ("b", "# a comment moves every line\n")):
         script.write_text(comment + textwrap.dedent(body), "utf-8")
@@ -308,10 +309,10 @@ def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, mo
             return twice(x)
 
     for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
-        asked = exported._asked(Twice(), torch.randn(2), None, None, "forward")
+        asked = exported.asked(Twice(), torch.randn(2), None, None, "forward")
         folder = tmp_path / f"imports{len(imports)}"
         function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save(asked[0], {"forward": function}, folder, imports)
+        captured.save([asked[0]], {"forward": function}, folder, imports)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         process = subprocess.run(
             [sys.executable, "-c", "import replay; replay.load()"],
@@ -439,3 +440,43 @@ def test_a_digest_covers_code_structure_and_request(tmp_path: Path, inline: bool
     others += digests([CHANGES[0]], net=NET.replace("helper.last(self", "1 + helper.last(self"))
     others += digests([CHANGES[0]], helper=HELPER.replace("* 2", "* 3"))
     assert len({first, *others}) == 1 + len(others) == 2 + len(CHANGES)
+
+
+class Placed(nn.Module):
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self.device = torch.device(device)
+        self.linear = nn.Linear(4, 2, device=device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x)
+
+
+def test_a_digest_is_for_every_device_of_a_kind() -> None:
+    def digest(device: str) -> str:
+        return exported.digest(Placed(device), torch.ones(3, 4, device=device))
+
+    with FakeTensorMode():
+        assert digest("cuda:1") == digest("cuda:0") != digest("cpu")
+
+
+@pytest.mark.parametrize("kind", ["inference", "autograd"])
+def test_a_module_on_the_second_gpu_loads_a_release_and_builds_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
+) -> None:
+    asked = []
+
+    def load(store: Path, release: str, *, device: str, **_: Any) -> Any:
+        asked.append((release, device))
+        raise LoadError("no such release")
+
+    monkeypatch.setattr(artifacts, "load", load)
+    for device in ("cuda:0", "cuda:1"):
+        with FakeTensorMode():
+            net = Placed(device).train(kind == "autograd")
+            config = CompileConfig(name="placed", store=tmp_path, kind=kind)
+            module = maybe_compile(net, config, None, torch.ones(3, 4, device=device))
+    (first, at_first), (second, at_second) = asked
+    assert first == second and (at_first, at_second) == ("cuda:0", "cuda:1")
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert "the module is on cuda:1, and the store has no release for it" in attempt["exception"]
