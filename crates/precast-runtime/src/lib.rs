@@ -51,7 +51,7 @@
 //! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
-//! aten, dlpack, outputs, peak, tensors, trial
+//! dlpack, outputs, peak, tensors, trial
 //! weights
 //! weight_set
 //! arrays, prepacked, shims, stats
@@ -80,7 +80,6 @@ extern crate self as precast_runtime;
 mod fake;
 
 mod arrays;
-mod aten;
 mod background;
 mod calls;
 mod devices;
