@@ -4,16 +4,15 @@ use pyo3::{
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyDict, PyModule, PyType},
+    types::{PyModule, PyType},
 };
 
 use crate::exchange;
 
 pub struct Numpy {
     array: Py<PyType>,
-    /// `numpy.ndarray.__dlpack__`, and its arguments.
+    /// `numpy.ndarray.__dlpack__`.
     dlpack: Py<PyAny>,
-    options: Py<PyDict>,
     from_dlpack: Py<PyAny>,
 }
 
@@ -39,12 +38,9 @@ impl Numpy {
         let py = module.py();
         NUMPY.get_or_try_init(py, || {
             let array = module.getattr(intern!(py, "ndarray"))?;
-            let options = PyDict::new(py);
-            options.set_item(intern!(py, "max_version"), (1, 0))?;
             Ok(Self {
                 dlpack: array.getattr(intern!(py, "__dlpack__"))?.unbind(),
                 array: array.cast_into::<PyType>()?.unbind(),
-                options: options.unbind(),
                 from_dlpack: module.getattr(intern!(py, "from_dlpack"))?.unbind(),
             })
         })
@@ -55,11 +51,9 @@ impl Numpy {
         object.is_exact_instance(self.array.bind(object.py()))
     }
 
-    /// Returns the capsule of an array.
+    /// Returns the capsule of an array, of DLPack before 1.0: a call without names is shorter.
     pub fn capsule<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let py = array.py();
-        let options = self.options.bind(py);
-        self.dlpack.bind(py).call((array,), Some(options))
+        self.dlpack.bind(array.py()).call1((array,))
     }
 
     /// Returns an array over the memory of an object with `__dlpack__`.

@@ -162,7 +162,7 @@ fn take_by_method(object: &Bound<'_, PyAny>, name: &str, library: Library) -> Py
         return Err(no_tensor(object, name));
     }
     let mut taken = take_capsule(object);
-    // NumPy gives no array that may not be written to, or marks it. Inputs are only read, but a tensor does not know that.
+    // NumPy gives no array that may not be written to. Inputs are only read, but a tensor does not know that.
     let read_only = match &taken {
         Ok(tensor) => matches!(tensor, Err(reason) if reason.to_string().contains("read-only")),
         Err(error) => error.is_instance_of::<PyBufferError>(py),
@@ -246,16 +246,17 @@ fn own(
             _ => Err(PyErr::fetch(capsule.py())),
         }
     };
-    if let Ok(raw) = capsule.pointer_checked(Some(UNUSED_VERSIONED)) {
-        rename(USED_VERSIONED)?;
+    if capsule.is_valid_checked(Some(UNUSED)) {
+        let raw = capsule.pointer_checked(Some(UNUSED))?;
+        rename(USED)?;
         // SAFETY: a capsule of this name has such a structure; renamed, it does not free it.
-        let raw = unsafe { Capsule::<DLManagedTensorVersioned>::from_raw(raw.cast()) };
+        let raw = unsafe { Capsule::<DLManagedTensor>::from_raw(raw.cast()) };
         return Ok(Inner::from_dlpack(raw));
     }
-    let raw = capsule.pointer_checked(Some(UNUSED))?;
-    rename(USED)?;
+    let raw = capsule.pointer_checked(Some(UNUSED_VERSIONED))?;
+    rename(USED_VERSIONED)?;
     // SAFETY: as above.
-    let raw = unsafe { Capsule::<DLManagedTensor>::from_raw(raw.cast()) };
+    let raw = unsafe { Capsule::<DLManagedTensorVersioned>::from_raw(raw.cast()) };
     Ok(Inner::from_dlpack(raw))
 }
 
