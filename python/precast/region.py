@@ -36,7 +36,7 @@ class Shared(NamedTuple):
     name: str
     digest: str
     part: str
-    """What the names of its modules and tensors begin with."""
+    """The prefix of the names of its modules and tensors."""
     owner: str
     """The region that was captured for it."""
     built: bool

@@ -1,4 +1,4 @@
-"""What the regions of a model ask for, grouped by equality, and built at once.
+"""The requests of a model's regions, grouped by equality, and their build.
 
 Regions that may be equal have equal structure (`digests`), but for integers such as the number of a layer. Each of them
 runs its calls once: `operations` has the text of these, and `reads` the integers that they read. Regions are equal if
@@ -41,7 +41,7 @@ _FORMAT = 1
 
 
 class Request:
-    """What a region asks for: a release for its calls."""
+    """The request of a region: a release for its calls."""
 
     def __init__(self, region: Region, calls: Sequence[Arguments]) -> None:
         self.region, self.net = region, region.module
@@ -165,7 +165,7 @@ def grouped(regions: Mapping[Region, Sequence[Arguments]]) -> dict[str, list[Req
 
 
 def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log) -> dict[Region, Exception]:
-    """Has the store have a release for each region, by one build; returns the errors of those that can have none.
+    """Builds the releases that the store lacks, at once; returns the errors of regions without one.
 
     A region gets its release as `shared`. Without one it compiles by itself.
     """
@@ -197,7 +197,7 @@ def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log)
 
 
 def _built(name: str, captured: dict[str, parts.Part], configs: Sequence[CompileConfig]) -> dict[str, Exception]:
-    """Builds parts; returns the errors of those that have no release."""
+    """Builds parts; returns the errors of those without a release."""
     settings = max((build_settings(config) for config in configs), key=lambda one: one["compile"].smoketest_steps)
     failed: dict[str, Exception] = {}
     for device in sorted({part.device for part in captured.values()}):
