@@ -31,9 +31,9 @@ from .torch_private import archives, fake, freezing, overloads, symbols, version
 
 Recipe = dict[str, Any]
 
-# A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 2 cores with AVX-512,
-# rows 4 to 64, columns 256 to 32000 (benches/prepacking.py): packed weights made products from this size on 22 % faster on
-# average, smaller ones 5 %, and those of matrices below 4 MiB as often slower.
+# A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 2 cores with
+# AVX-512, rows 4 to 64, columns 256 to 32000 (benches/prepacking.py): packed weights made products from this size on
+# 22 % faster on average, smaller ones 5 %.
 _MIN_PRODUCTS = 1 << 23
 
 # A product of so few rows reads each weight once, in whichever order. Measured on 2 cores with AVX-512, weights not in
