@@ -31,10 +31,10 @@ from .torch_private import archives, fake, freezing, overloads, symbols, version
 
 Recipe = dict[str, Any]
 
-# A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 2 cores with
-# AVX-512, rows 4 to 64, columns 256 to 32000 (benches/prepacking.py): packed weights made products from this size on
-# 22 % faster on average, smaller ones 5 %.
-_MIN_PRODUCTS = 1 << 23
+# A call of oneDNN costs 10 to 15 us before it computes anything, a call of MKL 2 to 6. Measured on 4 cores with
+# AVX-512, rows 1 to 64, columns 32 to 2048: products of at least these sizes were faster packed, smaller ones were not.
+_MIN_ELEMENTS = 1 << 19
+_MIN_PRODUCTS = 1 << 21
 
 # A product of so few rows reads each weight once, in whichever order. Measured on 2 cores with AVX-512, weights not in
 # the caches (benches/prepacking.py): with float32 as it is, MKL took 0.5 to 0.9 times as long as oneDNN with packed
@@ -104,9 +104,10 @@ def _is_worth_packing(product: Any) -> bool:
     rows, weight = (node.meta["val"] for node in product.args[-2:])
     if one_row.is_one_row(rows, weight):
         return False
-    products = math.prod(symbols.example(size) for size in (rows.shape[0], *weight.shape))
+    elements = symbols.example(weight.shape[0]) * symbols.example(weight.shape[1])
+    products = symbols.example(rows.shape[0]) * elements
     # MKL has no kernels below float32: those products are oneDNN's in any case.
-    worth = weight.dtype != torch.float32 or products >= _MIN_PRODUCTS
+    worth = weight.dtype != torch.float32 or elements >= _MIN_ELEMENTS or products >= _MIN_PRODUCTS
     return worth and _has_kernels(product)
 
 
