@@ -8,6 +8,7 @@ use pyo3::{
     types::{PyDict, PyList, PyString, PyTuple},
 };
 use serde_json::Value;
+use smallvec::SmallVec;
 
 use crate::tensors::{self, Library};
 
@@ -104,7 +105,7 @@ impl Nesting {
         items: &[Self],
         outputs: &[Tensor],
         library: Library,
-    ) -> PyResult<Vec<Py<PyAny>>> {
+    ) -> PyResult<SmallVec<[Py<PyAny>; 8]>> {
         let built = items.iter().map(|item| item.build(py, outputs, library));
         built.collect()
     }
