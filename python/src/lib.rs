@@ -1,7 +1,8 @@
 //! The extension module `precast._native`: load a release and call it from Python.
 //!
-//! A thin layer over `precast-runtime`, which knows nothing of Python. Tensors come in and go out without a copy, as they
-//! are or by DLPack; libtorch is the copy that the process has. The package `precast` in this folder is the public face.
+//! A thin layer over `precast-runtime`, which knows nothing of Python. Tensors come in and go out without a copy: as
+//! they are, by DLPack, or as NumPy arrays. libtorch is the copy that the process has. The package `precast` in this
+//! folder is the public face.
 //!
 //! ```text
 //! Module.__call__ ─▶ inputs (tensors in) ─▶ Model::run, without the GIL ─▶ nesting ─▶ tensors out

@@ -1,7 +1,7 @@
 //! A model with what its answers need: the inputs of its modules, and how their outputs nest.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::BTreeMap,
     sync::{Arc, PoisonError, RwLock},
 };
 
@@ -23,14 +23,15 @@ pub struct Loaded {
     pub devices: Vec<Device>,
     /// The runtime of all models of its store and devices in this process.
     pub runtime: Arc<Runtime>,
-    pub variants: HashMap<String, Vec<Variant>>,
-    nestings: HashMap<Digest, Nesting>,
+    // Few entries: a hash of the key takes longer than the comparisons.
+    pub variants: BTreeMap<String, Vec<Variant>>,
+    nestings: BTreeMap<Digest, Nesting>,
 }
 
 impl Loaded {
     pub fn of(py: Python<'_>, model: Model, devices: Vec<Device>, runtime: Arc<Runtime>) -> Self {
-        let mut variants: HashMap<String, Vec<Variant>> = HashMap::new();
-        let mut nestings = HashMap::new();
+        let mut variants: BTreeMap<String, Vec<Variant>> = BTreeMap::new();
+        let mut nestings = BTreeMap::new();
         for module in model.modules() {
             let known = variants.entry(module.to_owned()).or_default();
             for program in model.programs(module) {

@@ -1,13 +1,19 @@
 //! How outputs nest: a module's own tuples, lists, dicts and classes, around its tensors.
 
+#![allow(unsafe_code)]
+
+use std::{ffi::c_void, mem, ptr};
+
 use precast_runtime::Tensor;
 use pyo3::{
+    ffi::{Py_tp_new, PyType_GetSlot, newfunc},
     intern,
     prelude::*,
     sync::PyOnceLock,
-    types::{PyDict, PyList, PyString, PyTuple},
+    types::{PyDict, PyList, PyString, PyTuple, PyType},
 };
 use serde_json::Value;
+use smallvec::SmallVec;
 
 use crate::tensors::{self, Library};
 
@@ -104,7 +110,7 @@ impl Nesting {
         items: &[Self],
         outputs: &[Tensor],
         library: Library,
-    ) -> PyResult<Vec<Py<PyAny>>> {
+    ) -> PyResult<SmallVec<[Py<PyAny>; 8]>> {
         let built = items.iter().map(|item| item.build(py, outputs, library));
         built.collect()
     }
@@ -125,9 +131,10 @@ impl Nesting {
 
 /// `precast.Fields`, whose objects are made without its `__init__` of Python.
 struct Class {
-    fields: Py<PyAny>,
-    /// `dict.__new__`.
-    new: Py<PyAny>,
+    fields: Py<PyType>,
+    /// `dict.__new__` without its checks, which take as long as the object.
+    new: newfunc,
+    none: Py<PyTuple>,
 }
 
 impl Class {
@@ -135,16 +142,26 @@ impl Class {
         static CLASS: PyOnceLock<Class> = PyOnceLock::new();
         CLASS.get_or_try_init(py, || {
             let module = py.import("precast.fields")?;
-            let new = py.get_type::<PyDict>().getattr("__new__")?;
+            // SAFETY: a type of Python, and the number of a slot that it has; the slot is of this type.
+            let new = unsafe {
+                let new = PyType_GetSlot(py.get_type::<PyDict>().as_type_ptr(), Py_tp_new);
+                mem::transmute::<*mut c_void, newfunc>(new)
+            };
             Ok(Self {
-                fields: module.getattr("Fields")?.unbind(),
-                new: new.unbind(),
+                fields: module.getattr("Fields")?.cast_into::<PyType>()?.unbind(),
+                new,
+                none: PyTuple::empty(py).unbind(),
             })
         })
     }
 
     fn empty<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.new.bind(py).call1((&self.fields,))
+        let class = self.fields.bind(py).as_type_ptr();
+        // SAFETY: `dict.__new__` for a class derived from `dict`, with a tuple of arguments and none by name.
+        unsafe {
+            let made = (self.new)(class, self.none.as_ptr(), ptr::null_mut());
+            Bound::from_owned_ptr_or_err(py, made)
+        }
     }
 }
 

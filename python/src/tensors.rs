@@ -4,6 +4,7 @@
 //! |---|---|
 //! | a plain tensor of torch on the CPU | as it is: [`crate::direct`] |
 //! | another tensor of torch | DLPack, through functions of torch: [`crate::exchange`] |
+//! | an output as a NumPy array | NumPy's C API: [`crate::numpy`] |
 //! | any other object | DLPack, through its method `__dlpack__` |
 
 #![allow(unsafe_code)]
@@ -34,6 +35,8 @@ use crate::{
 
 const UNUSED: &CStr = c"dltensor";
 const UNUSED_VERSIONED: &CStr = c"dltensor_versioned";
+/// A capsule that owns the memory of a NumPy array. No library takes one of this name.
+pub const OWNER: &CStr = c"precast_array";
 const USED: &CStr = c"used_dltensor";
 const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
@@ -281,11 +284,9 @@ pub fn give(py: Python<'_>, tensor: &Inner, library: Library) -> PyResult<Py<PyA
                     .map_err(|reason| errors::torch(&reason))?,
             };
             // NumPy has no bfloat16.
-            let none = tensor.dtype() == Some(Dtype::Bfloat16);
-            let tensor = Tensor(tensor).into_pyobject(py)?.into_any();
-            match none {
-                true => Ok(tensor.unbind()),
-                false => Numpy::get(py)?.over(&tensor),
+            match tensor.dtype() {
+                Some(Dtype::Bfloat16) => Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind()),
+                _ => Numpy::get(py)?.give(py, tensor),
             }
         }
         Library::Jax => import_to(py, "jax.dlpack", tensor.share()),
@@ -410,7 +411,7 @@ impl Tensor {
 }
 
 /// Puts a structure into a capsule of Python, which frees it unless a consumer renames it.
-fn capsule_of<'py, M: dlpack::Managed + 'static>(
+pub fn capsule_of<'py, M: dlpack::Managed + 'static>(
     py: Python<'py>,
     capsule: Result<Capsule<M>, precast_runtime::errors::TorchError>,
     name: &'static CStr,
@@ -430,7 +431,7 @@ fn capsule_of<'py, M: dlpack::Managed + 'static>(
 
 /// Frees the structure of a capsule that no consumer took.
 unsafe extern "C" fn free<M: dlpack::Managed>(object: *mut pyo3::ffi::PyObject) {
-    for name in [UNUSED, UNUSED_VERSIONED] {
+    for name in [OWNER, UNUSED, UNUSED_VERSIONED] {
         // SAFETY: a capsule at its end; it has the name of the structure unless a consumer renamed it.
         unsafe {
             if pyo3::ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 {

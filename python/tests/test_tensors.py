@@ -1,4 +1,4 @@
-"""Tensors of torch that pass as they are: whose memory it is, who may change it, and which of them are refused."""
+"""Tensors of torch that pass as they are, and outputs as NumPy arrays: memory, lifetime, and what is refused."""
 
 from __future__ import annotations
 
@@ -224,3 +224,123 @@ def test_arrays_and_tensors_over_one_memory(model: precast.Model) -> None:
     after = model.encode(ids, MASK)
     assert not torch.equal(before, after)
     np.testing.assert_array_equal(model.encode(array, MASK.numpy()), after.numpy())
+
+
+DTYPES = (
+    torch.bool,
+    torch.uint8,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.float16,
+    torch.float32,
+    torch.float64,
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_an_array_is_over_the_memory_of_its_tensor(dtype: torch.dtype) -> None:
+    whole = torch.arange(24).view(4, 6).to(dtype)
+    parts = {
+        "whole": whole,
+        "strided": whole[1:, ::2],
+        "transposed": whole.T,
+        "repeated": whole[:1].expand(3, 6),
+        "one number": whole[2, 3],
+        "empty": whole[:0],
+        "without columns": whole[:, 6:],
+    }
+    for name, part in parts.items():
+        array, expected = precast.Tensor.from_dlpack(part).numpy(), part.numpy()
+        assert type(array) is np.ndarray and array.dtype == expected.dtype and array.shape == expected.shape, name
+        assert array.flags.writeable and array.flags.aligned, name
+        np.testing.assert_array_equal(array, expected)
+        if part.numel():
+            assert array.ctypes.data == part.data_ptr() and array.strides == expected.strides, name
+            assert array.flags.c_contiguous == expected.flags.c_contiguous and not array.flags.owndata, name
+    array = precast.Tensor.from_dlpack(whole).numpy()
+    array[3, 5] = 0
+    assert whole[3, 5] == 0
+
+
+def test_a_tensor_of_bfloat16_is_no_array() -> None:
+    given = precast.Tensor.from_dlpack(torch.ones(2, dtype=torch.bfloat16)).numpy()
+    assert type(given) is precast.Tensor and given.dtype == "bfloat16"
+
+
+def test_arrays_outlive_the_model(store: Path) -> None:
+    ids, mask = IDS.numpy(), MASK.numpy()
+    with precast.load(store, "tiny") as model:
+        expected = model.encode(ids, mask).copy()
+        out, last = model.encode(ids, mask), model.encode(ids, mask)[2:]
+    del model
+    gc.collect()
+    junk = [np.full((3, 8), 9.0, np.float32) for _ in range(1000)]
+    np.testing.assert_array_equal(out, expected)
+    np.testing.assert_array_equal(last, expected[2:])
+    out += 1
+    np.testing.assert_array_equal(last, expected[2:])
+    assert len(junk) == 1000
+
+
+def test_no_library_takes_the_memory_from_the_owner_of_an_array(model: precast.Model) -> None:
+    out = model.encode(IDS.numpy(), MASK.numpy())
+    assert "precast_array" in repr(out.base)
+    with pytest.raises((RuntimeError, ValueError)):
+        torch.from_dlpack(out.base)
+
+
+def test_arrays_in_threads(model: precast.Model) -> None:
+    given = [(IDS + at).numpy() for at in range(4)]
+    mask = MASK.numpy()
+    expected = [model.encode(ids, mask) for ids in given]
+    wrong: list[int] = []
+
+    def calls(at: int) -> None:
+        for _ in range(1000):
+            out = model.encode(ids=given[at], mask=mask)
+            if not np.array_equal(out, expected[at]):
+                wrong.append(at)
+
+    threads = [threading.Thread(target=calls, args=(at,)) for at in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_100000_calls_with_arrays_keep_nothing(in_process: Run) -> None:
+    done = in_process(
+        "import gc, numpy, resource, sys\n"
+        "ids, x, one = (numpy.ones(2 * [3], t) for t in ('int64', 'float32', 'float32'))\n"
+        "one = one.ravel()[:1]\n"
+        "def work(count):\n"
+        "    for _ in range(count):\n"
+        "        out = model.encode(ids, mask=ids)\n"
+        "        model.nested(x, (x, x), one)\n"
+        "    owner = sys.getrefcount(out.base)\n"
+        "    del out\n"
+        "    gc.collect()\n"
+        "    held = owner, *map(sys.getrefcount, (ids, x, one, x.dtype, numpy.ndarray))\n"
+        "    return held, len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "work(1000)\n"
+        "(before, objects, memory), (after, more, later) = work(1000), work(50_000)\n"
+        "assert 'torch' not in sys.modules and before == after, (before, after)\n"
+        "assert more - objects < 100 and later - memory < 1024, (objects, more, memory, later)\n"
+    )
+    assert not done.returncode, done.stderr
+
+
+def test_without_numpys_table_of_functions_arrays_are_made_by_dlpack(in_process: Run) -> None:
+    done = in_process(
+        "import numpy\n"
+        "core = getattr(numpy, '_core', None) or numpy.core\n"
+        "core.multiarray._ARRAY_API = None\n"
+        "ids = numpy.ones((2, 3), 'int64')\n"
+        "out = model.encode(ids, ids)\n"
+        "assert type(out) is numpy.ndarray and out.shape == (2, 8) and 'precast_array' not in repr(out.base)\n"
+        "assert (out[0] == out[1]).all() and out.any()\n"
+    )
+    assert not done.returncode, done.stderr
