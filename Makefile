@@ -17,7 +17,7 @@ $(STAMP): FORCE
 endif
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -170,7 +170,8 @@ test: export OMP_WAIT_POLICY ?= passive
 test: ## lint, then every test that this machine can run
 	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-python test-doc test-compiler test-worker book test-newest
 
-test-build: lint
+# After the wheel: its command has no features, and would take the place of the one that the tests run.
+test-build: lint wheel-of-tests
 	$(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
@@ -232,10 +233,12 @@ wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, an
 	@rm -rf python/LICENSE-*
 	@ls -l $(WHEELS)
 
-# The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
-test-python: export WHEEL_PROFILE = dev
-test-python: $(PACKAGE) ## the tests of the Python package, with the wheel installed
+wheel-of-tests: export WHEEL_PROFILE = dev
+wheel-of-tests: $(PACKAGE)
 	@$(MAKE) --no-print-directory wheel
+
+# The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
+test-python: wheel-of-tests ## the tests of the Python package, with the wheel installed
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 python/tests
