@@ -21,7 +21,7 @@
 //!
 //! ```text
 //! direct, ending, errors
-//! exchange, fork, log
+//! capsules, exchange, fork, log
 //! numpy
 //! tensors
 //! inputs, nesting
@@ -36,6 +36,7 @@
 
 use pyo3::prelude::*;
 
+mod capsules;
 mod direct;
 mod ending;
 mod errors;

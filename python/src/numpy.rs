@@ -21,10 +21,7 @@ use pyo3::{
 };
 use smallvec::SmallVec;
 
-use crate::{
-    errors, exchange,
-    tensors::{self, Tensor},
-};
+use crate::{capsules, errors, exchange};
 
 pub struct Numpy {
     array: Py<PyType>,
@@ -75,15 +72,21 @@ impl Numpy {
         self.dlpack.bind(array.py()).call1((array,))
     }
 
-    /// Returns an array over the memory of a tensor on the CPU.
-    pub fn give(&self, py: Python<'_>, tensor: Inner) -> PyResult<Py<PyAny>> {
+    /// Returns an array over the memory of a tensor on the CPU; the tensor itself where the C API can't make one.
+    pub fn give(&self, py: Python<'_>, tensor: Inner) -> Result<PyResult<Py<PyAny>>, Inner> {
         let dtype = tensor.dtype();
         match (&self.functions, dtype, dtype.and_then(type_number)) {
             (Some(functions), Some(dtype), Some(number)) => {
-                functions.array(self.array.bind(py), tensor, number, dtype.size() as isize)
+                let size = dtype.size() as isize;
+                Ok(functions.array(self.array.bind(py), tensor, number, size))
             }
-            _ => self.from_dlpack.call1(py, (Tensor(tensor),)),
+            _ => Err(tensor),
         }
+    }
+
+    /// Returns an array over the memory of an object with `__dlpack__`.
+    pub fn over(&self, object: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        self.from_dlpack.call1(object.py(), (object,))
     }
 }
 
@@ -171,7 +174,7 @@ impl Functions {
         let capsule: Capsule = capsule.map_err(|reason| errors::torch(&reason))?;
         // SAFETY: the structure lives as long as the capsule.
         let described = unsafe { capsule.as_ptr().as_ref() }.dl_tensor;
-        let owner = tensors::capsule_of(py, Ok(capsule), tensors::OWNER)?;
+        let owner = capsules::capsule_of(py, Ok(capsule), capsules::OWNER)?;
         // SAFETY: the structure, which `owner` has, contains `ndim` sizes and strides; NumPy copies them. The memory
         // lives as long as `owner`, and the array keeps `owner`. `set_base` takes its reference, also if it fails.
         unsafe {

@@ -9,36 +9,27 @@
 
 #![allow(unsafe_code)]
 
-use std::{
-    ffi::CStr,
-    ptr::{self, NonNull},
-};
+use std::ptr;
 
 use precast_runtime::{
     Tensor as Inner,
     cuda::Stream,
-    dlpack::{self, Capsule, DLManagedTensor, DLManagedTensorVersioned},
+    dlpack::{self, DLManagedTensor, DLManagedTensorVersioned},
 };
 use precast_store::{Device, record::Dtype};
 use pyo3::{
     exceptions::{PyAttributeError, PyBufferError},
     intern,
     prelude::*,
-    types::{PyCapsule, PyCapsuleMethods, PyTuple},
+    types::{PyCapsule, PyTuple},
 };
 
 use crate::{
+    capsules::{UNUSED, UNUSED_VERSIONED, capsule_of, own},
     errors,
     exchange::{Torch, torch},
     numpy::Numpy,
 };
-
-const UNUSED: &CStr = c"dltensor";
-const UNUSED_VERSIONED: &CStr = c"dltensor_versioned";
-/// A capsule that owns the memory of a NumPy array. No library takes one of this name.
-pub const OWNER: &CStr = c"precast_array";
-const USED: &CStr = c"used_dltensor";
-const USED_VERSIONED: &CStr = c"used_dltensor_versioned";
 
 /// The library of a tensor: outputs are tensors of the library of the inputs.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -238,31 +229,6 @@ fn call_method<'py>(
     })
 }
 
-/// Takes the structure out of a capsule.
-fn own(
-    capsule: &Bound<'_, PyCapsule>,
-) -> PyResult<Result<Inner, precast_runtime::errors::TorchError>> {
-    let rename = |name: &'static CStr| -> PyResult<()> {
-        // SAFETY: a live capsule and a name that lives for ever.
-        match unsafe { pyo3::ffi::PyCapsule_SetName(capsule.as_ptr(), name.as_ptr()) } {
-            0 => Ok(()),
-            _ => Err(PyErr::fetch(capsule.py())),
-        }
-    };
-    if capsule.is_valid_checked(Some(UNUSED)) {
-        let raw = capsule.pointer_checked(Some(UNUSED))?;
-        rename(USED)?;
-        // SAFETY: a capsule of this name has such a structure; renamed, it does not free it.
-        let raw = unsafe { Capsule::<DLManagedTensor>::from_raw(raw.cast()) };
-        return Ok(Inner::from_dlpack(raw));
-    }
-    let raw = capsule.pointer_checked(Some(UNUSED_VERSIONED))?;
-    rename(USED_VERSIONED)?;
-    // SAFETY: as above.
-    let raw = unsafe { Capsule::<DLManagedTensorVersioned>::from_raw(raw.cast()) };
-    Ok(Inner::from_dlpack(raw))
-}
-
 /// Gives a tensor to a library.
 pub fn give(py: Python<'_>, tensor: &Inner, library: Library) -> PyResult<Py<PyAny>> {
     match library {
@@ -286,7 +252,12 @@ pub fn give(py: Python<'_>, tensor: &Inner, library: Library) -> PyResult<Py<PyA
             // NumPy has no bfloat16.
             match tensor.dtype() {
                 Some(Dtype::Bfloat16) => Ok(Tensor(tensor).into_pyobject(py)?.into_any().unbind()),
-                _ => Numpy::get(py)?.give(py, tensor),
+                _ => {
+                    let numpy = Numpy::get(py)?;
+                    numpy.give(py, tensor).unwrap_or_else(|tensor| {
+                        numpy.over(Tensor(tensor).into_pyobject(py)?.as_any())
+                    })
+                }
             }
         }
         Library::Jax => import_to(py, "jax.dlpack", tensor.share()),
@@ -407,40 +378,6 @@ impl Tensor {
         // SAFETY: DLPack's protocol: the number of a stream that the consumer uses.
         let stream = unsafe { Stream::from_raw(raw, device) };
         stream.map(Some).map_err(|reason| errors::torch(&reason))
-    }
-}
-
-/// Puts a structure into a capsule of Python, which frees it unless a consumer renames it.
-pub fn capsule_of<'py, M: dlpack::Managed + 'static>(
-    py: Python<'py>,
-    capsule: Result<Capsule<M>, precast_runtime::errors::TorchError>,
-    name: &'static CStr,
-) -> PyResult<Bound<'py, PyCapsule>> {
-    let capsule = capsule.map_err(|reason| errors::torch(&reason))?;
-    let raw = capsule.into_raw().as_ptr();
-    // SAFETY: a structure with this name; the destructor is called once, with the capsule.
-    unsafe {
-        let object = pyo3::ffi::PyCapsule_New(raw.cast(), name.as_ptr(), Some(free::<M>));
-        if object.is_null() {
-            drop(Capsule::from_raw(NonNull::new_unchecked(raw)));
-            return Err(PyErr::fetch(py));
-        }
-        Ok(Bound::from_owned_ptr(py, object).cast_into_unchecked())
-    }
-}
-
-/// Frees the structure of a capsule that no consumer took.
-unsafe extern "C" fn free<M: dlpack::Managed>(object: *mut pyo3::ffi::PyObject) {
-    for name in [OWNER, UNUSED, UNUSED_VERSIONED] {
-        // SAFETY: a capsule at its end; it has the name of the structure unless a consumer renamed it.
-        unsafe {
-            if pyo3::ffi::PyCapsule_IsValid(object, name.as_ptr()) == 1 {
-                let raw = pyo3::ffi::PyCapsule_GetPointer(object, name.as_ptr());
-                if let Some(raw) = NonNull::new(raw.cast::<M>()) {
-                    drop(Capsule::from_raw(raw));
-                }
-            }
-        }
     }
 }
 
