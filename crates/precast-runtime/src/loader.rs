@@ -19,7 +19,7 @@ use super::{
     identity,
     loaded::Loaded,
     options::Graphs,
-    packing::Placement,
+    packing::{Placement, first_values},
     plan::With,
     source::Source,
     threads,
@@ -48,15 +48,11 @@ impl Held {
         let Some(digest) = digest else {
             return Ok(Arc::new(Weights::none(device)));
         };
-        // On the CPU tensors are in the order of the file.
-        let placement = match device {
-            Device::Cpu => Placement::default(),
-            Device::Cuda(_) => {
-                let _span = tracing::info_span!("records").entered();
-                Placement::of(&**source, programs)
-            }
+        let on_host = match device {
+            Device::Cpu => BTreeSet::new(),
+            Device::Cuda(_) => first_values(programs),
         };
-        let set = (digest, device, placement.on_host.clone());
+        let set = (digest, device, on_host);
         let mut held = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(weights) = held.get(&set).and_then(Weak::upgrade) {
             return Ok(weights);
@@ -78,6 +74,14 @@ impl Held {
             .map_err(in_store(format!("weight set `{}`", digest.short())))
         };
         let (bytes, checking, parts) = map(false)?;
+        // On the CPU tensors are in the order of the file.
+        let placement = match device {
+            Device::Cpu => Placement::default(),
+            Device::Cuda(_) => {
+                let _span = tracing::info_span!("records").entered();
+                Placement::of(&**source, programs, set.2.clone())
+            }
+        };
         let new = |bytes: &Mapped, parts: Option<CheckedParts>| {
             Weights::new(digest, bytes, parts, device, limit, &placement)
         };

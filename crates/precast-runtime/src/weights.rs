@@ -2,10 +2,11 @@
 //!
 //! On the CPU every tensor is a view of the mapped safetensors object, and processes share its pages. Prepacked constants
 //! are copies ([`super::prepacked`]), in files that processes share too. On CUDA all tensors are views of one
-//! allocation. A program holds an `Arc` of each bound weight, so weights live as long as a call may read them.
+//! allocation, except those that only begin a training, which stay in the file ([`super::packing`]). A program holds an
+//! `Arc` of each bound weight, so weights live as long as a call may read them.
 //!
-//! A set of the caller's own tensors ([`WeightSet::of`](super::WeightSet::of)) is bound where it is. The caller changes its values between
-//! calls, so nothing is computed from them: neither a prepacked constant nor a copy with other strides.
+//! A set of the caller's own tensors ([`WeightSet::of`](super::WeightSet::of)) is bound where it is. The caller changes
+//! its values between calls, so nothing is computed from them: neither a prepacked constant nor a copy with other strides.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -110,7 +111,8 @@ impl Entry {
 
 impl Weights {
     /// Makes the tensors of a mapped safetensors object usable on `device`. `placement` sets the order of an upload and
-    /// leaves tensors on the host, `limit` sets its maximum bytes a second. With `parts`, the bytes of a tensor are checked when it is asked for.
+    /// leaves tensors on the host, `limit` sets its maximum bytes a second. With `parts`, the bytes of a tensor are
+    /// checked when it is asked for.
     pub fn new(
         digest: Digest,
         bytes: &Mapped,
