@@ -44,11 +44,12 @@ def losses(module: nn.Module, half: bool) -> list[float]:
     return found
 
 
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize(("drop", "half"), [(0.0, False), (0.0, True), (0.25, False)])
-def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool) -> None:
+def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode: str) -> None:
     torch.manual_seed(0)
     plain = Block(drop).cuda().train()
-    config = CompileConfig(kind="autograd", store=tmp_path, name="block")
+    config = CompileConfig(kind="autograd", mode=mode, store=tmp_path, name="block")
     module = maybe_compile(copy.deepcopy(plain), config)
     torch.testing.assert_close(losses(module, half), losses(plain, half), rtol=3e-2 if half else 1e-4, atol=1e-4)
     report = module.precast_report()

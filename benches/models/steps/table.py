@@ -8,6 +8,7 @@
 | `compile` | `torch.compile` of model and optimizer |
 | `graphs` | the same with `reduce-overhead`, on a GPU |
 | `autograd` | `precast.maybe_compile` with `kind="autograd"`, fused AdamW |
+| `autograd-graphs` | the same with `reduce-overhead`, on a GPU |
 | `step` | `precast train`: a module of kind `step`, without Python |
 
 On a GPU in bfloat16 by autocast, on a CPU in float32. Each way has two processes: one fills its caches or its store,
@@ -35,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-WAYS = ("eager", "compile", "graphs", "autograd", "step")
+WAYS = ("eager", "compile", "graphs", "autograd", "autograd-graphs", "step")
 RATE = 1e-4
 SPEC = """schema = 1
 [model]
@@ -66,20 +67,22 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
     net: Any = load()
     on = device()
     given = {name: value.to(on) for name, value in batch(rows).items()}
-    plain = way == "eager" or way == "autograd"
+    pairs = way.startswith("autograd")
+    plain = way == "eager" or pairs
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, fused=plain, capturable=on == "cuda" and not plain)
     update = optimizer.step
     # Autocast is the caller's for a module in hand, as it is for torch.compile.
     cast = torch.autocast(on, torch.bfloat16, enabled=on == "cuda")
     model = net
-    if way == "autograd":
+    mode = "reduce-overhead" if way.endswith("graphs") else "default"
+    if pairs:
         import precast
 
-        config = precast.CompileConfig(kind="autograd", name=f"{os.environ['STEPS_MODEL']}-{rows}", store=store)
+        name = f"{os.environ['STEPS_MODEL']}-{rows}"
+        config = precast.CompileConfig(kind="autograd", mode=mode, name=name, store=store)
         with cast:
             model = precast.maybe_compile(net, config, None, given)
     elif way != "eager":
-        mode = "reduce-overhead" if way == "graphs" else "default"
         model, update = torch.compile(net, mode=mode), torch.compile(optimizer.step)
     times, losses = [], []
     for _ in range(steps + 1):
@@ -96,7 +99,7 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
         if len(times) == 1:
             print("first", flush=True)
     found: dict[str, Any] = {"ms": times, "losses": [losses[0], losses[-1]]}
-    if way == "autograd":
+    if pairs:
         report = model.precast_report()
         found["fallbacks"] = report["reasons"]
     return found
@@ -244,7 +247,7 @@ def main() -> None:
         os.environ["STEPS_MODEL"] = name
         for rows in given.batches:
             for way in given.ways:
-                if way == "graphs" and not gpu:
+                if way.endswith("graphs") and not gpu:
                     continue
                 row: dict[str, Any] = {"model": name, "batch": rows, "way": way}
                 try:
