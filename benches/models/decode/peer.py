@@ -1,7 +1,9 @@
-"""Milliseconds of a token at a batch size and a context whose cache is full, with a device that always has work.
+"""Milliseconds of a token at a batch size, for a cache that is full at each context; the device always has work.
 
-python peer.py BATCH CONTEXT                 the same step in PyTorch, compiled with reduce-overhead
-python peer.py BATCH CONTEXT STORE MODEL     a session of a release, as a CUDA graph
+python peer.py BATCH                 the same step in PyTorch, compiled with reduce-overhead for each context
+python peer.py BATCH STORE MODEL     a session of a release, as a CUDA graph, in the smallest bucket of each context
+
+A line of JSON for each context. The first one has the seconds from the start of this script to the first token.
 """
 
 import json
@@ -10,41 +12,53 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
+BEGAN = time.perf_counter()
 STEPS = 200
+CONTEXTS = (256, 1024, 4096)
 
 
 def compiled(batch: int, context: int) -> Callable[..., Any]:
+    import torch
     from model import load
 
     return torch.compile(load(batch, context), mode="reduce-overhead", fullgraph=True)
 
 
-def released(store: str, name: str, ids: torch.Tensor, at: torch.Tensor) -> Callable[..., Any]:
+def released(store: str, name: str) -> Callable[..., Any]:
     import precast
 
     session = precast.load(store, name, device="cuda", graphs="always").session()
-    # Positions on the host move the session into the bucket of the context.
-    session.run("decode", ids.cpu(), at.cpu())
     return lambda ids, at: session.run("decode", ids, at)
 
 
-def main(batch: int, context: int, *release: str) -> None:
-    ids = torch.ones(batch, 1, dtype=torch.int64, device="cuda")
-    at = torch.tensor([context - 1], device="cuda")
-    step = released(*release, ids, at) if release else compiled(batch, context)
-    with torch.inference_mode():
-        for _ in range(20):
-            step(ids, at)
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(STEPS):
-            step(ids, at)
-        torch.cuda.synchronize()
-    taken = (time.perf_counter() - began) / STEPS * 1e3
-    way = "precast" if release else "compile"
-    print(json.dumps({"way": way, "batch": batch, "context": context, "ms": taken}))
+def main(batch: int, *release: str) -> None:
+    import torch
+
+    step = released(*release) if release else None
+    way, first = "precast" if release else "compile", {}
+    for context in CONTEXTS:
+        # Positions on the host move a session into the bucket of the context.
+        ids, at = torch.ones(batch, 1, dtype=torch.int64), torch.tensor([context - 1])
+        call = step or compiled(batch, context)
+        with torch.inference_mode():
+            if step is not None:
+                step(ids, at)
+            ids, at = ids.cuda(), at.cuda()
+            call(ids, at)
+            torch.cuda.synchronize()
+            if context == CONTEXTS[0]:
+                first = {"first_s": round(time.perf_counter() - BEGAN, 3)}
+            for _ in range(20):
+                call(ids, at)
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(STEPS):
+                call(ids, at)
+            torch.cuda.synchronize()
+        taken = (time.perf_counter() - began) / STEPS * 1e3
+        row = {"way": way, "release": release[1:], "batch": batch, "context": context, "ms": round(taken, 4)}
+        print(json.dumps({**row, **first}), flush=True)
+        first = {}
 
 
-main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])
+main(int(sys.argv[1]), *sys.argv[2:])

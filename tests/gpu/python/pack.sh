@@ -9,6 +9,7 @@ mkdir -p $stage/wheels $stage/c $stage/kernels
 
 make wheel
 make lib
+cargo build --release -p precast-chat
 cp target/wheels/"${WHEEL_PROFILE:-release}"/*.whl $stage/wheels/
 .venv/bin/python -m pip download -q --no-deps --disable-pip-version-check -d $stage/wheels \
     $(grep -E '^(pytest|iniconfig|pluggy|pytest-timeout)==' python/requirements.txt)
@@ -18,6 +19,12 @@ strip $stage/c/libprecast.so
 cp -r python/tests $stage/tests
 cp -r examples/double examples/train benches/models/gpt benches/models/steps benches/models/decode $stage/
 rm -rf $stage/train/src
+mkdir -p $stage/chat/examples $stage/chat/docs
+cp -r examples/chat $stage/chat/examples/
+cp -r docs/src $stage/chat/docs/
+find $stage/chat/docs -type f ! -name '*.md' -delete
+cp target/release/chat $stage/chat/
+strip $stage/chat/chat
 cp tests/gpu/python/*.py tests/gpu/python/streams.c tests/gpu/python/run.sh $stage/
 cp -r kernels/precast_kernels $stage/kernels/
 find $stage -name __pycache__ -prune -exec rm -r {} +

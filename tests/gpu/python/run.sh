@@ -9,8 +9,11 @@
 #
 #   PARTS="a b c"      which parts to run, of: tests generates streams train step decode devices (all unless set)
 #   TESTS="a.py b.py"  which files of python/tests (those that need a device unless set)
+#   BATCHES="1 8"      the rows of the part `decode` (1, 8 and 32 unless set)
 #   TABLE="--models encoder --batches 1 8"   what the part `table` measures, which is not among the parts unless asked
 #                      for: all of it takes 25 minutes
+#                      `tune` is not among the parts unless asked for either: it needs the packages of
+#                      examples/chat/requirements.txt
 #   DEVICE=cpu         the parts generates and train on the CPU, to try the script
 #
 # Each part leaves OUTPUT_FOLDER/PART.log as it goes. Exit code 0: every part passed.
@@ -168,25 +171,61 @@ print(json.dumps({"steps_per_second": steps, "efficiency": steps["nccl"] / steps
 PY
 }
 
-# A token of a Llama of 1.1 B, by context and batch, beside torch.compile; first with kernels that start early.
+# A token of a Llama of 1.1 B, by batch and context, beside torch.compile: with kernels that start early, without, and for
+# one row in one bucket of 4,096.
 decode() {
     cp -r "$here/decode" "$work"
     cd "$work/decode"
-    sed 's/combo_kernels = true/combo_kernels = true, "triton.enable_pdl" = true/' precast.cuda.toml > early.toml
-    precast build -f early.toml --store early
-    precast bench decode --store early --seconds 1 --compiled --graphs always --format json > "$out/decode-early.json"
-    for batch in 1 8 32; do
+    # spec NAME BATCH CHANGES: writes the spec of a batch size as model NAME.
+    spec() {
         entry=load
-        test $batch = 1 || entry=load$batch
-        sed "s/name  = \"decode\"/name  = \"decode-$batch\"/;s/model:load/model:$entry/;s/\[1, 1\]/[$batch, 1]/;s/shape = \[1, 4/shape = [$batch, 4/" \
-            precast.cuda.toml > $batch.toml
-        precast build -f $batch.toml
-        precast bench decode --model decode-$batch --seconds 1 --compiled --graphs always --format json > "$out/decode-$batch.json"
-        for context in 256 1024 4096; do
-            "$python" peer.py $batch $context "$PRECAST_STORE" decode-$batch
-            "$python" peer.py $batch $context
-        done
+        test "$2" = 1 || entry=load$2
+        sed "s/name  = \"decode\"/name  = \"$1\"/;s/model:load/model:$entry/;s/\[1, 1\]/[$2, 1]/;s/shape = \[1, 4/shape = [$2, 4/;${3:-}" \
+            precast.cuda.toml > "$1.toml"
+    }
+    early='s/combo_kernels = true/combo_kernels = true, "triton.enable_pdl" = true/'
+    releases=
+    for batch in ${BATCHES:-1 8 32}; do
+        spec "early-$batch" "$batch" "$early"
+        spec "plain-$batch" "$batch"
+        releases="$releases early-$batch plain-$batch"
+        # The first process fills the caches of torch.compile.
+        "$python" peer.py "$batch" > "cold-$batch" 2>&1 &
     done
+    case "${BATCHES:-1}" in 1*)
+        spec whole-1 1 "$early;s/\[256, 1024, 4096\]/[4096]/"
+        releases="$releases whole-1"
+    esac
+    for name in $releases; do
+        precast build -f "$name.toml" --jobs 3 > "$name.log" 2>&1 &
+    done
+    wait
+    for name in $releases; do tail -n 3 "$name.log"; done
+    for name in $releases; do
+        precast bench decode --model "$name" --seconds 1 --compiled --graphs always --format json > "$out/decode-$name.json"
+        "$python" peer.py "${name##*-}" "$PRECAST_STORE" "$name"
+    done
+    for batch in ${BATCHES:-1 8 32}; do
+        cat "cold-$batch"
+        "$python" peer.py "$batch"
+    done
+}
+
+# SmolLM2 fine-tuned on the text of the guide, by a process beside a chat that takes the new weights between two answers.
+tune() {
+    cp -r "$here/chat" "$work"
+    chmod +x "$work/chat/chat"
+    cd "$work/chat/examples/chat"
+    sed -i 's/device = "cpu"/device = "cuda"/' precast.toml train.toml
+    precast build
+    precast build -f train.toml
+    "$python" -c 'from model import tokenizer; tokenizer().save_pretrained("words")'
+    "$python" rows.py rows.safetensors
+    ask='What does precast build do?'
+    # The chat reads the questions: one before the training, and one when it has had time to take the weights.
+    (echo "$ask" && precast train train --model smollm2-train --data rows.safetensors --steps 300 --lr 5e-5 \
+        --schedule cosine --warmup 10 --publish smollm2 --format json > "$out/tune.json" && sleep 20 && echo "$ask") |
+        "$work/chat/chat" --device cuda --store "$PRECAST_STORE" --tokenizer words/tokenizer.json --interactive --tokens 64
 }
 
 # Training steps of four models by batch, as pairs and as steps, beside eager and torch.compile.
@@ -197,5 +236,5 @@ table() {
     "$python" table.py "$out/table.json" ${TABLE:-}
 }
 
-for name in tests generates streams train step decode devices table; do part $name; done
+for name in tests generates streams train step decode devices table tune; do part $name; done
 test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }
