@@ -380,7 +380,7 @@ def _answers(traced: Traced, opened: Any, examples: list[Any] | None) -> Answers
     """Runs the module on its examples, or on sample inputs."""
     graph, what = traced.graph, traced.what
     drawn, tables = _drawn(graph, traced.specs, traced.limits)
-    draw = functools.partial(samples.draw, drawn, tables, opened.device)
+    draw = functools.partial(samples.draw, drawn, tables, opened.device, states=traced.states)
     inputs = draw() if examples is None else examples
     states.fill(inputs, traced.states, opened, lambda given: _eager(traced, given, opened)[1], draw)
     sequence: list[tuple[list[Any], list[Any]]] = []

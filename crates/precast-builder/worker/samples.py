@@ -12,6 +12,7 @@ for every kind: the answer of a row without any depends on its padded size.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -54,11 +55,25 @@ def at_sizes(specs: list[dict[str, Any]], sizes: dict[str, int]) -> list[dict[st
 
 
 def draw(
-    specs: list[dict[str, Any]], tables: list[int | None], device: str, salt: Any = 0, kind: str = "usual"
+    specs: list[dict[str, Any]],
+    tables: list[int | None],
+    device: str,
+    salt: Any = 0,
+    kind: str = "usual",
+    *,
+    states: Collection[int] = (),
 ) -> list[Any]:
-    """Returns tensors for inputs, with values of a kind; `tables` are the sizes of the tables that they index."""
-    pairs = zip(specs, tables, strict=True)
-    return [make(spec, spec["shape"], table, device, salt, kind) for spec, table in pairs]
+    """Returns tensors for inputs, with values of a kind; `tables` are the sizes of the tables that they index.
+
+    Those at the places `states` are zeros: the caller has values for them, and a training many of them.
+    """
+
+    def one(at: int, spec: dict[str, Any], table: int | None) -> Any:
+        if at in states:
+            return torch.zeros(spec["shape"], dtype=getattr(torch, spec["dtype"]), device=device)
+        return make(spec, spec["shape"], table, device, salt, kind)
+
+    return [one(at, *pair) for at, pair in enumerate(zip(specs, tables, strict=True))]
 
 
 def make(
@@ -96,17 +111,17 @@ def _positions(spec: dict[str, Any], shape: list[int], salt: Any) -> Any:
 
 
 def _float(drawn: Any, pad: float, kind: str) -> Any:
-    few = drawn.abs() > 1.6
     of_kind = {
-        "negative": min(pad, 0) - 0.1 - drawn.abs(),
-        "positive": max(pad, 0) + 0.1 + drawn.abs(),
-        "large": drawn * 10,
-        "small": drawn * 1e-3,
-        "constant": torch.full_like(drawn, 0.75 if pad == 0.5 else 0.5),
-        "sparse": torch.where(few, drawn, 0.0),
-        "pad": torch.where(few, drawn, pad),
+        "usual": lambda: drawn,
+        "negative": lambda: min(pad, 0) - 0.1 - drawn.abs(),
+        "positive": lambda: max(pad, 0) + 0.1 + drawn.abs(),
+        "large": lambda: drawn * 10,
+        "small": lambda: drawn * 1e-3,
+        "constant": lambda: torch.full_like(drawn, 0.75 if pad == 0.5 else 0.5),
+        "sparse": lambda: torch.where(drawn.abs() > 1.6, drawn, 0.0),
+        "pad": lambda: torch.where(drawn.abs() > 1.6, drawn, pad),
     }
-    return of_kind.get(kind, drawn)
+    return of_kind[kind]()
 
 
 def _integer(drawn: Any, low: int, high: int, pad: int, kind: str) -> Any:
