@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import batches, exported, parts
+from . import batches, exported, parts, sharding
 from .capture import held_under
 from .engine import CompileFailed, Refused
 from .errors import BadInput, BuildError, Busy, Error, LoadError, NoFit, NotFound
@@ -34,7 +34,7 @@ class ArtifactEngine:
     guarded = True
 
     def __init__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        config, self._net = region.config, region.module
+        config, self._net = region.config, region.bare()
         self._region, self._names = region, region.names
         self._pads = bool(config.pad)
         tensors, others = batches.flat(args, kwargs, self._names)
@@ -112,7 +112,7 @@ class ArtifactEngine:
     @classmethod
     def part(cls, region: Region, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
         """Captures a region as the part of a build."""
-        return parts.of_call(name, region.module, (args, kwargs), **cls._settings(region, args, kwargs))
+        return parts.of_call(name, region.bare(), (args, kwargs), **cls._settings(region, args, kwargs))
 
     def _open(self) -> None:
         """Takes the programs of the loaded release."""
@@ -160,6 +160,8 @@ class ArtifactEngine:
             if not torch.equal(tensor, self._fixed.get(name, tensor.new_empty(0))):
                 raise Refused("parameters", f"`{name}` has other values than in the build, and is no parameter")
         weights = self._weights()
+        if (detail := sharding.unbindable(weights)) is not None:
+            raise Refused("parameters", detail)
         now = _tied(weights)
         for name, first in self._tied.items():
             if now.get(name) != now.get(first):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import batches, captured, pairs, parts
+from . import batches, captured, pairs, parts, sharding
 from .artifacts import ArtifactEngine, build_settings, causes, device_of_load, refusals
 from .capture import check_build
 from .draws import Draw
@@ -70,7 +70,7 @@ class PairEngine(ArtifactEngine):
         call, found = cls._captures(region, args, kwargs, name)
         settings = cls._settings(region, args, kwargs)
         kept = {key: settings[key] for key in ("gate", "mode", "options") if key in settings}
-        return parts.of_pairs(name, region.module, call, found, **kept)
+        return parts.of_pairs(name, region.bare(), call, found, **kept)
 
     @staticmethod
     def _captures(
@@ -79,12 +79,12 @@ class PairEngine(ArtifactEngine):
         """Returns the pair of each bucket, and the call of the last one."""
         from . import joint  # imports Inductor, which a process that finds its release does not need
 
-        found = []
+        net, found = region.bare(), []
         for point in region.points or [{}]:
             given = resized((args, kwargs), region.shapes, region.names, point)
-            call = call_of(region.module.forward, given)
-            check_build(region.module, call)
-            found.append(joint.capture(region.module, call, region.captured.inputs, under))
+            call = call_of(net.forward, given)
+            check_build(net, call)
+            found.append(joint.capture(net, call, region.captured.inputs, under))
         return call, found
 
     def _build(
@@ -161,6 +161,8 @@ class PairEngine(ArtifactEngine):
             return
         with self._binding:
             now = {**self._weights(), **{name: tensor.detach() for name, tensor in saved.items()}}
+            if (detail := sharding.unbindable(now)) is not None:
+                raise CallFailed(f"the backward call can't read the parameters of its forward call: {detail}")
             self._model.swap(now)
             self._bound = {name: tensor.data_ptr() for name, tensor in now.items()}
         self._region.unbind()

@@ -29,9 +29,11 @@ def tensors_of(net: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor, str]]:
     """
     for name, parameter in net.named_parameters(remove_duplicate=False):
         yield name, parameter, "parameter"
-    saved = net.state_dict(keep_vars=True).keys()
+    # Not by `state_dict`: FSDP2 shards the parameters before it.
+    modules = net.named_modules(remove_duplicate=False)
+    unsaved = {f"{path}.{key}" if path else key for path, one in modules for key in one._non_persistent_buffers_set}
     for name, buffer in net.named_buffers(remove_duplicate=False):
-        yield name, buffer, "buffer" if name in saved else "constant"
+        yield name, buffer, "constant" if name in unsaved else "buffer"
 
 
 @dataclass

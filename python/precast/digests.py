@@ -29,7 +29,7 @@ from typing import Any
 
 import torch
 
-from . import captured, reads
+from . import captured, reads, sharding
 
 _FORMAT = 1
 _PATHS = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -78,7 +78,10 @@ def stable(value: Any) -> Any:
 def described(net: torch.nn.Module) -> bool:
     """Returns whether the digest covers all of each attribute: no variables of functions, no object without a text."""
     return all(
-        _has_text(value) for module in net.modules() for key, value in vars(module).items() if key not in reads.TABLES
+        _has_text(value)
+        for module in net.modules()
+        for key, value in vars(module).items()
+        if key not in reads.TABLES and not sharding.mark(key)
     )
 
 
@@ -99,7 +102,7 @@ def _structure(net: torch.nn.Module, without: Container[reads.Place]) -> list[An
     for name, module in net.named_modules(remove_duplicate=False):
         own = {}
         for key, value in vars(module).items():
-            if key not in reads.TABLES and (name, key) not in without:
+            if key not in reads.TABLES and (name, key) not in without and not sharding.mark(key):
                 own[key] = texts[id(value)] if id(value) in texts else texts.setdefault(id(value), stable(value))
         hooks = [stable(hook) for hook in _hooks(module)]
         found.append([name, stable(type(module)), own, hooks, [key for key, _ in module.named_children()]])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from torch import nn
 
 from .config import CompileConfig
 from .guard import Refusal
@@ -52,10 +51,10 @@ class TorchEngine:
 
     guarded = False
 
-    def __init__(self, module: nn.Module, config: CompileConfig) -> None:
+    def __init__(self, function: Callable[..., Any], config: CompileConfig) -> None:
         options = dict(config.options) or None
         self._call: Callable[..., Any] = torch.compile(
-            module._call_impl,
+            function,
             backend=config.backend,
             mode=None if options or config.mode == "default" else config.mode,
             dynamic=None if config.dynamic is None else bool(config.dynamic),

@@ -6,12 +6,12 @@ compares, before an artifact answers it:
 - the attributes of all submodules, `training` among them, and the attributes of objects that they hold, as a
   configuration: by identity, then by `==`
 - the tree of submodules
-- forward hooks, of submodules and global ones
+- forward hooks, of submodules and global ones; in training also hooks of the backward call
 - modes of torch that change a computation: autocast, tracing, function and dispatch modes
 - the tensors: their identity and their addresses
 
-Attributes that the module writes in its own forward are left out. Changes inside an object that an attribute of such
-an object holds, and of global variables, are not seen.
+Attributes that the module writes in its own forward, and those that FSDP2 adds, are left out. Changes inside an
+object that an attribute of such an object holds, and of global variables, are not seen.
 """
 
 from __future__ import annotations
@@ -23,13 +23,11 @@ from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.modules.module as global_hooks
 from torch import Tensor, nn
 
-from . import batches
+from . import batches, hooks, sharding
 
 _MISSING = object()
-_GLOBAL_HOOKS = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
 _PLAIN = (nn.Module, Tensor, type, FunctionType, MethodType, BuiltinFunctionType, ModuleType)
 _SEPARATE = ("_parameters", "_buffers")
 _address = Tensor.data_ptr
@@ -70,11 +68,19 @@ class _Except:
 class Guard:
     """A module's state at one moment."""
 
-    def __init__(self, module: nn.Module, ignored: Iterable[tuple[str, str]] = (), *, inference: bool = True) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        ignored: Iterable[tuple[str, str]] = (),
+        *,
+        inference: bool = True,
+        hooked: bool = False,
+    ) -> None:
         """Takes the state. `ignored`: attributes, as `changes` returns them.
 
         With `inference` all submodules have to be in eval mode and no gradients recorded; else the modes are those at
-        this moment, and gradients and autocast are the caller's to compare.
+        this moment, and gradients and autocast are the caller's to compare. With `hooked` the module may have hooks of
+        its own, which run around the artifact.
         """
         self.ignored = set(ignored)
         self._module = module
@@ -84,17 +90,18 @@ class Guard:
         self._taken: list[Any] = []
         modules = dict(module.named_modules())
         for name, each in modules.items():
-            self._add(name, vars(each), training=inference)
-            self._add(name, each._modules)
+            self._add(name, vars(each), hooks.attributes(each), training=inference)
+            self._add(name, each._modules, each._modules.copy())
         for name, value in _objects(modules):
-            self._add(name, value)
-        self._hooks = [hooks for each in modules.values() for hooks in (each._forward_hooks, each._forward_pre_hooks)]
-        self._hooks += _GLOBAL_HOOKS
+            self._add(name, value, value.copy())
+        own = {name: each for name, each in modules.items() if name or not hooked}
+        self._own_hooks = {name: hooks.tables(each, backward=not inference) for name, each in own.items()}
+        self._global_hooks = [*hooks.GLOBAL_FORWARD, *(() if inference else hooks.GLOBAL_BACKWARD)]
+        self._hooks = [*chain.from_iterable(self._own_hooks.values()), *self._global_hooks]
         self._owners = [getattr(each, kind) for each in modules.values() for kind in _SEPARATE]
         self._device = next((tensor.device.type for tensor in self.tensors()), "cpu")
 
-    def _add(self, name: str, held: Any, training: bool = False) -> None:
-        taken = held.copy()
+    def _add(self, name: str, held: Any, taken: Any, training: bool = False) -> None:
         if training:
             taken["training"] = False
         keys = frozenset(key for place, key in self.ignored if place == name)
@@ -114,14 +121,10 @@ class Guard:
             return _TRAINING
         if (active := mode()) is not None:
             return active
-        if any(self._hooks):
+        if any(self._hooks) or self._has_old_hooks():
             return self.hooked()
-        try:
-            same = self._live == self._taken
-        except Exception:  # an `==` of the module's own objects
-            same = False
-        if not same:
-            return self._changed()
+        if not self._is_same() and (changed := self._changed()) is not None:
+            return changed
         if not self._inference:
             return None
         if torch.is_autocast_enabled(self._device):
@@ -148,26 +151,57 @@ class Guard:
                     yield name, "content"
                 continue
             for key in live.keys() | taken.keys():
-                if key not in skipped and not _same(live.get(key, _MISSING), taken.get(key, _MISSING)):
-                    yield name, str(key)
+                now = live.get(key, _MISSING)
+                if key in skipped or _passes(key, now) or _same(now, taken.get(key, _MISSING)):
+                    continue
+                yield name, str(key)
 
-    def _changed(self) -> Refusal:
+    def _changed(self) -> Refusal | None:
         changes = list(self.changes())
         training = [name for name, key in changes if key == "training"]
         if training and self._inference:
             return Refusal("training", f"{_named(training[0])} is in training mode; artifacts answer in eval mode")
+        if not changes and (self._adopted() or self._is_same()):
+            return None
         if not changes:
             return Refusal("attributes", "an attribute can't be compared")
         name, key = changes[0]
         where = f"{name}.{key}" if name else key
         return Refusal("attributes", f"`{where}` is not as it was when the module was compiled")
 
+    def _is_same(self) -> bool:
+        try:
+            return self._live == self._taken
+        except Exception:  # an `==` of the module's own objects
+            return False
+
+    def _adopted(self) -> bool:
+        """Takes attributes that change no computation into the state; returns whether there are any."""
+        found = False
+        for live, taken in zip(self._live, self._taken, strict=True):
+            held = live.held if isinstance(live, _Except) else live
+            for key, value in held.copy().items() if isinstance(held, dict) else ():
+                if _passes(key, value) and not _same(value, taken.get(key, _MISSING)):
+                    found = True
+                    if not isinstance(value, hooks.StandIn):
+                        taken[key] = value
+        return found
+
     def hooked(self) -> Refusal | None:
-        """Returns the refusal for forward hooks, if there are any."""
-        for name, each in self._module.named_modules():
-            if each._forward_hooks or each._forward_pre_hooks:
+        """Returns the refusal for hooks that a program does not run, if there are any."""
+        for name, (after, before, *backward) in self._own_hooks.items():
+            if after or before:
                 return Refusal("hooks", f"{_named(name)} has forward hooks")
-        return Refusal("hooks", "there are global forward hooks") if any(_GLOBAL_HOOKS) else None
+            if any(backward):
+                return Refusal("hooks", f"{_named(name)} has backward hooks")
+        if self._has_old_hooks():
+            return Refusal("hooks", "the module has backward hooks that are not full: they get those of one operation")
+        return Refusal("hooks", "there are global hooks of modules") if any(self._global_hooks) else None
+
+    def _has_old_hooks(self) -> bool:
+        """Returns whether the module itself has hooks of `register_backward_hook`."""
+        old = self._module._is_full_backward_hook is False and bool(self._module._backward_hooks)
+        return old and not self._inference
 
 
 def mode() -> Refusal | None:
@@ -222,7 +256,7 @@ def _objects(modules: dict[str, nn.Module]) -> Iterator[tuple[str, Any]]:
     """Yields each object and container that an attribute of a submodule holds, once."""
     seen: set[int] = set()
     for name, module in modules.items():
-        for key, value in vars(module).items():
+        for key, value in hooks.attributes(module).items():
             if key.startswith("_") and key in vars(_EMPTY):
                 continue
             if id(value) in seen or isinstance(value, _PLAIN):
@@ -243,6 +277,11 @@ def _same(here: Any, there: Any) -> bool:
         return here is there or bool(here == there)
     except Exception:
         return False
+
+
+def _passes(key: Any, value: Any) -> bool:
+    """Returns whether an attribute changes no computation: FSDP2's, that of hooks, the stand-in of another thread."""
+    return sharding.mark(key) or key == hooks.KIND or isinstance(value, hooks.StandIn)
 
 
 def _named(name: str) -> str:

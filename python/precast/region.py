@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from . import batches
+from . import batches, hooks, sharding
 from .config import CompileConfig
 from .engine import CompileFailed, Engine, Passed, Refused, TorchEngine
 from .guard import Guard, Refusal, Tensors
@@ -117,6 +117,11 @@ class Region:
         self._fall_back(refusal, None)
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
+    @property
+    def original(self) -> Callable[..., Any]:
+        """The module's own answer. Hooks of a submodule run around it."""
+        return hooks.forward(self.module) if self.name else self.module._call_impl
+
     def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Region | None:
         """Returns the region that has the programs of a call, if there is one."""
         return self
@@ -124,7 +129,8 @@ class Region:
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Compiles the region, or finds it compiled, for these inputs, and compares it with eager.
 
-        A module with forward hooks waits for its first call without them. Raises only with `fail_policy = "raise"`.
+        A module with hooks inside waits for its first call without them, and one with sharded parameters for its first
+        call with whole ones. Raises only with `fail_policy = "raise"`.
         """
         with self._opening:
             self._prepare(args, kwargs)
@@ -132,8 +138,8 @@ class Region:
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._refusal is not None or self.engine is not None:
             return
-        if (hooked := self._guarded().hooked()) is not None and self.config.backend == "precast":
-            self.log.fallback(self.name, hooked)
+        if (delayed := self.delayed()) is not None and self.config.backend == "precast":
+            self.log.fallback(self.name, delayed)
             return
         began, error = time.perf_counter(), None
         notes: dict[str, Any] = {}
@@ -206,24 +212,23 @@ class Region:
             self._prepare(args, kwargs)
         finally:
             self._opening.release()
-        return self._refusal if self.engine is not None or self._refusal is not None else self._guarded().hooked()
+        return self._refusal if self.engine is not None or self._refusal is not None else self.delayed()
 
     def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
         """Returns a guard with the state of the module at this moment."""
-        return Guard(self.module, ignored)
+        return Guard(self.module, ignored, hooked=bool(self.name))
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
         guard = self._guarded()
         with self.state_of_programs():
             args, kwargs = self.taken(args, kwargs)
-            with self.bare():
-                engine = self._opener(self, args, kwargs)
+            engine = self._opener(self, args, kwargs)
             notes = dict(getattr(engine, "notes", {}))
             args, kwargs = self._at_bucket(engine, args, kwargs)
 
             def eager(*args: Any, **kwargs: Any) -> Any:
-                answer = self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+                answer = self.original(*args, **kwargs)
                 engine.learn(answer)
                 return answer
 
@@ -244,9 +249,12 @@ class Region:
             self._tensors = Tensors(self._guard)
         return engine, notes
 
-    def hooked(self) -> bool:
-        """Returns whether forward hooks keep artifacts from answering."""
-        return self._guarded().hooked() is not None
+    def delayed(self) -> Refusal | None:
+        """Returns the reason for which the region can't be compiled now, if there is one."""
+        if (hooked := self._guarded().hooked()) is not None:
+            return hooked
+        detail = sharding.shard(self.module.named_parameters())
+        return Refusal("parameters", detail) if detail is not None else None
 
     @property
     def waits(self) -> bool:
@@ -289,15 +297,9 @@ class Region:
                 return args, kwargs
         return resized((args, kwargs), self.shapes, self.names, self.points[-1])
 
-    @contextmanager
-    def bare(self) -> Iterator[None]:
-        """Runs a block in which a call of the module does not come back to this region."""
-        entry = vars(self.module).pop("_compiled_call_impl", None)
-        try:
-            yield
-        finally:
-            if entry is not None:
-                self.module._compiled_call_impl = entry
+    def bare(self) -> nn.Module:
+        """Returns the module for a capture: its calls do not come back to this region, and run no hooks of its own."""
+        return hooks.bare(self.module) if self.name else self.module
 
     def _rebind(self) -> None:
         with self._opening:
@@ -334,7 +336,7 @@ class Region:
 def opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
     """Returns the engine of a region's backend."""
     if region.config.backend != "precast":
-        return TorchEngine(region.module, region.config)
+        return TorchEngine(region.original, region.config)
     from .artifacts import ArtifactEngine
 
     return ArtifactEngine(region, args, kwargs)

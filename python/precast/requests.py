@@ -44,7 +44,7 @@ class Request:
     """The request of a region: a release for its calls."""
 
     def __init__(self, region: Region, calls: Sequence[Arguments]) -> None:
-        self.region, self.net = region, region.module
+        self.region = region
         by_sizes: dict[Any, Arguments] = {}
         for call in calls:
             by_sizes.setdefault(tuple(tensor.shape for tensor in batches.tensors(call)), call)
@@ -54,6 +54,11 @@ class Request:
         self.ignored: set[reads.Place] = set()
         self.text = ""
         self.given: Arguments = region.taken(*self.calls[0])
+
+    @property
+    def net(self) -> torch.nn.Module:
+        """The module for a capture, in its modes of this moment."""
+        return self.region.bare()
 
     def structure(self) -> tuple[Any, ...]:
         """Returns a value that is the same for equal regions, and may be for others."""
@@ -83,10 +88,10 @@ class Request:
 
     def describe(self) -> None:
         """Runs the calls. The digest then has their operations, and lacks the integers that they do not read."""
-        with self._undisturbed(), reads.recorded(self.net) as read:
-            if self.region.config.dynamic and not digests.described(self.net):
+        with self._undisturbed() as net, reads.recorded(net) as read:
+            if self.region.config.dynamic and not digests.described(net):
                 raise operations.Unknown("an attribute has no text")
-            texts = [operations.text(self.net, *self._leaves(*call), self.pair is not None) for call in self.calls]
+            texts = [operations.text(net, *self._leaves(*call), self.pair is not None) for call in self.calls]
         self.text = "\n".join(texts)
         self.ignored = reads.integers(self.net) - read
 
@@ -116,9 +121,9 @@ class Request:
 
     def _required(self) -> list[bool]:
         """Returns whether each result requires a gradient."""
-        with self._undisturbed():
+        with self._undisturbed() as net:
             args, kwargs = self._leaves(*self.calls[0])
-            answer = self.net._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+            answer = net._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return [one.requires_grad for one in batches.tensors(answer)]
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -132,10 +137,10 @@ class Request:
         return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
+    def _undisturbed(self) -> Iterator[torch.nn.Module]:
         region = self.region
-        with restored_generators(), restored_buffers(self.net), region.state_of_programs(), region.bare():
-            yield
+        with restored_generators(), restored_buffers(region.module), region.state_of_programs():
+            yield region.bare()
 
 
 class _Read(Exception):

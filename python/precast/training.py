@@ -181,7 +181,7 @@ class PairRegion(Region):
             self._tensors.forget()
 
     def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
-        return Guard(self.module, ignored, inference=False)
+        return Guard(self.module, ignored, inference=False, hooked=bool(self.name))
 
     @contextmanager
     def state_of_programs(self) -> Iterator[None]:

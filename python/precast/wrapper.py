@@ -13,9 +13,10 @@ an artifact if all of this holds, and else by the original, with a counter and a
 recorded, and no pair is there yet |
 | `release` | with `release`: a call without training, which a release of pairs has no program for |
 | `states` | there are pairs for eight other states already: modes, gradients, autocast |
-| `hooks` | a submodule has forward hooks, or there are global ones |
+| `hooks` | a submodule inside a region has forward hooks, in training also backward hooks; or there are global ones; \
+or the wrapped module itself has some, and is one region |
 | `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
-| `parameters` | a parameter has another dtype, shape or device |
+| `parameters` | a parameter has another dtype, shape or device, or is a shard |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
 | `shape` | no bucket covers the sizes; in training: has them exactly |
 | `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
@@ -24,6 +25,8 @@ recorded, and no pair is there yet |
 
 Parameters and buffers stay the module's own: artifacts read them by pointer, so that changes in place, as by
 `load_state_dict`, an optimizer or a merge, are seen. A tensor at another address is bound again at the next call.
+
+Hooks of a submodule that is a region run around the artifact (`hooks`). So do those of FSDP2 (`sharding`).
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import batches, regions
+from . import batches, hooks, regions, sharding
 from .bypass import bypassed
 from .config import CompileConfig
 from .guard import Guard, Refusal, mode
@@ -136,6 +139,9 @@ class Compilation:
             self.regions[""].refuse(failure)
         elif sample is not None and now and whole is not None:
             whole.prepare(*sample)
+        elif sample is not None and now and (detail := sharding.shard(module.named_parameters())) is not None:
+            # A call without a backward call would leave whole parameters in the module.
+            log.note(f"each region compiles at its first call: {detail}")
         elif sample is not None and now:
             training = config.kind == "autograd" and module.training
             self._opened.add((training, training))
@@ -196,12 +202,15 @@ class Compilation:
     def _entry(self, region: Region) -> Callable[..., Any]:
         """Returns the call of a submodule: compiled inside a call of the wrapper, else the submodule's own."""
         module, inside = region.module, self._inside
+        within = hooks.StandIn(module, lambda args, kwargs: region.call(args, kwargs, region.original))
 
         def call(*args: Any, **kwargs: Any) -> Any:
             if not getattr(inside, "active", False) or torch.compiler.is_compiling():
                 return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
             if self._opening.locked():
                 return region.passed(Refusal("compiling", "another thread compiles it"), args, kwargs)
+            if any(hooks.tables(module)):
+                return within.call(args, kwargs)
             return region.call(args, kwargs, module._call_impl)
 
         return call
@@ -241,7 +250,7 @@ class Compilation:
             asked = {
                 region: calls
                 for region, calls in observed.items()
-                if region.config.backend == "precast" and region.waits and not region.hooked()
+                if region.config.backend == "precast" and region.waits and region.delayed() is None
             }
             try:
                 failed = requests.prepare(model, asked, self.log) if asked else {}
@@ -333,6 +342,8 @@ class CompiledModule(nn.Module):
         return getattr(self.__dict__["_orig_mod"], name)
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name == "__class__" and sharding.original(value) is not value:
+            raise TypeError("a wrapper can't be sharded: call `fully_shard` with the original, `wrapped._orig_mod`")
         if name in self.__dict__ or name in _OWN or "_orig_mod" not in self.__dict__ or hasattr(type(self), name):
             object.__setattr__(self, name, value)
         else:

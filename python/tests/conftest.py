@@ -35,6 +35,20 @@ def chats(store: Path) -> Path:
     return store
 
 
+@pytest.fixture(scope="session")
+def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with the pair of a block of `blocks_net`."""
+    import torch
+    from blocks_net import config, net
+
+    kept = os.environ.get("PRECAST_TEST_STORE")
+    store = Path(kept) / "blocks" if kept else tmp_path_factory.mktemp("blocks")
+    module = precast.maybe_compile(net(), config(store), None, torch.ones(2, 4))
+    module(torch.ones(2, 4)).sum().backward()
+    assert module.precast_report()["artifact"] == 3, module.precast_report()
+    return store
+
+
 def _build(spec: str, store: Path) -> None:
     environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
     build = [command(), "build", "-f", HERE / "model" / spec, "--store", store, "-q"]

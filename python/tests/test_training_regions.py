@@ -1,63 +1,14 @@
-"""Training with regions, and in the wrappers of torch.distributed."""
+"""Training with regions, and in `DistributedDataParallel`."""
 
 from __future__ import annotations
 
 import copy
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 import torch
-from precast import CompileConfig, CompiledModule, CompileSmoketest, maybe_compile
+from blocks_net import config, in_two_processes, net
+from precast import CompiledModule, CompileSmoketest, maybe_compile
 from precast.gradients import difference
-from torch import Tensor, nn
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(8)
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + torch.relu(self.linear(self.norm(x)))
-
-
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(4, 8)
-        self.blocks = nn.ModuleList([Block() for _ in range(3)])
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.first(x)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(x)
-
-
-def net() -> Blocks:
-    torch.manual_seed(0)
-    return Blocks().train()
-
-
-def config(store: Path) -> CompileConfig:
-    return CompileConfig(kind="autograd", name="blocks", store=store, allowlist=["blocks.*"])
-
-
-@pytest.fixture(scope="session")
-def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the pair of a block."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    store = Path(kept) / "blocks" if kept else tmp_path_factory.mktemp("blocks")
-    module = maybe_compile(net(), config(store), None, torch.ones(2, 4))
-    module(torch.ones(2, 4)).sum().backward()
-    assert module.precast_report()["artifact"] == 3, module.precast_report()
-    return store
 
 
 def test_equal_blocks_share_one_pair(blocks: Path) -> None:
@@ -95,9 +46,9 @@ PARALLEL = """
 import copy, sys
 import torch
 import torch.distributed as dist
+from blocks_net import config, net
 from precast import CompileSmoketest, maybe_compile
 from precast.gradients import difference
-from test_training_regions import config, net
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -129,60 +80,6 @@ print("equal")
 dist.destroy_process_group()
 """
 
-SHARDED = """
-import sys
-import torch
-import torch.distributed as dist
-from precast import CompileSmoketest, maybe_compile
-from test_training_regions import config, net
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-dist.init_process_group("gloo")
-mesh = init_device_mesh("cpu", (2,))
-module = maybe_compile(net(), config(sys.argv[1]), None, torch.ones(2, 4))
-for block in module.blocks:
-    fully_shard(block, mesh=mesh)
-fully_shard(module._orig_mod, mesh=mesh)
-x = torch.randn(2, 4, generator=torch.Generator().manual_seed(dist.get_rank()))
-optimizer = torch.optim.AdamW(module.parameters(), lr=0.01)
-result = CompileSmoketest(2).run(module, x, optimizer, lambda y: y.square().mean())
-assert result.ok and result.steps == 2, result.reason
-report = module.precast_report()
-print("counts", report["artifact"], report["reasons"])
-dist.destroy_process_group()
-"""
-
-
-def in_two_processes(code: str, store: Path) -> list[str]:
-    """Runs code in two processes of a gloo group; returns their outputs."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    own = {"PYTHONPATH": path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, str(store)],
-            env={**os.environ, **own, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    found = []
-    for each in started:
-        out, err = each.communicate(timeout=300)
-        assert each.returncode == 0, err
-        found.append(out)
-    return found
-
 
 def test_ddp_equals_ddp_in_eager(blocks: Path) -> None:
     assert all("equal" in out for out in in_two_processes(PARALLEL, blocks))
-
-
-def test_fsdp_is_answered_by_the_originals_by_name(blocks: Path) -> None:
-    for out in in_two_processes(SHARDED, blocks):
-        assert "counts 0 {'hooks': 6}" in out

@@ -42,7 +42,7 @@ class Seeded:
     guarded = True
 
     def __init__(self, region: Region, seeds: dict[str, Any]) -> None:
-        self.module, self.seeds, self.bound = region.module, seeds, 0
+        self.region, self.seeds, self.bound = region, seeds, 0
 
     def learn(self, answer: Any) -> None:
         self.seeds["learned"] = answer
@@ -51,7 +51,7 @@ class Seeded:
         if (failure := self.seeds.get("answer")) is not None:
             raise failure
         self.seeds["answered"] = self.seeds.get("answered", 0) + 1
-        return self.module._call_impl(*args, **kwargs) + self.seeds.get("error", 0.0)
+        return self.region.original(*args, **kwargs) + self.seeds.get("error", 0.0)
 
     def bind(self) -> None:
         if (failure := self.seeds.get("bind")) is not None:
