@@ -196,13 +196,16 @@ class _Pair:
         wanted = [f"grad.input.{name}" for name in self.inputs[: len(self.inputs) - len(self.draws)]]
         wanted += [f"grad.parameter.{name}" for name in self.parameters]
         self.gradients = [gradients.get(name) for name in wanted]
+        # Where the module has its tensors. A guard has compared the tree of submodules before each call.
+        self.own = [_place(engine._held, name) for name in self.parameters]
+        self.held = [_place(engine._held, name) for name in self.weights]
 
     def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
         """Returns the results of a call."""
         inputs, values = self.run(given)
         if not torch.is_grad_enabled():
             return [values[at] for at in self.results]
-        own = [self.engine._held.get_parameter(name) for name in self.parameters]
+        own = [table[key] for table, key in self.own]
         try:
             return list(_Function.apply(self, inputs, values, *given, *own))  # type: ignore[no-untyped-call]
         except Exception as error:  # a hook for saved tensors
@@ -224,8 +227,7 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pair: _Pair, inputs: list[Tensor], values: list[Tensor], *_: Tensor) -> tuple[Tensor, ...]:
-        net = pair.engine._held
-        weights = [_tensor(net, name) for name in pair.weights]
+        weights = [table[key] for table, key in pair.held]
         sources = {"input": inputs, "output": values}
         ctx.pair = pair
         ctx.save_for_backward(*weights, *(sources[kind][at] for kind, at in pair.saved))
@@ -251,7 +253,9 @@ class _Function(torch.autograd.Function):
         return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
 
 
-def _tensor(net: torch.nn.Module, name: str) -> Tensor:
+def _place(net: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Returns the table of a submodule that has a tensor, and its name there."""
     owner, _, leaf = name.rpartition(".")
-    tensor: Tensor = getattr(net.get_submodule(owner), leaf)
-    return tensor
+    module = net.get_submodule(owner)
+    tables = (module._parameters, module._buffers, vars(module))
+    return next(table for table in tables if leaf in table), leaf

@@ -7,8 +7,10 @@
 # The machine needs a GPU, a C++ compiler and a `python3` (or $PYTHON) with torch, transformers and safetensors in the
 # versions of requirements.txt; no Rust and no network.
 #
-#   PARTS="a b c"      which parts to run, of: tests generates streams train step decode devices (all unless set)
+#   PARTS="a b c"      which parts to run, of: tests generates streams train step decode devices parallel
+#                      (all unless set)
 #   TESTS="a.py b.py"  which files of python/tests (those that need a device unless set)
+#   LAYERS=2           of the GPT of the part `devices` (12 unless set)
 #   BATCHES="1 8"      the rows of the part `decode` (1, 8 and 32 unless set)
 #   TABLE="--models encoder --batches 1 8"   what the part `table` measures, which is not among the parts unless asked
 #                      for: all of it takes 25 minutes
@@ -24,7 +26,7 @@ out=$(cd "$out" && pwd)
 here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-python3}
 device=${DEVICE:-cuda}
-parts=" ${PARTS:-tests generates streams train step decode devices} "
+parts=" ${PARTS:-tests generates streams train step decode devices parallel} "
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -142,6 +144,7 @@ devices() {
     cd "$work/devices"
     "$python" peer.py batch rows.safetensors
     sed -i 's/\[1, 128\]/[32, 128]/' precast.cuda.toml
+    sed -i "s/1024, 12, 16/1024, ${LAYERS:-12}, 16/" model.py
     echo 'accumulate = true' >> precast.cuda.toml
     precast build -f precast.cuda.toml --set mode=reduce-overhead --store store
     run() {
@@ -169,6 +172,15 @@ for name in ("memory", "accumulated"):
 steps = {name: runs[name]["artifact"]["steps_per_second"] for name in names}
 print(json.dumps({"steps_per_second": steps, "efficiency": steps["nccl"] / steps["one"]}))
 PY
+}
+
+# DDP and FSDP2 by NCCL in two processes, beside the same in eager.
+parallel() {
+    if [ "$("$python" -c 'import torch; print(torch.cuda.device_count())')" -lt 2 ]; then
+        echo "skipped: fewer than two CUDA devices"
+        return
+    fi
+    "$python" "$here/parallel.py" "$work/parallel"
 }
 
 # A token of a Llama of 1.1 B, by batch and context, beside torch.compile: with kernels that start early, without, and for
@@ -236,5 +248,5 @@ table() {
     "$python" table.py "$out/table.json" ${TABLE:-}
 }
 
-for name in tests generates streams train step decode devices table tune; do part $name; done
+for name in tests generates streams train step decode devices parallel table tune; do part $name; done
 test -z "$failed" || { echo "FAILED:$failed" >&2; exit 1; }
