@@ -195,17 +195,17 @@ decode() {
         sed "s/name  = \"decode\"/name  = \"$1\"/;s/model:load/model:$entry/;s/\[1, 1\]/[$2, 1]/;s/shape = \[1, 4/shape = [$2, 4/;${3:-}" \
             precast.cuda.toml > "$1.toml"
     }
-    early='s/combo_kernels = true/combo_kernels = true, "triton.enable_pdl" = true/'
+    plain='s/, "triton.enable_pdl" = true//'
     releases=
     for batch in ${BATCHES:-1 8 32}; do
-        spec "early-$batch" "$batch" "$early"
-        spec "plain-$batch" "$batch"
+        spec "early-$batch" "$batch"
+        spec "plain-$batch" "$batch" "$plain"
         releases="$releases early-$batch plain-$batch"
         # The first process fills the caches of torch.compile.
         "$python" peer.py "$batch" > "cold-$batch" 2>&1 &
     done
     case "${BATCHES:-1}" in 1*)
-        spec whole-1 1 "$early;s/\[256, 1024, 4096\]/[4096]/"
+        spec whole-1 1 "s/\[256, 1024, 4096\]/[4096]/"
         releases="$releases whole-1"
     esac
     for name in $releases; do
