@@ -1,10 +1,10 @@
-//! The float64 reference: what accepts a value of a training step that rounding alone moved too far from eager's.
+//! The float64 reference: what accepts a value of training that rounding alone moved too far from eager's.
 //!
 //! Some steps amplify rounding. A batch norm over few values divides by a small deviation, AdamW divides a tiny
 //! gradient by its own size, autocast rounds to three digits. Then two right programs differ by more than any tolerance
 //! that would notice a wrong one: between eager in float32 and a compiled ResNet-50 the norm of the gradients differs in
 //! the third digit. The question is whether the artifact is further from the truth than eager is. So, where the plain
-//! comparison of a step fails, the worker runs the same calls in double precision (`worker/double.py`), and the
+//! comparison of a step or of a half of a pair fails, the worker runs the same calls in double precision (`worker/double.py`), and the
 //! candidate is compared once more. Nothing runs while the plain comparison passes.
 //!
 //! Each number below is the root of a mean square over the elements of a value. The limit is [`TIMES`] eager's distance

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .support import Project, part, spec
+from .support import Project, Quiet, part, spec
 from .test_training import ADAM, train
 
 double = part("double")
@@ -57,7 +57,7 @@ class Double(Project):
         request = {"specs": batch(), "train": train(**more), "method": method}
         captured = self.capture(opened, **request)
         module = {"name": "m", "path": "", "regions": [], **request, "inputs": request.pop("specs")}
-        answer = double.run(opened, module, Path(captured["samples"]), self.out)
+        answer = double.run(opened, module, {}, Path(captured["samples"]), self.out, Quiet())
         names = [one["name"] for one in captured["states"]]
         # A later call writes the same file.
         values = part("tensors").read(Path(answer["file"])).items()
@@ -117,6 +117,24 @@ class Double(Project):
         opened = self.open(SOURCE)
         names, _, values = self.run_double(opened, part="gradients")
         self.assertIn(f"eager.after.{names.index('optimizer.gradient.layers.0.weight')}", values)
+
+    def test_halves_of_a_pair_have_values_too(self) -> None:
+        opened = self.open(SOURCE)
+        for half in ("forward", "backward"):
+            request = {"pair": {"part": half, "autocast": None, "gradients": []}, "specs": batch()[:2]}
+            captured = self.capture(opened, **request)
+            module = {"name": "m", "path": "", "method": "forward", "regions": [], "pair": request["pair"]}
+            module["inputs"] = batch()[:2]
+            given = Path(captured["samples"])
+            answer = double.run(opened, module, {}, given, self.out, Quiet())
+            samples, values = self.samples(captured), part("tensors").read(Path(answer["file"]))
+            for index, output in enumerate(captured["outputs"]):
+                name = f"out.{index}"
+                if values[name].is_floating_point():
+                    self.assertEqual(values[name].dtype, torch.float64, output["name"])
+                    self.assertLess(float(values[f"eager.{name}"]), 1e-4, output["name"])
+                    torch.testing.assert_close(samples[name].double(), values[name], rtol=1e-3, atol=1e-5)
+            self.assertEqual(opened.model.layers[0].weight.dtype, torch.float32)
 
     def test_code_that_double_breaks_is_refused_and_leaves_nothing_behind(self) -> None:
         opened = self.open(SOURCE)

@@ -89,9 +89,11 @@ pub(crate) enum Request {
         sizes: Sizes,
         out: PathBuf,
     },
-    /// Runs a part of a training step in float64, on the samples of its capture: answered with [`InDouble`].
+    /// Runs a part of a training step, or a program of a pair, in float64 on the samples of its capture: answered with
+    /// [`InDouble`].
     Double {
         module: ModuleRequest,
+        sizes: Sizes,
         /// [`Captured::samples`].
         samples: PathBuf,
         out: PathBuf,
@@ -383,7 +385,7 @@ pub(crate) struct Captured {
     pub receipt: Measured,
 }
 
-/// The values of a part of a training step in float64, and eager's distances from them.
+/// The values of a part of a training step, or of a program of a pair, in float64, and eager's distances from them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct InDouble {
     /// A safetensors file, as in [`GateRequest::float64`](crate::gate::GateRequest::float64).

@@ -75,7 +75,8 @@ def _capture(session: Session, request: dict[str, Any]) -> Any:
 def _double(session: Session, request: dict[str, Any]) -> Any:
     double = _for_model("double", session)
     try:
-        return double.run(session.model(), request["module"], Path(request["samples"]), _out(request))
+        given, out = Path(request["samples"]), _out(request)
+        return double.run(session.model(), request["module"], request["sizes"], given, out, session.wire)
     finally:
         session.model().rest()
 

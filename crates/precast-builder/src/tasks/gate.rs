@@ -80,7 +80,7 @@ pub(crate) fn gate(
     Ok(program)
 }
 
-/// Runs a part of a training step in float64, if rounding may be all that its plain comparison refused. Returns the file
+/// Runs a training step, or a half of a pair, in float64, if rounding may be all that its plain comparison refused. Returns the file
 /// of the values. Where float64 can't run, fails with that comparison's error and the reason.
 fn float64(
     slot: &mut Slot<'_>,
@@ -96,11 +96,12 @@ fn float64(
     else {
         return Ok(None);
     };
-    if job.module.train.is_none() {
+    if job.module.train.is_none() && job.module.pair.is_none() {
         return Ok(None);
     }
     let request = Request::Double {
         module: capture::module_request(slot, job)?,
+        sizes: job.item.form.sizes.clone(),
         samples: captured.samples.clone(),
         out: (slot.context.workers.scratch).join(format!("float64-{}", job.id.short())),
     };
