@@ -21,7 +21,7 @@ use crate::{
     },
     record::{
         Artifact, First, Input, Layout, Output, Padding, Prepared, Program, State, Step,
-        bounds_name, session_bytes,
+        bounds_name, receipt::Float64, session_bytes,
     },
     store::{Store, StoreError},
     target::DeviceKind,
@@ -345,8 +345,28 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         Some(false) => out.line("  repeats     two runs differ")?,
         None => {}
     }
+    float64(receipt, out)?;
     outputs(receipt, out)?;
     tuned(receipt, out)
+}
+
+/// Prints how many values were accepted because they are as near to float64 as eager's, with the furthest one.
+fn float64(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
+    let compared = receipt.outputs.iter();
+    let compared = compared.filter_map(|output| Some((output, output.float64?)));
+    let times = |distances: &Float64| distances.artifact / distances.eager.max(f64::MIN_POSITIVE);
+    let furthest = compared
+        .clone()
+        .max_by(|(_, a), (_, b)| times(a).total_cmp(&times(b)));
+    let Some((output, distances)) = furthest else {
+        return Ok(());
+    };
+    out.line(format!(
+        "  float64     decided on {} values, at most {:.1} times as far from it as eager's (`{}`)",
+        compared.count(),
+        times(&distances),
+        output.name
+    ))
 }
 
 /// Prints the differences between the outputs and eager's.

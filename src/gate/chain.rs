@@ -251,7 +251,7 @@ fn differences(
             calls_before: 0,
         };
         let row = compare(tolerances, output, &got[index], &expected[index]);
-        let row = row.map_err(|why| format!("output `{}` {why}", output.name))?;
+        let row = row.map_err(|refused| format!("output `{}` {}", output.name, refused.why))?;
         logits = logits.or(Some((index, row.max_abs.unwrap_or(0.0))));
     }
     for (index, output) in outputs().filter(|(_, output)| !output.layout.dtype.is_float()) {

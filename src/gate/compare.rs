@@ -65,13 +65,33 @@ const LATER: f64 = 10.0;
 /// errors grows with their number. A wrong program is wrong in more elements, or further.
 const ONE_OF: usize = 100_000;
 
+/// Why an output is refused.
+#[derive(Debug)]
+pub struct Refused {
+    pub why: String,
+    /// The error, if it is that of floats beyond their tolerances and nothing else.
+    pub beyond: Option<Box<Compared>>,
+}
+
+impl From<String> for Refused {
+    fn from(why: String) -> Self {
+        Self { why, beyond: None }
+    }
+}
+
+impl From<&str> for Refused {
+    fn from(why: &str) -> Self {
+        why.to_owned().into()
+    }
+}
+
 /// Returns the error of one output against eager's, or why it is too large.
 pub fn compare(
     tolerances: Tolerances,
     output: &Output,
     got: &Tensor,
     eager: &Tensor,
-) -> Result<Compared, String> {
+) -> Result<Compared, Refused> {
     if got.shape() != eager.shape() || got.dtype() != eager.dtype() {
         return Err(format!(
             "is {} {:?}, eager's is {} {:?}",
@@ -79,14 +99,15 @@ pub fn compare(
             got.shape(),
             eager.dtype_name(),
             eager.shape()
-        ));
+        )
+        .into());
     }
     let name = output.name.clone();
-    let failed = |error: TorchError| format!("can't be compared: {error}");
+    let failed = |error: TorchError| Refused::from(format!("can't be compared: {error}"));
     let dtype = output.layout.dtype;
     if !dtype.is_float() {
         if !equal(got, eager).map_err(failed)? {
-            return Err("differs from eager's".to_owned());
+            return Err("differs from eager's".into());
         }
         return Ok(Compared {
             name,
@@ -99,10 +120,15 @@ pub fn compare(
         Some(Dtype::Float32) => errors::<f32>(tolerances, dtype, got, eager, f64::from),
         Some(Dtype::Float16) => errors::<f16>(tolerances, dtype, got, eager, f64::from),
         Some(Dtype::Bfloat16) => errors::<bf16>(tolerances, dtype, got, eager, f64::from),
-        _ => return Err(format!("is {}, no floating point", got.dtype_name())),
+        _ => return Err(format!("is {}, no floating point", got.dtype_name()).into()),
     };
-    let errors = errors.map_err(failed)??;
-    Ok(Compared { name, ..errors })
+    match errors.map_err(failed)? {
+        Ok(row) => Ok(Compared { name, ..row }),
+        Err(Refused { why, beyond }) => Err(Refused {
+            why,
+            beyond: beyond.map(|row| Box::new(Compared { name, ..*row })),
+        }),
+    }
 }
 
 /// Compares floats of one type, each as the double that it is.
@@ -112,15 +138,15 @@ fn errors<T: Element>(
     got: &Tensor,
     eager: &Tensor,
     double: impl Fn(T) -> f64,
-) -> Result<Result<Compared, String>, TorchError> {
+) -> Result<Result<Compared, Refused>, TorchError> {
     let (got, eager) = (got.to_vec::<T>()?, eager.to_vec::<T>()?);
     let pairs = || std::iter::zip(&got, &eager).map(|(&got, &eager)| (double(got), double(eager)));
     if pairs().any(|(got, eager)| eager.is_finite() && !got.is_finite()) {
-        return Ok(Err("has NaN or infinity where eager has none".to_owned()));
+        return Ok(Err("has NaN or infinity where eager has none".into()));
     }
     // A NaN of eager compares with nothing; an infinity is a value like others.
     if pairs().any(|(got, eager)| eager.is_infinite() && got != eager) {
-        return Ok(Err("has another value where eager has infinity".to_owned()));
+        return Ok(Err("has another value where eager has infinity".into()));
     }
     let finite = || pairs().filter(|(_, eager)| eager.is_finite());
     let largest = finite().fold(0.0, |largest, (_, eager)| eager.abs().max(largest));
@@ -146,21 +172,24 @@ fn errors<T: Element>(
         true => got.len() / ONE_OF,
         false => 0,
     };
-    if far > 0 || beyond > few {
-        return Ok(Err(format!(
-            "differs from eager in {beyond} of {} elements (largest difference {max_abs:.3e}, rtol {rtol:.1e}, \
-             atol {atol:.1e}, cosine {cosine:.6})",
-            got.len()
-        )));
-    }
-    Ok(Ok(Compared {
+    let row = Compared {
         max_abs: Some(max_abs),
         max_rel: Some(max_rel),
         cosine: Some(cosine),
         rtol: Some(rtol),
         atol: Some(atol),
         ..Compared::default()
-    }))
+    };
+    if far > 0 || beyond > few {
+        let why = format!(
+            "differs from eager in {beyond} of {} elements (largest difference {max_abs:.3e}, rtol {rtol:.1e}, \
+             atol {atol:.1e}, cosine {cosine:.6})",
+            got.len()
+        );
+        let beyond = Some(Box::new(row));
+        return Ok(Err(Refused { why, beyond }));
+    }
+    Ok(Ok(row))
 }
 
 fn limits(tolerances: Tolerances, dtype: Dtype, largest: f64) -> (f64, f64) {
@@ -284,7 +313,8 @@ mod tests {
             doubles.to_dtype(dtype).unwrap()
         };
         let output = output(dtype, eager.len() as i64);
-        compare(tolerances, &output, &tensor(got), &tensor(eager))
+        let row = compare(tolerances, &output, &tensor(got), &tensor(eager));
+        row.map_err(|refused| refused.why)
     }
 
     #[test]

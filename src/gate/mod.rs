@@ -7,12 +7,14 @@
 //! |---|---|
 //! | this one | the runs: samples, smaller sizes, memory and time |
 //! | `compare` | the checks of one output |
+//! | `float64` | the check of a training step's value that is beyond its tolerance |
 //! | `chain` | `prefill` and `decode` in one session |
 //! | `samples` | inputs that are drawn from a record |
 //! | `smoke` | the run with new weights, without eager; its checks are its own |
 
 mod chain;
 mod compare;
+mod float64;
 mod samples;
 mod smoke;
 
@@ -32,12 +34,15 @@ use precast_store::{
     Device, Options, Store, StoreError,
     record::{
         Dtype, Output, Program, Sizes, Step, bucket_name,
-        receipt::{Compared, Gate, GatePadding},
+        receipt::{Compared, Float64, Gate, GatePadding},
     },
     target::DeviceKind,
 };
 
-use self::compare::{Choice, Tolerances, compare, equal};
+use self::{
+    compare::{Choice, Tolerances, compare, equal},
+    float64::Exact,
+};
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -82,10 +87,34 @@ fn check(request: &GateRequest) -> Verdict {
         Ok(Ok(report)) => Verdict::Passed {
             report: Box::new(report),
         },
-        Ok(Err(message)) => Verdict::Failed { message },
+        Ok(Err(Refusal {
+            why: message,
+            far: true,
+            ..
+        })) => Verdict::Differs { message },
+        Ok(Err(Refusal { why: message, .. })) => Verdict::Failed { message },
         Err(error) => Verdict::Failed {
             message: error.to_string(),
         },
+    }
+}
+
+/// Why a candidate is refused.
+struct Refusal {
+    why: String,
+    /// Whether a float is beyond its tolerance, and float64 was not asked yet.
+    far: bool,
+    /// How many times its limit a value is away, by float64.
+    excess: f64,
+}
+
+impl From<String> for Refusal {
+    fn from(why: String) -> Self {
+        Self {
+            why,
+            far: false,
+            excess: f64::INFINITY,
+        }
     }
 }
 
@@ -97,6 +126,8 @@ struct Sample {
     states: Vec<Tensor>,
     /// The outputs, and then the states after the call where they are known.
     expected: Vec<Tensor>,
+    /// The same in float64; empty where it was not asked for.
+    exact: Vec<Option<Exact>>,
 }
 
 /// A program in a session, which is brought to the states of a sample before each call.
@@ -203,6 +234,7 @@ impl<'a> Bench<'a> {
                 inputs: inputs.collect::<Result<_, _>>()?,
                 states,
                 expected,
+                exact: vec![],
             })
         };
         self.sample = take("")?;
@@ -210,6 +242,24 @@ impl<'a> Bench<'a> {
         self.smaller = smaller.collect();
         let sequence = (0..).map_while(|index| take(&format!("sequence.{index}.")).ok());
         self.sequence = sequence.collect();
+        match &self.request.float64 {
+            Some(file) => self.read_float64(file),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads the values of the samples in float64.
+    fn read_float64(&mut self, file: &Path) -> Fallible<()> {
+        let program = &self.request.program;
+        let mut held = tensors::read(&std::fs::read(file)?)?;
+        let outputs = program.outputs.len();
+        let mut exact = float64::take(&mut held, "out", outputs)?;
+        exact.extend(float64::take(&mut held, "after", program.states.len())?);
+        self.sample.exact = exact;
+        for (number, sample) in self.sequence.iter_mut().enumerate() {
+            let kind = format!("sequence.{number}.out");
+            sample.exact = float64::take(&mut held, &kind, outputs)?;
+        }
         Ok(())
     }
 
@@ -243,19 +293,15 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Compares one output, or one state after the call, with eager's.
-    fn compare(&self, index: usize, got: &Tensor, eager: &Tensor) -> Result<Compared, String> {
-        self.compare_after(0, index, got, eager)
-    }
-
-    /// The same for a call after others of its session.
-    fn compare_after(
+    /// Compares one output, or one state after the call, with eager's. A float beyond its tolerance is compared with
+    /// float64, if the sample has that.
+    fn compare(
         &self,
         calls_before: usize,
         index: usize,
         got: &Tensor,
-        eager: &Tensor,
-    ) -> Result<Compared, String> {
+        sample: &Sample,
+    ) -> Result<Compared, Refusal> {
         let program = &self.request.program;
         let (what, output) = match program.outputs.get(index) {
             Some(output) => ("output", output.clone()),
@@ -275,8 +321,26 @@ impl<'a> Bench<'a> {
             compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
             calls_before,
         };
-        compare(tolerances, &output, got, eager)
-            .map_err(|why| format!("{what} `{}` {why}", output.name))
+        let name = format!("{what} `{}`", output.name);
+        let refused = match compare(tolerances, &output, got, &sample.expected[index]) {
+            Ok(row) => return Ok(row),
+            Err(refused) => refused,
+        };
+        let why = format!("{name} {}", refused.why);
+        let Some(row) = refused.beyond else {
+            return Err(why.into());
+        };
+        match sample.exact.get(index) {
+            Some(Some(exact)) => exact.judge(got, *row).map_err(|further| Refusal {
+                why: format!("{why}; {}", further.why),
+                far: false,
+                excess: further.excess,
+            }),
+            _ => Err(Refusal {
+                far: true,
+                ..why.into()
+            }),
+        }
     }
 
     /// Returns whether an output, or a value that it was computed from, is in half precision.
@@ -292,12 +356,24 @@ impl<'a> Bench<'a> {
         [own, inner].into_iter().flatten().any(half)
     }
 
-    /// Compares all outputs, and states after the call, with eager's.
-    fn compare_all(&self, got: &[Tensor], expected: &[Tensor]) -> Result<Vec<Compared>, String> {
+    /// Compares all outputs, and states after the call, with eager's. Of several floats beyond their tolerances names
+    /// the one that is furthest beyond by float64, or else the first.
+    fn compare_all(&self, got: &[Tensor], sample: &Sample) -> Result<Vec<Compared>, Refusal> {
+        let expected = &sample.expected;
         let floats = |&index: &usize| expected[index].dtype().is_some_and(Dtype::is_float);
         let mut rows: Vec<Option<Compared>> = vec![None; expected.len()];
+        let mut furthest: Option<Refusal> = None;
         for index in (0..expected.len()).filter(floats) {
-            rows[index] = Some(self.compare(index, &got[index], &expected[index])?);
+            match self.compare(0, index, &got[index], sample) {
+                Ok(row) => rows[index] = Some(row),
+                Err(refusal) if (furthest.as_ref()).is_none_or(|f| f.excess < refusal.excess) => {
+                    furthest = Some(refusal);
+                }
+                Err(_) => {}
+            }
+        }
+        if let Some(refusal) = furthest {
+            return Err(refusal);
         }
         // The first floats may be the scores of a choice. Those from half precision differ between equal programs.
         let first = rows
@@ -306,7 +382,7 @@ impl<'a> Bench<'a> {
             .filter(|&at| self.in_half_precision(at));
         let scores = first.and_then(|at| Some((&expected[at], rows[at].as_ref()?.max_abs?)));
         for index in (0..expected.len()).filter(|index| !floats(index)) {
-            let row = self.compare(index, &got[index], &expected[index]);
+            let row = self.compare(0, index, &got[index], sample);
             let near = || {
                 let (scores, error) = scores?;
                 let choices = Choice::all(scores, &got[index], &expected[index], error)?;
@@ -364,7 +440,7 @@ impl<'a> Bench<'a> {
         Ok(bytes)
     }
 
-    fn report(&self) -> Fallible<Result<Gate, String>> {
+    fn report(&self) -> Fallible<Result<Gate, Refusal>> {
         let GateRequest {
             program,
             others,
@@ -382,12 +458,17 @@ impl<'a> Bench<'a> {
         let outputs = (0..steps).map(|_| self.run(&model, &self.sample));
         let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
         let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
-        let rows = match self.compare_all(&outputs[0], &self.sample.expected) {
+        let mut rows = match self.compare_all(&outputs[0], &self.sample) {
             Ok(rows) => rows,
-            Err(message) => return Ok(Err(message)),
+            Err(refusal) => return Ok(Err(refusal)),
         };
-        if let Err(message) = self.follows(&model)? {
-            return Ok(Err(message));
+        match self.follows(&model)? {
+            Ok(found) => {
+                for (index, float64) in found {
+                    rows[index].float64.get_or_insert(float64);
+                }
+            }
+            Err(refusal) => return Ok(Err(refusal)),
         }
         let mut deterministic = true;
         for later in &outputs[1..] {
@@ -399,7 +480,7 @@ impl<'a> Bench<'a> {
         let padding = match self.at_smaller_sizes(&model) {
             Ok(padding) => padding,
             // It is wrong, where it should answer without padding.
-            Err(error) => return Ok(Err(error)),
+            Err(error) => return Ok(Err(error.into())),
         };
         self.release()?;
         let eager = self.exported();
@@ -444,21 +525,27 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
-    /// Makes the calls of the sequence in one session, and compares each with eager. Returns the first difference.
-    fn follows(&self, model: &Model) -> Fallible<Result<(), String>> {
+    /// Makes the calls of the sequence in one session, and compares each with eager. Returns the outputs that float64
+    /// decided on, or the first difference.
+    fn follows(&self, model: &Model) -> Fallible<Result<Vec<(usize, Float64)>, Refusal>> {
+        let mut found = vec![];
         let mut caller = GateCaller::new(model, &self.request.program)?;
         caller.session.reset();
         for (number, sample) in self.sequence.iter().enumerate() {
             let out = caller.call(sample)?;
             out.check()?;
-            for (index, (got, eager)) in out.iter().zip(&sample.expected).enumerate() {
+            for (index, got) in out.iter().enumerate() {
                 let got = got.to_device(Device::Cpu)?;
-                if let Err(why) = self.compare_after(number, index, &got, eager) {
-                    return Ok(Err(format!("call {} of a session: {why}", number + 1)));
+                match self.compare(number, index, &got, sample) {
+                    Ok(row) => found.extend(row.float64.map(|float64| (index, float64))),
+                    Err(refusal) => {
+                        let why = format!("call {} of a session: {}", number + 1, refusal.why);
+                        return Ok(Err(Refusal { why, ..refusal }));
+                    }
                 }
             }
         }
-        Ok(Ok(()))
+        Ok(Ok(found))
     }
 
     /// Compares the runtime's answers to smaller requests with eager at their own sizes. If a bucket gives wrong
@@ -469,7 +556,6 @@ impl<'a> Bench<'a> {
         let (mut points, mut max_abs) = (Vec::new(), 0.0_f64);
         let mut exact = BTreeMap::new();
         for sample in &self.smaller {
-            let expected = &sample.expected;
             let sizes = sizes_of(program, &sample.inputs);
             let bounded = |(dim, size): (&String, &i64)| {
                 let bounds = program.dynamic.as_ref().and_then(|dims| dims.get(dim));
@@ -488,7 +574,10 @@ impl<'a> Bench<'a> {
             }
             let place = bucket_name(&sizes);
             let compared = self.run(model, sample).map_err(|error| error.to_string());
-            let compared = compared.and_then(|got| self.compare_all(&got, expected));
+            let compared = compared.and_then(|got| {
+                let rows = self.compare_all(&got, sample);
+                rows.map_err(|refusal| refusal.why)
+            });
             points.push(sizes);
             for row in compared.iter().flatten() {
                 max_abs = max_abs.max(row.max_abs.unwrap_or(0.0));
@@ -518,7 +607,7 @@ impl<'a> Bench<'a> {
         }
         let model = self.load(program, &[]).ok()?;
         let got = self.run(&model, &self.sample).ok()?;
-        self.compare_all(&got, &self.sample.expected).ok()?;
+        self.compare_all(&got, &self.sample).ok()?;
         Some(model)
     }
 

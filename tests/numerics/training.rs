@@ -2,6 +2,7 @@
 //! `kill -9`, and weights that a serving model takes.
 
 mod devices;
+mod float64;
 mod published;
 
 use std::{

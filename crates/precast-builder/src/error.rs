@@ -118,6 +118,8 @@ pub enum BuildError {
         message: String,
         /// Standard error of the process that ran it.
         log: String,
+        /// Whether all that is wrong is floats beyond their tolerances.
+        far: bool,
     },
     /// Its shared object has a hazard for the loader.
     #[error("the {of}'s shared object is refused: {what}")]
@@ -246,7 +248,11 @@ impl BuildError {
             Self::Protocol { .. } => REPORT,
             Self::Scratch { .. } => "name another folder with `TMPDIR`",
             // A difference names an output; anything else would be no better under other tolerances.
-            Self::Gate { message, .. } if !message.contains("output `") => {
+            Self::Gate { message, .. }
+                if !["output `", "state `"]
+                    .iter()
+                    .any(|of| message.contains(of)) =>
+            {
                 "its log says what it did last; `enabled = false` leaves the module to eager"
             }
             Self::Gate { .. } => {

@@ -89,6 +89,15 @@ pub(crate) enum Request {
         sizes: Sizes,
         out: PathBuf,
     },
+    /// Runs a part of a training step, or a program of a pair, in float64 on the samples of its capture: answered with
+    /// [`InDouble`].
+    Double {
+        module: ModuleRequest,
+        sizes: Sizes,
+        /// [`Captured::samples`].
+        samples: PathBuf,
+        out: PathBuf,
+    },
     /// Checks one module, and compiles nothing: answered with [`Checked`].
     Check {
         /// `dynamic` are the dimensions for which the spec requests a dynamic artifact.
@@ -192,7 +201,7 @@ pub(crate) enum Line {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable code: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`,
-    /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `protocol`, `internal`.
+    /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `float64`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period, with the name of the subject.
     pub message: String,
@@ -374,6 +383,13 @@ pub(crate) struct Captured {
     pub seconds: f64,
     #[serde(default)]
     pub receipt: Measured,
+}
+
+/// The values of a part of a training step, or of a program of a pair, in float64, and eager's distances from them.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct InDouble {
+    /// A safetensors file, as in [`GateRequest::float64`](crate::gate::GateRequest::float64).
+    pub file: PathBuf,
 }
 
 /// Measurements of the module itself, in Python, on the sample inputs.

@@ -127,7 +127,10 @@ impl<'a> Slot<'a> {
         // A worker that was started again has no model yet.
         let needs_model = matches!(
             request,
-            Request::Capture { .. } | Request::Inputs { .. } | Request::Check { .. }
+            Request::Capture { .. }
+                | Request::Double { .. }
+                | Request::Inputs { .. }
+                | Request::Check { .. }
         );
         if needs_model && !worker.opened {
             let loaded = load_same_model(context, worker);

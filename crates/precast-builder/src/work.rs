@@ -256,7 +256,7 @@ impl Work<'_> {
     }
 
     /// Gates a program and publishes it.
-    fn gate(&self, slot: &Slot<'_>, number: usize) -> Result<Outcome, BuildError> {
+    fn gate(&self, slot: &mut Slot<'_>, number: usize) -> Result<Outcome, BuildError> {
         let job = &self.jobs[number];
         let mut results = self.results();
         let captured = results.captured.remove(&number);

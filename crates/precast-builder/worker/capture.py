@@ -78,6 +78,8 @@ class Traced:
     training: training.Training | None = None
     # The inputs of one real call, where drawn values may be none.
     examples: list[Any] | None = None
+    # The pair that it is a half of, with that half, if it is one.
+    pair: Any = None
     # Whether the outputs are gradients.
     gradients: bool = False
     # Floating-point operations of a part of a training step.
@@ -208,6 +210,7 @@ def _pair(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
         limits,
         ranges,
         examples=list(half.inputs.values()),
+        pair=(pair, half, eager_),
         gradients=backward,
     )
 

@@ -72,6 +72,15 @@ def _capture(session: Session, request: dict[str, Any]) -> Any:
         session.model().rest()
 
 
+def _double(session: Session, request: dict[str, Any]) -> Any:
+    double = _for_model("double", session)
+    try:
+        given, out = Path(request["samples"]), _out(request)
+        return double.run(session.model(), request["module"], request["sizes"], given, out, session.wire)
+    finally:
+        session.model().rest()
+
+
 def _shim(session: Session, request: dict[str, Any]) -> Any:
     shims = _torch("torch_private.cpp_shim")
     try:
@@ -86,6 +95,7 @@ OPERATIONS: dict[str, Callable[[Session, dict[str, Any]], Any]] = {
     "weights": lambda session, request: _for_model("weights", session).write(session.model(), _out(request)),
     "inputs": lambda session, request: _for_model("inputs", session).find(session.model(), request),
     "capture": _capture,
+    "double": _double,
     "check": lambda session, request: _for_model("check", session).check(session.model(), request, session.wire),
     "describe": lambda session, request: _for_model("describe", session).describe(
         session.model(), request, session.wire

@@ -10,7 +10,7 @@ use precast_store::{
     Digest,
     record::{
         Faster, Program, SignTest, Tried,
-        receipt::{Compared, Gate},
+        receipt::{Compared, Float64, Gate},
     },
 };
 
@@ -32,6 +32,9 @@ pub struct OutputError {
     pub rtol: f64,
     /// Absolute tolerance that was applied.
     pub atol: f64,
+    /// Distances from float64, where a value was beyond the tolerances and these decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub float64: Option<Float64>,
 }
 
 impl OutputError {
@@ -45,6 +48,7 @@ impl OutputError {
             cosine: output.cosine.unwrap_or(1.0),
             rtol: number(output.rtol),
             atol: number(output.atol),
+            float64: output.float64,
         }
     }
 

@@ -93,6 +93,7 @@ pub(crate) fn fastest(
             let nothing = || BuildError::Gate {
                 message: "no option set could be compiled".to_owned(),
                 log: String::new(),
+                far: false,
             };
             return Err(failed.unwrap_or_else(nothing));
         }

@@ -245,6 +245,7 @@ impl HostGates {
             return Err(BuildError::Gate {
                 message: format!("a padded request differs from eager: {why}"),
                 log: String::new(),
+                far: false,
             });
         }
         let compared = report.outputs.as_ref().into_iter().flatten();
@@ -269,6 +270,7 @@ impl HostGates {
                 any_size: any_size.cloned().map(Box::new),
                 smaller,
             },
+            float64: None,
             steps: first.map_or(1, |given| given.steps),
             rtol: first.and_then(|given| given.rtol),
             atol: first.and_then(|given| given.atol),

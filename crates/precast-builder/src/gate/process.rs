@@ -97,6 +97,7 @@ fn failed(message: String, log: &str) -> BuildError {
     BuildError::Gate {
         message,
         log: log.to_owned(),
+        far: false,
     }
 }
 
@@ -116,6 +117,11 @@ fn verdict(status: ExitStatus, out: &str, log: &str) -> Result<Gate, BuildError>
     }
     match serde_json::from_str(out) {
         Ok(Verdict::Passed { report }) => Ok(*report),
+        Ok(Verdict::Differs { message }) => Err(BuildError::Gate {
+            message,
+            log: log.to_owned(),
+            far: true,
+        }),
         Ok(Verdict::Failed { message }) => Err(failed(message, log)),
         Err(_) => {
             let message = format!("the process that checks it ended with {status}");

@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Maximum time of a capture.
-const LIMIT: Duration = Duration::from_secs(1800);
+pub(super) const LIMIT: Duration = Duration::from_secs(1800);
 
 /// A failed capture, and the module for a check that may find the reason.
 pub(crate) struct CaptureFailure {
@@ -78,7 +78,10 @@ pub(crate) fn check(slot: &mut Slot<'_>, job: &Job<'_>, module: ModuleRequest) -
 }
 
 /// Returns the module of a program as the worker captures it, with its inputs.
-fn module_request(slot: &mut Slot<'_>, job: &Job<'_>) -> Result<ModuleRequest, TaskFailure> {
+pub(super) fn module_request(
+    slot: &mut Slot<'_>,
+    job: &Job<'_>,
+) -> Result<ModuleRequest, TaskFailure> {
     let Job { item, module, .. } = job;
     let (inputs, structure) = match module.sized_inputs(&item.form.sizes) {
         Some(inputs) => (inputs, None),

@@ -7,19 +7,20 @@ use precast_store::{
     record::{ArtifactKind, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step, Train},
 };
 
-use super::CapturedProgram;
+use super::{CapturedProgram, capture};
 use crate::{
+    BuildError,
     gate::{GateRequest, Samples, StoredWeights, choice, reuse, tolerance},
     progress::Event,
-    protocol::{Captured, CapturedStep},
+    protocol::{Captured, CapturedStep, InDouble, Request},
     publish::{self, Layouts},
     slot::{Context, Slot},
-    task::{Job, TaskFailure},
+    task::{Action, Job, TaskFailure},
 };
 
 /// Gates a program. Returns its record, to be published.
 pub(crate) fn gate(
-    slot: &Slot<'_>,
+    slot: &mut Slot<'_>,
     job: &Job<'_>,
     captured: CapturedProgram,
     weights: &StoredWeights,
@@ -37,7 +38,7 @@ pub(crate) fn gate(
         program.steps = steps(job, &captured.steps, &first.keys);
     }
     if job.item.settings.compile.healthcheck {
-        let request = request(slot.context, job, &program, &captured, weights, shim);
+        let mut request = request(slot.context, job, &program, &captured, weights, shim);
         let started = Instant::now();
         let given = reuse::given(&request);
         let earlier = match &given {
@@ -56,7 +57,14 @@ pub(crate) fn gate(
             program.padding = earlier.padding;
         } else {
             let of = |keys: &[Digest]| steps(job, &captured.steps, keys);
-            let fastest = choice::fastest(slot, job, request.clone(), &candidates, &of)?;
+            let mut fastest = choice::fastest(slot, job, request.clone(), &candidates, &of);
+            if let Err(error) = &fastest
+                && let Some(file) = float64(slot, job, &captured, error)?
+            {
+                request.float64 = Some(file);
+                fastest = choice::fastest(slot, job, request.clone(), &candidates, &of);
+            }
+            let fastest = fastest?;
             let seconds = started.elapsed().as_secs_f64();
             program.receipt.took("gate", seconds);
             passed(slot, job, &mut program, &captured, request, fastest)?;
@@ -70,6 +78,46 @@ pub(crate) fn gate(
         program.receipt.tuned_by = Some(first.unwrap_or(before.id));
     }
     Ok(program)
+}
+
+/// Runs a training step, or a half of a pair, in float64, if rounding may be all that its plain comparison refused. Returns the file
+/// of the values. Where float64 can't run, fails with that comparison's error and the reason.
+fn float64(
+    slot: &mut Slot<'_>,
+    job: &Job<'_>,
+    captured: &Captured,
+    refused: &BuildError,
+) -> Result<Option<PathBuf>, TaskFailure> {
+    let BuildError::Gate {
+        message,
+        log,
+        far: true,
+    } = refused
+    else {
+        return Ok(None);
+    };
+    if job.module.train.is_none() && job.module.pair.is_none() {
+        return Ok(None);
+    }
+    let request = Request::Double {
+        module: capture::module_request(slot, job)?,
+        sizes: job.item.form.sizes.clone(),
+        samples: captured.samples.clone(),
+        out: (slot.context.workers.scratch).join(format!("float64-{}", job.id.short())),
+    };
+    let answer = slot.ask::<InDouble>(Action::Float64, &job.name, &request, capture::LIMIT);
+    match answer {
+        Ok((found, _)) => Ok(Some(found.file)),
+        Err(failure) if failure.error.ends_build() => Err(failure),
+        Err(failure) => Err(TaskFailure {
+            error: BuildError::Gate {
+                message: format!("{message}; {}", failure.error),
+                log: log.clone(),
+                far: false,
+            },
+            log: failure.log,
+        }),
+    }
 }
 
 /// Returns the steps of a program with the artifacts of a candidate; empty if eager runs it.
@@ -167,6 +215,7 @@ fn request(
         weights: weights.object,
         aliases: weights.aliases.clone(),
         samples: Samples::File(captured.samples.clone()),
+        float64: None,
         steps: job.item.settings.compile.smoketest_steps,
         rtol: job.module.gate.rtol,
         atol: job.module.gate.atol.or_else(|| of_gradients(captured)),

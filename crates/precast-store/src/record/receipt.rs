@@ -249,6 +249,19 @@ pub struct Compared {
     /// Absolute tolerance that was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub atol: Option<f64>,
+    /// Distances from float64, where an element was beyond the tolerances and these decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub float64: Option<Float64>,
+}
+
+/// Distances of a value from the same in float64, as the root of the mean square over its elements.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Float64 {
+    /// Of the artifact's.
+    pub artifact: f64,
+    /// Of eager's.
+    pub eager: f64,
 }
 
 /// The runtime's answers to requests that it padded into the bucket.

@@ -120,6 +120,7 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         BuildError::Gate {
             message: "output 0 differs".into(),
             log,
+            far: true,
         },
         BuildError::Spec(Box::new(Spec::parse("schema = 2", &path()).unwrap_err())),
         BuildError::BadWeights {

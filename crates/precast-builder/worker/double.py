@@ -1,0 +1,177 @@
+"""Training in float64, and the distance of eager from it, where the plain comparison of a gate failed.
+
+`src/gate/float64.rs` of the command has the rule, and says what it buys. Here a training step, or a half of a pair,
+runs as the module itself, with `backward()` and torch's optimizer, from the inputs and states of the gate's samples. So
+it knows nothing of the captured graph, except that the values which a pair saves are those of its uncompiled graph.
+
+**In float64.** Parameters, buffers, states and inputs of floating point are in double, and autocast is off.
+What the code makes is in double too: the default dtype is float64, and an operator that names a smaller dtype of
+floating point, as `x.float()` does, gets float64. It fails where an operator has no kernel for double.
+
+**Eager's distance** from it is the root of the mean square over the elements of a value, and over some runs: one with
+the samples as they are, and others whose inputs and states are moved by one unit in the last place. The loss is one
+number, which may be right by chance in one run; the runs together say what rounding does to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import capture, failures, samples, states, tensors, training
+from .torch_private import tracing
+from .wire import Failure, Wire
+
+# Runs of eager: the samples as they are, and moved ones.
+_RUNS = 5
+
+
+def run(
+    opened: Any, module: dict[str, Any], sizes: dict[str, int], given: Path, out: Path, wire: Wire
+) -> dict[str, Any]:
+    """Returns the protocol's `InDouble` for the samples that a capture of this module wrote."""
+    held = {name: value.to(opened.device) for name, value in tensors.read(given).items()}
+    form: _Pair | _Step
+    if module.get("pair"):
+        form = _Pair(capture.trace(opened, module, sizes, wire), opened, held)
+    else:
+        form = _Step(opened, module, held)
+    try:
+        exact = form.exact()
+    except Exception as error:
+        why = f"float64 can't run it: {failures.named(error)}"
+        raise Failure("float64", why, location=failures.location(error, opened.root)) from error
+    floats = [name for name, value in exact.items() if value.is_floating_point()]
+    squares = dict.fromkeys(floats, 0.0)
+    for salt in range(_RUNS):
+        got = form.eager(salt)
+        for name in floats:
+            squares[name] += float((got[name].double() - exact[name]).square().mean())
+    distances = {f"eager.{name}": torch.tensor(squares[name] / _RUNS).double().sqrt() for name in floats}
+    return {"file": str(tensors.write(out.resolve() / "double.safetensors", exact | distances))}
+
+
+class _Step:
+    """A part of a training step: its states are inputs."""
+
+    def __init__(self, opened: Any, module: dict[str, Any], held: dict[str, Any]) -> None:
+        self.part = training.Training(opened, module)
+        self.double = training.Training(opened, {**module, "train": {**module["train"], "autocast": None}})
+        count = len(self.part.specs) - len(self.part.states)
+
+        def called(prefix: str) -> list[Any]:
+            return [held[f"{prefix}in.{at}"] for at in range(count)]
+
+        self.sample = [*called(""), *(held[f"state.{at}"] for at in range(len(self.part.states)))]
+        self.first = states.first(self.sample, self.part.states, opened)[count:]
+        self.calls: list[list[Any]] = []
+        while f"sequence.{len(self.calls)}.out.0" in held:
+            self.calls.append(called(f"sequence.{len(self.calls)}."))
+
+    def exact(self) -> dict[str, Any]:
+        """Returns the values in float64."""
+        named = [*self.part.target.named_parameters(), *self.part.target.named_buffers()]
+        # States take the place of the others.
+        kept = [one for name, one in named if name not in self.part.params and name not in self.part.buffers]
+        with _double(kept):
+            return _answers(self.double, _wide(self.sample), list(map(_wide, self.calls)), _wide(self.first))
+
+    def eager(self, salt: int) -> dict[str, Any]:
+        """Returns eager's values."""
+        sample, *calls, first = (_moved(each, salt) for each in (self.sample, *self.calls, self.first))
+        return _answers(self.part, sample, calls, first)
+
+
+class _Pair:
+    """A program of a pair. Its parameters are the module's; only the graph has the values that it saves."""
+
+    def __init__(self, traced: capture.Traced, opened: Any, held: dict[str, Any]) -> None:
+        self.pair, self.half, self.run = traced.pair
+        self.inputs = [held[f"in.{at}"] for at in range(len(self.half.inputs))]
+        self.given, self.cast = self.pair.given, self.pair.pair["autocast"]
+        self.held = [*opened.model.parameters(), *opened.model.buffers()]
+
+    def exact(self) -> dict[str, Any]:
+        """Returns the values in float64."""
+        with _double(self.held):
+            return self._answers(_wide(self.inputs), _wide(self.given), None)
+
+    def eager(self, salt: int) -> dict[str, Any]:
+        """Returns eager's values."""
+        with _in_place_of(self.held, _moved([one.data for one in self.held], salt)):
+            return self._answers(_moved(self.inputs, salt), _moved(self.given, salt), self.cast)
+
+    def _answers(self, inputs: list[Any], given: list[Any], cast: str | None) -> dict[str, Any]:
+        self.pair.given, self.pair.pair = given, {**self.pair.pair, "autocast": cast}
+        values = self.run(self.half, inputs).values()
+        return {f"out.{index}": value for index, value in enumerate(values)}
+
+
+def _answers(
+    part: training.Training, sample: Sequence[Any], calls: Sequence[Sequence[Any]], first: Sequence[Any]
+) -> dict[str, Any]:
+    """Returns the results of the sample and its states after the call, and the results of the calls of a session."""
+    found: dict[str, Any] = {}
+    count = len(part.specs) - len(part.states)
+
+    def keep(kind: str, values: Sequence[Any]) -> None:
+        found.update({f"{kind}.{index}": value for index, value in enumerate(values)})
+
+    returned, after = part.run(sample)
+    keep("out", list(returned.values()))
+    keep("after", after[count:])
+    for number, inputs in enumerate(calls):
+        returned, after = part.run([*inputs, *first])
+        keep(f"sequence.{number}.out", list(returned.values()))
+        first = after[count:]
+    return found
+
+
+def _wide(values: Sequence[Any]) -> list[Any]:
+    return [one.double() if one.is_floating_point() else one for one in values]
+
+
+def _moved(values: Sequence[Any], salt: int) -> list[Any]:
+    """Returns floats that are moved by one unit in the last place, up or down; for salt 0 as they are."""
+    generator = torch.Generator().manual_seed(samples.seed("moved", salt))
+
+    def one(value: Any) -> Any:
+        if salt == 0 or not value.is_floating_point():
+            return value
+        signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+        return (value * (1 + signs.to(value) * torch.finfo(value.dtype).eps)).to(value.dtype)
+
+    return [one(value) for value in values]
+
+
+@contextmanager
+def _double(held: Sequence[Any]) -> Iterator[None]:
+    """Puts these tensors of a model into double, and what its code makes meanwhile."""
+    default = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.float64)
+        with _in_place_of(held, _wide([one.data for one in held])), tracing.widening():
+            yield
+    finally:
+        torch.set_default_dtype(default)
+
+
+@contextmanager
+def _in_place_of(held: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """Gives tensors of a model other values, also of another dtype."""
+    before = [one.data for one in held]
+
+    def put(values: Sequence[Any]) -> None:
+        with torch.inference_mode(False):
+            for one, value in zip(held, values, strict=True):
+                one.data = value
+
+    try:
+        put(values)
+        yield
+    finally:
+        put(before)

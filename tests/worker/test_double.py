@@ -1,0 +1,144 @@
+"""The float64 form of a training step: its values are those of a model in double, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .support import Project, Quiet, part, spec
+from .test_training import ADAM, train
+
+double = part("double")
+
+SGD = {"momentum": 0.9, "weight_decay": 0.0}
+
+SOURCE = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(12, 12, bias=False) for _ in range(2))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(12) for _ in range(2))
+        self.frozen = nn.Parameter(torch.rand(12) + 1, requires_grad=False)
+        self.register_buffer("shift", torch.rand(12))
+
+    def forward(self, x, targets):
+        for layer, norm in zip(self.layers, self.norms):
+            x = x + F.relu(norm(layer(x * self.frozen + self.shift)))
+        x = x + torch.zeros(12, dtype=torch.float32)
+        return F.cross_entropy(x.float(), targets)
+
+    def dropped(self, x, targets):
+        return self(F.dropout(x, 0.5, self.training), targets)
+
+    def single(self, x, targets):
+        return self(x.numpy() if x.dtype == torch.float64 else x, targets)
+
+def load():
+    torch.manual_seed(0)
+    return Net()
+"""
+
+
+def batch() -> list[dict[str, Any]]:
+    targets = {**spec("targets", "int64", [4]), "range": [0, 12]}
+    return [spec("x", "float32", [4, 12]), targets, spec("lr", "float32", [])]
+
+
+class Double(Project):
+    def run_double(self, opened: Any, method: str = "forward", **more: Any) -> Any:
+        """Returns the names of the states, the samples, and the values in double."""
+        more = {"optimizer": "sgd", "options": SGD, **more}
+        request = {"specs": batch(), "train": train(**more), "method": method}
+        captured = self.capture(opened, **request)
+        module = {"name": "m", "path": "", "regions": [], **request, "inputs": request.pop("specs")}
+        answer = double.run(opened, module, {}, Path(captured["samples"]), self.out, Quiet())
+        names = [one["name"] for one in captured["states"]]
+        # A later call writes the same file.
+        values = part("tensors").read(Path(answer["file"])).items()
+        return names, self.samples(captured), {name: one.clone() for name, one in values}
+
+    def share(self, values: dict[str, Any], name: str) -> float:
+        """Returns eager's distance as a share of the value."""
+        return float(values[f"eager.{name}"] / values[name].square().mean().sqrt())
+
+    def test_the_values_are_those_of_the_model_in_double(self) -> None:
+        opened = self.open(SOURCE)
+        names, samples, values = self.run_double(opened, optimizer="adamw", options=ADAM)
+        self.assertEqual({one.dtype for one in values.values()}, {torch.float64, torch.int64})
+        # The first call of a session, with a model that was made in double.
+        model = self.open(SOURCE).model.double().train()
+        for name, one in model.named_parameters():
+            one.requires_grad_(name != "frozen")
+        optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], **ADAM)
+        for number in range(2):
+            inputs = [samples[f"sequence.{number}.in.{at}"] for at in range(3)]
+            optimizer.param_groups[0]["lr"] = float(inputs[2])
+            with torch.inference_mode(False), torch.enable_grad(), part("torch_private.tracing").widening():
+                loss = model(inputs[0].double(), inputs[1].clone())
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.testing.assert_close(values[f"sequence.{number}.out.0"], loss.detach(), rtol=1e-12, atol=0)
+        # Eager is near, in the usual distance of float32.
+        for index, name in enumerate(names):
+            if values[f"after.{index}"].is_floating_point():
+                self.assertLess(self.share(values, f"after.{index}"), 1e-4, name)
+                torch.testing.assert_close(
+                    samples[f"after.{index}"].double(), values[f"after.{index}"], rtol=1e-3, atol=1e-5
+                )
+
+    def test_nothing_is_left_behind(self) -> None:
+        opened = self.open(SOURCE)
+        before = {name: one.clone() for name, one in opened.model.state_dict().items()}
+        self.run_double(opened)
+        for name, one in opened.model.state_dict().items():
+            self.assertTrue(one.dtype == before[name].dtype and torch.equal(one, before[name]), name)
+        self.assertEqual(torch.get_default_dtype(), torch.float32)
+
+    def test_distances_show_what_rounding_does(self) -> None:
+        opened = self.open(SOURCE)
+        names, _, usual = self.run_double(opened)
+        at = f"after.{names.index('optimizer.momentum_buffer.layers.1.weight')}"
+        cast = self.run_double(opened, autocast="bfloat16")[2]
+        self.assertGreater(self.share(cast, at), 1e3 * self.share(usual, at))
+        self.assertLess(abs(float(cast["out.0"] - usual["out.0"])), 0.1)
+
+    def test_masks_of_dropout_are_those_of_eager(self) -> None:
+        _, samples, values = self.run_double(self.open(SOURCE), method="dropped")
+        torch.testing.assert_close(samples["out.0"].double(), values["out.0"], rtol=1e-5, atol=0)
+
+    def test_parts_of_an_accumulated_step_have_values_too(self) -> None:
+        opened = self.open(SOURCE)
+        names, _, values = self.run_double(opened, part="gradients")
+        self.assertIn(f"eager.after.{names.index('optimizer.gradient.layers.0.weight')}", values)
+
+    def test_halves_of_a_pair_have_values_too(self) -> None:
+        opened = self.open(SOURCE)
+        for half in ("forward", "backward"):
+            request = {"pair": {"part": half, "autocast": None, "gradients": []}, "specs": batch()[:2]}
+            captured = self.capture(opened, **request)
+            module = {"name": "m", "path": "", "method": "forward", "regions": [], "pair": request["pair"]}
+            module["inputs"] = batch()[:2]
+            given = Path(captured["samples"])
+            answer = double.run(opened, module, {}, given, self.out, Quiet())
+            samples, values = self.samples(captured), part("tensors").read(Path(answer["file"]))
+            for index, output in enumerate(captured["outputs"]):
+                name = f"out.{index}"
+                if values[name].is_floating_point():
+                    self.assertEqual(values[name].dtype, torch.float64, output["name"])
+                    self.assertLess(float(values[f"eager.{name}"]), 1e-4, output["name"])
+                    torch.testing.assert_close(samples[name].double(), values[name], rtol=1e-3, atol=1e-5)
+            self.assertEqual(opened.model.layers[0].weight.dtype, torch.float32)
+
+    def test_code_that_double_breaks_is_refused_and_leaves_nothing_behind(self) -> None:
+        opened = self.open(SOURCE)
+        failure = self.fails("float64", self.run_double, opened, method="single")
+        self.assertTrue(failure.message.startswith("float64 can't run it: "), failure.message)
+        self.assertRegex(failure.location or "", r"project_\d+\.py:")
+        self.assertEqual((opened.model.frozen.dtype, torch.get_default_dtype()), (torch.float32, torch.float32))
