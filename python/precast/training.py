@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ from .logs import Log
 from .region import Arguments, Opener, Region
 from .smoke import SmokeResult
 
+_mode = attrgetter("training")
+_requires_grad = attrgetter("requires_grad")
+_values = dict.values
 STATES = 8
 """States of a module that have a pair."""
 
@@ -56,6 +60,7 @@ class TrainingRegion(Region):
         self._pairs: dict[State, PairRegion] = {}
         self._adding = threading.Lock()
         self._modules = list(module.modules())
+        self._tables = [each._parameters for each in self._modules]
         self.device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -133,9 +138,9 @@ class TrainingRegion(Region):
             tensor.requires_grad for tensor in chain(self._parameters(), batches.tensors((args, kwargs)))
         )
 
-    def _parameters(self) -> Iterable[Tensor]:
-        own = chain.from_iterable(each._parameters.values() for each in self._modules)
-        return (tensor for tensor in own if tensor is not None)
+    def _parameters(self) -> list[Tensor]:
+        own = chain.from_iterable(map(_values, self._tables))
+        return [tensor for tensor in own if tensor is not None]
 
     def pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PairRegion | Refusal:
         """Returns the pair for a call, or the reason for which there is none."""
@@ -143,8 +148,8 @@ class TrainingRegion(Region):
         autocast = None
         if torch.is_autocast_enabled(self.device):
             autocast = str(torch.get_autocast_dtype(self.device))
-        modes = tuple(each.training for each in self._modules)
-        state = State(modes, tuple(each.requires_grad for each in self._parameters()), inputs, autocast)
+        modes = tuple(map(_mode, self._modules))
+        state = State(modes, tuple(map(_requires_grad, self._parameters())), inputs, autocast)
         found = self._pairs.get(state)
         if found is not None:
             return found
