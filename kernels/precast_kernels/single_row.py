@@ -10,8 +10,8 @@ and bfloat16. With the option `triton.enable_pdl` the kernels start early: a pro
 before it ends.
 
 A step of a Llama of 1.1 B in bfloat16, with a full cache of 1,024 and the likeliest token, took 1.01 ms on an H100 with
-the options `combo_kernels` and `triton.enable_pdl`, 1.12 ms with the first alone, 1.19 ms without them, and 1.46 ms with
-`coordinate_descent_tuning` in place of all (`benches/results/decode-h100.json`).
+the options `combo_kernels` and `triton.enable_pdl`, 1.12 ms with the first alone, 1.19 ms without them, and 1.46 ms
+with `coordinate_descent_tuning` in place of all (`benches/results/decode-h100.json`).
 """
 
 from __future__ import annotations
