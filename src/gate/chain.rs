@@ -1,9 +1,9 @@
 //! A chain: `prefill` and steps of `decode` in one session of the artifacts, and in one of eager.
 //!
-//! Modules that fill states are called first, on drawn inputs. Both sessions get the same tokens: a drawn prompt, then the tokens that eager chooses greedily. Other inputs are zero,
-//! or the minimum of their range. The outputs of each call are compared as in the gate of one call. A token that the
-//! artifacts choose may differ only if its logit is as high as that of eager's token, within the measured difference of
-//! the logits.
+//! Modules that fill states are called first, on drawn inputs. Both sessions get the same tokens: a drawn prompt, then
+//! the tokens that eager chooses greedily. Other inputs are zero, or the minimum of their range. The outputs of each call
+//! are compared as in the gate of one call. A token that the artifacts choose may differ only if its logit is as high as
+//! that of eager's token, within the measured difference of the logits.
 
 use std::collections::{BTreeMap, BTreeSet};
 

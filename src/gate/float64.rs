@@ -4,8 +4,8 @@
 //! gradient by its own size, autocast rounds to three digits. Then two right programs differ by more than any tolerance
 //! that would notice a wrong one: between eager in float32 and a compiled ResNet-50 the norm of the gradients differs in
 //! the third digit. The question is whether the artifact is further from the truth than eager is. So, where the plain
-//! comparison of a step or of a half of a pair fails, the worker runs the same calls in double precision (`worker/double.py`), and the
-//! candidate is compared once more. Nothing runs while the plain comparison passes.
+//! comparison of a step or of a half of a pair fails, the worker runs the same calls in double precision
+//! (`worker/double.py`), and the candidate is compared once more. Nothing runs while the plain comparison passes.
 //!
 //! Each number below is the root of a mean square over the elements of a value. The limit is [`TIMES`] eager's distance
 //! from float64. A float beyond its plain tolerance is accepted if both hold:

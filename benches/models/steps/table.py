@@ -1,6 +1,6 @@
 """Steps a second, first step and memory of training, by model, batch and way.
 
-    python table.py OUT.json [--models encoder resnet50] [--batches 1 8 32] [--ways eager step] [--steps 30]
+    python table.py OUT.json [--models encoder resnet50] [--batches 1 8 32] [--ways eager step] [--steps 30] [--jobs 8]
 
 | way | a step |
 |---|---|
@@ -12,10 +12,11 @@
 | `step` | `precast train`: a module of kind `step`, without Python |
 
 On a GPU in bfloat16 by autocast, on a CPU in float32. Each way has two processes: one fills its caches or its store,
-and the other one is measured, so that the first step is that of a process that starts again. The first step counts from
-the start of the process; the time of a step is the median of those after it. Memory is the peak of the process, on a
-GPU that of the device as its driver counts it, less what was used before. A row that fails is in the document with its
-error. The document is written after each row.
+and the other one is measured, so that the first step is that of a process that starts again. With `--jobs` so many fill
+at once, and then one after the other is measured. The first step counts from the start of the process; the time of a
+step is the median of those after it. Memory is the peak of the process, on a GPU that of the device as its driver
+counts it, less what was used before. A row that fails is in the document with its error. The document is written after
+each row.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +108,7 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
     return found
 
 
-def project(folder: Path, rows: int, mode: str) -> None:
+def project(folder: Path, rows: int) -> None:
     """Writes the spec of the step, and rows for it."""
     import torch
     from model import MODELS, batch, device
@@ -117,7 +120,7 @@ def project(folder: Path, rows: int, mode: str) -> None:
     text = SPEC.format(
         name=name,
         device=device(),
-        mode=mode,
+        mode="reduce-overhead" if device() == "cuda" else "default",
         dtype=str(given["x"].dtype).removeprefix("torch."),
         x=list(given["x"].shape),
         x_range=f", range = [0, {MODELS[name][2]}]" if MODELS[name][2] else "",
@@ -179,40 +182,48 @@ def started(command: list[str], env: dict[str, str], gpu: bool, cwd: Path) -> di
     return {**json.loads(text), "first": first, "memory": memory.mib()}
 
 
-def measure(way: str, rows: int, steps: int, work: Path, gpu: bool) -> dict[str, Any]:
-    """Returns the row of one way."""
-    name = os.environ["STEPS_MODEL"]
-    store, folder = work / f"{name}-{rows}-{way}", work / f"project-{name}-{rows}"
-    env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(work / "caches"), "HF_HUB_OFFLINE": "1"}
-    if way == "step":
-        project(folder, rows, "reduce-overhead" if gpu else "default")
-        build = ["precast", "build", "--store", str(store)]
-        done = subprocess.run(build, cwd=folder, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(done.stderr[-1500:])
-        command = ["precast", "train", "train", "--data", "rows.safetensors", "--lr", str(RATE), "--format", "json"]
-        command += ["--store", str(store), "--steps", str(steps + 1)]
-        found = started(command, env, gpu, folder)
-        own = found["artifact"]
-        row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"], "losses": found["losses"]}
-        row["losses"] = [row["losses"][0], row["losses"][-1]]
-    else:
-        command = [
-            sys.executable,
-            str(HERE / "table.py"),
-            "--child",
-            way,
-            "--batches",
-            str(rows),
-            "--folder",
-            str(store),
-        ]
-        started([*command, "--steps", "1"], env, gpu, HERE)
-        found = started([*command, "--steps", str(steps)], env, gpu, HERE)
-        row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
-        row |= {key: found[key] for key in ("fallbacks",) if key in found}
-    numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
-    return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
+class Row:
+    """One way of a model and a batch: its processes."""
+
+    def __init__(self, model: str, rows: int, way: str, steps: int, work: Path, gpu: bool) -> None:
+        self.model, self.rows, self.way, self.steps, self.gpu = model, rows, way, steps, gpu
+        self.store, self.folder = work / f"{model}-{rows}-{way}", work / f"project-{model}-{rows}"
+        own = {"STEPS_MODEL": model, "TORCHINDUCTOR_CACHE_DIR": str(work / "caches"), "HF_HUB_OFFLINE": "1"}
+        self.env = {**os.environ, **own}
+        self.names = {"model": model, "batch": rows, "way": way}
+
+    def fill(self) -> str | None:
+        """Fills the caches, or the store; returns the error if that failed."""
+        try:
+            if self.way == "step":
+                self._python("--project", self.folder)
+                build = ["precast", "build", "--store", str(self.store)]
+                done = subprocess.run(build, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False)
+                return done.stderr[-1500:] if done.returncode else None
+            self._python("--folder", self.store, "--child", self.way, "--steps", 1)
+        except Exception as error:
+            return str(error)
+        return None
+
+    def measure(self) -> dict[str, Any]:
+        """Returns the row."""
+        if self.way == "step":
+            command = ["precast", "train", "train", "--data", "rows.safetensors", "--lr", str(RATE), "--format", "json"]
+            command += ["--store", str(self.store), "--steps", str(self.steps + 1)]
+            found = started(command, self.env, self.gpu, self.folder)
+            own = found["artifact"]
+            row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"], "losses": found["losses"]}
+            row["losses"] = [row["losses"][0], row["losses"][-1]]
+        else:
+            found = self._python("--folder", self.store, "--child", self.way, "--steps", self.steps)
+            row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
+            row |= {key: found[key] for key in ("fallbacks",) if key in found}
+        numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
+        return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
+
+    def _python(self, *arguments: object) -> dict[str, Any]:
+        command = [sys.executable, str(HERE / "table.py"), "--batches", str(self.rows), *map(str, arguments)]
+        return started(command, self.env, self.gpu, HERE)
 
 
 def main() -> None:
@@ -224,10 +235,16 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--folder", type=Path, help="stores and caches of an earlier run")
+    parser.add_argument("--jobs", type=int, default=1, help="how many fill their caches at once")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--project", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
         print(json.dumps(child(given.child, given.batches[0], given.steps, given.folder)))
+        return
+    if given.project:
+        project(given.project, given.batches[0])
+        print("{}")
         return
     import torch
 
@@ -243,21 +260,28 @@ def main() -> None:
         "what": (__doc__ or "").splitlines()[0],
         "rows": [],
     }
-    for name in given.models:
-        os.environ["STEPS_MODEL"] = name
-        for rows in given.batches:
-            for way in given.ways:
-                if way.endswith("graphs") and not gpu:
-                    continue
-                row: dict[str, Any] = {"model": name, "batch": rows, "way": way}
-                try:
-                    row |= measure(way, rows, given.steps, work, gpu)
-                except Exception as error:
-                    row["error"] = str(error)
-                document["rows"].append(row)
-                print(json.dumps(row), flush=True)
-                if given.out:
-                    given.out.write_text(json.dumps(document, indent=1) + "\n")
+    ways = [way for way in given.ways if gpu or not way.endswith("graphs")]
+    rows = [
+        Row(name, count, way, given.steps, work, gpu)
+        for name in given.models
+        for count in given.batches
+        for way in ways
+    ]
+    failures: Iterable[str | None] = map(Row.fill, rows)  # each before it is measured
+    if given.jobs > 1:
+        with ThreadPoolExecutor(given.jobs) as threads:
+            failures = list(threads.map(Row.fill, rows))
+    for row, failure in zip(rows, failures, strict=True):
+        found: dict[str, Any] = {"error": failure}
+        if failure is None:
+            try:
+                found = row.measure()
+            except Exception as error:
+                found = {"error": str(error)}
+        document["rows"].append(row.names | found)
+        print(json.dumps(row.names | found), flush=True)
+        if given.out:
+            given.out.write_text(json.dumps(document, indent=1) + "\n")
     if given.folder is None:
         shutil.rmtree(work, ignore_errors=True)
 

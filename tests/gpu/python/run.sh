@@ -245,7 +245,7 @@ table() {
     cp -r "$here/steps" "$work"
     cd "$work/steps"
     # shellcheck disable=SC2086
-    "$python" table.py "$out/table.json" ${TABLE:-}
+    "$python" table.py "$out/table.json" --jobs 6 ${TABLE:-}
 }
 
 for name in tests generates streams train step decode devices parallel table tune; do part $name; done

@@ -80,8 +80,8 @@ pub(crate) fn gate(
     Ok(program)
 }
 
-/// Runs a training step, or a half of a pair, in float64, if rounding may be all that its plain comparison refused. Returns the file
-/// of the values. Where float64 can't run, fails with that comparison's error and the reason.
+/// Runs a training step, or a half of a pair, in float64, if rounding may be all that its plain comparison refused.
+/// Returns the file of the values. Where float64 can't run, fails with that comparison's error and the reason.
 fn float64(
     slot: &mut Slot<'_>,
     job: &Job<'_>,
