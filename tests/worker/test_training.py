@@ -152,15 +152,17 @@ class Training(Project):
             torch.manual_seed(0)
             return Net()
         """
-        opened = self.open(source)
-        captured = self.check(opened, specs=[spec("ids", "float32", [4, 8]), spec("lr", "float32", [])], train=train())
-        names, samples = [one["name"] for one in captured["states"]], self.samples(captured)
-        for name in ("exp_avg", "exp_avg_sq"):
-            tiny, other = (
-                float(samples[f"state.{names.index(f'optimizer.{name}.{part}')}"].abs().max())
-                for part in ("first.bias", "last.bias")
-            )
-            self.assertGreater(tiny, 1e-3 * other, name)
+        for cast in (None, "bfloat16"):
+            opened = self.open(source)
+            specs = [spec("ids", "float32", [4, 8]), spec("lr", "float32", [])]
+            captured = self.capture(opened, specs=specs, train=train(autocast=cast))
+            names, samples = [one["name"] for one in captured["states"]], self.samples(captured)
+            for name, share in (("exp_avg", 0.05), ("exp_avg_sq", 1e-3)):
+                tiny, other = (
+                    float(samples[f"state.{names.index(f'optimizer.{name}.{part}')}"].abs().max())
+                    for part in ("first.bias", "last.bias")
+                )
+                self.assertGreater(tiny, share * other, (name, cast))
 
     def test_an_optimizer_of_the_project(self) -> None:
         name = self.write(SOURCE)

@@ -35,8 +35,8 @@ FILLING_RATE, COMPARED_RATE = 1e-3, 0.05
 _SUMS, _BATCHES, _STEP = "optimizer.gradient", "optimizer.batches", "optimizer.step"
 _METRICS = "a loss method returns the loss, or the loss and a dict of metrics, each a tensor of one element"
 _RANDOM = "dropout, `bernoulli` and `rand` can be captured, outside of `checkpoint`; other noise can be an input"
-# An average of gradients below this share of the mean of all is noise.
-_TINY = 1e-3
+# An average of gradients below this share of the mean of all is noise, or below so many roundings of the step's dtype.
+_TINY, _ROUNDINGS = 1e-3, 2
 # The calls from first values on that the gate makes in one session.
 _CALLS = 3
 
@@ -300,6 +300,8 @@ class Training:
 
     def _fill_tiny(self, names: list[str], inputs: list[Any]) -> None:
         """Draws averages that are zero but for rounding: compared with themselves they would differ in every digit."""
+        cast = self.train.get("autocast")
+        share = max(_TINY, _ROUNDINGS * torch.finfo(getattr(torch, cast or "float32")).eps)
         for state in self.optimizer.states:
             if state in self.optimizer.squares:
                 continue
@@ -308,7 +310,7 @@ class Training:
                 continue
             scale = float(torch.cat([inputs[at].reshape(-1) for at in own]).abs().mean())
             for at in own:
-                if float(inputs[at].abs().max()) < scale * _TINY:
+                if float(inputs[at].abs().max()) < scale * share:
                     drawn = torch.Generator().manual_seed(samples.seed(names[at]))
                     inputs[at].copy_(torch.randn(inputs[at].shape, generator=drawn) * scale)
 
