@@ -19,7 +19,11 @@ import torch
 from . import entry
 from .wire import Failure
 
-# The parameter, its gradient, its states by name, the learning rate, and the number of this step from 1 on.
+# Inductor unrolls a reduction of fewer elements into the loop.
+_REDUCED = 16
+
+# The parameter, its gradient, its states by name, the learning rate, and the number of this step from 1 on, or what
+# `Optimizer.once` makes of it.
 Update = Callable[[Any, Any, dict[str, Any], Any, Any], None]
 
 
@@ -33,6 +37,8 @@ class Optimizer:
     squares: Sequence[str] = ()
     # Makes torch's optimizer of parameters, with a learning rate. None: torch has no such optimizer.
     of_torch: Callable[[list[Any], float], Any] | None = None
+    # Computes from the learning rate and the number of the step what `update` gets in place of the number.
+    once: Callable[[Any, Any], Any] = lambda _, step: step
 
 
 def find(train: dict[str, Any], root: Path) -> Optimizer:
@@ -60,7 +66,13 @@ def find(train: dict[str, Any], root: Path) -> Optimizer:
 def _adam(decoupled: bool, betas: Sequence[float], eps: float, weight_decay: float) -> Optimizer:
     first, second = betas
 
-    def update(param: Any, grad: Any, state: dict[str, Any], lr: Any, step: Any) -> None:
+    def once(lr: Any, step: Any) -> Callable[[Any], tuple[Any, Any]]:
+        # In double precision: `1 - 0.999` has few digits in single precision.
+        count = step.to(torch.float64)
+        size, root = lr / (1 - first**count), (1 - second**count).sqrt()
+        return functools.cache(lambda dtype: (_hoisted(size.to(dtype)), _hoisted(root.to(dtype))))
+
+    def update(param: Any, grad: Any, state: dict[str, Any], lr: Any, corrections: Any) -> None:
         if decoupled:
             param.mul_(1 - lr * weight_decay)
         elif weight_decay:
@@ -68,17 +80,23 @@ def _adam(decoupled: bool, betas: Sequence[float], eps: float, weight_decay: flo
         average, square = state["exp_avg"], state["exp_avg_sq"]
         average.lerp_(grad, 1 - first)
         square.mul_(second).addcmul_(grad, grad, value=1 - second)
-        # In double precision: `1 - 0.999` has few digits in single precision.
-        count = step.to(torch.float64)
-        size = (lr / (1 - first**count)).to(param.dtype)
-        root = (1 - second**count).sqrt().to(param.dtype)
+        size, root = corrections(param.dtype)
         param.sub_(size * average / (square.sqrt() / root + eps))
 
     def of_torch(params: list[Any], lr: float) -> Any:
         kind = torch.optim.AdamW if decoupled else torch.optim.Adam
         return kind(params, lr=lr, betas=(first, second), eps=eps, weight_decay=weight_decay)
 
-    return Optimizer(update, ("exp_avg", "exp_avg_sq"), ("exp_avg_sq",), of_torch)
+    return Optimizer(update, ("exp_avg", "exp_avg_sq"), ("exp_avg_sq",), of_torch, once)
+
+
+def _hoisted(number: Any) -> Any:
+    """Returns a number that the compiled program computes once: as a reduction, here of equal values.
+
+    Inductor computes a tensor of one element again wherever it is used, inside of loops: a power in double precision
+    for each element of the parameters. The result of a reduction it keeps.
+    """
+    return number.expand(_REDUCED).amax()
 
 
 def _sgd(momentum: float, weight_decay: float) -> Optimizer:

@@ -229,8 +229,9 @@ class Training:
             step, rate = int(held[_STEP]), float(held["lr"])
             optimizers.step_of_torch(self.optimizer, params, grads, states, rate, step)
         else:
+            number = self.optimizer.once(held["lr"], held[_STEP])
             for param, grad, state in zip(params, grads, states, strict=True):
-                self.optimizer.update(param, grad, state, held["lr"], held[_STEP])
+                self.optimizer.update(param, grad, state, held["lr"], number)
         self._clear(held)
         return norm
 
