@@ -177,9 +177,6 @@ class _Pair:
         self.draws = [draw for name in self.inputs if (draw := Draw.of(name)) is not None]
         outputs = list(forward.outputs)
         self.results = [at for at, name in enumerate(outputs) if name.startswith("output.")]
-        self.buffers = [
-            (at, name.removeprefix("buffer.")) for at, name in enumerate(outputs) if name.startswith("buffer.")
-        ]
         self.weights = [name for name in backward.weights if name in weights]
         given = {f"input.{name}": ("input", at) for at, name in enumerate(self.inputs)}
         given |= {name: ("input", at) for at, name in enumerate(self.inputs) if name.startswith("random.")}
@@ -197,6 +194,11 @@ class _Pair:
         wanted += [f"grad.parameter.{name}" for name in self.parameters]
         self.gradients = [gradients.get(name) for name in wanted]
         # Where the module has its tensors. A guard has compared the tree of submodules before each call.
+        self.buffers = [
+            (at, *_place(engine._held, name.removeprefix("buffer.")))
+            for at, name in enumerate(outputs)
+            if name.startswith("buffer.")
+        ]
         self.own = [_place(engine._held, name) for name in self.parameters]
         self.held = [_place(engine._held, name) for name in self.weights]
 
@@ -217,8 +219,8 @@ class _Pair:
         with refusals():
             values = list(self.forward(*(one.detach() for one in inputs)).values())
         with torch.no_grad():
-            for at, name in self.buffers:
-                self.engine._held.get_buffer(name).copy_(values[at])
+            for at, table, key in self.buffers:
+                table[key].copy_(values[at])
         return inputs, values
 
 
