@@ -155,7 +155,7 @@ class Training(Project):
         for cast in (None, "bfloat16"):
             opened = self.open(source)
             specs = [spec("ids", "float32", [4, 8]), spec("lr", "float32", [])]
-            captured = self.capture(opened, specs=specs, train=train(autocast=cast))
+            captured = self.check(opened, specs=specs, train=train(autocast=cast))
             names, samples = [one["name"] for one in captured["states"]], self.samples(captured)
             for name, share in (("exp_avg", 0.05), ("exp_avg_sq", 1e-3)):
                 tiny, other = (
