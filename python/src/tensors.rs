@@ -2,7 +2,7 @@
 //!
 //! | object | way |
 //! |---|---|
-//! | a plain tensor of torch on the CPU | as it is: [`crate::direct`] |
+//! | a plain tensor of torch, on the CPU or a CUDA device | as it is: [`crate::direct`] |
 //! | another tensor of torch | DLPack, through functions of torch: [`crate::exchange`] |
 //! | an output as a NumPy array | NumPy's C API: [`crate::numpy`] |
 //! | any other object | DLPack, through its method `__dlpack__` |

@@ -16,8 +16,9 @@
 //!
 //! In the other direction [`stream`] returns the number to pass to the producer.
 //!
-//! **C++ extensions of PyTorch** need no structure for a plain tensor on the CPU: [`Tensor::from_plain`] takes an
-//! `at::Tensor` as a [`TensorRef`], and [`Tensor::wrap`] gives one to a [`Wrap`].
+//! **C++ extensions of PyTorch** need no structure for a plain tensor: [`Tensor::from_plain`] takes an `at::Tensor` as a
+//! [`TensorRef`], and [`Tensor::wrap`] gives one to a [`Wrap`]. The stream that is current on the thread is one for torch
+//! and the runtime.
 
 use std::{ffi::c_void, ptr::NonNull};
 
@@ -95,7 +96,7 @@ impl Tensor {
         Capsule::of(self.0)
     }
 
-    /// Takes a plain tensor on the CPU without a copy of its memory.
+    /// Takes a plain tensor on the CPU or a CUDA device without a copy of its memory.
     ///
     /// The new tensor has the memory, sizes and strides that the other one has now: another memory (`set_`, `.data`) and
     /// other sizes (`resize_`) that the other one gets later are not seen. While a call uses the memory, nobody may
@@ -111,7 +112,7 @@ impl Tensor {
         tensor.plain().map(Self)
     }
 
-    /// Gives a plain tensor on the CPU to a function that makes an object of it, without a copy of its memory.
+    /// Gives a plain tensor to a function that makes an object of it, without a copy of its memory.
     ///
     /// Returns none for the tensors that [`Self::from_plain`] does not take, other than those with another dtype, and
     /// where the function fails.

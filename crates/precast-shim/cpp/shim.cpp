@@ -5,7 +5,9 @@
 
 #include <ATen/core/TensorBase.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/detail/CUDAHooksInterface.h>
+#include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/aminmax.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
@@ -17,6 +19,7 @@
 #include <exception>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <streambuf>
@@ -134,16 +137,21 @@ c10::intrusive_ptr<c10::TensorImpl> alias_of(const at::Tensor& t) {
   return own;
 }
 
-// Returns whether a tensor is what its memory on the CPU says, and no more: not sparse, quantised, nested, lazy, of
-// another device, or wrapped by a transform, and no mode of Python sees what is done with it. Memory that is copied at
-// its first write is no such memory.
+// Returns the keys of plain tensors of a device.
+uint64_t plain_keys(c10::DispatchKey device, c10::BackendComponent backend) {
+  return (c10::DispatchKeySet(device) | c10::getAutogradRelatedKeySetFromBackend(backend) |
+          c10::getAutocastRelatedKeySetFromBackend(backend))
+      .raw_repr();
+}
+
+// Returns whether a tensor is what its memory on the CPU or a CUDA device says, and no more: not sparse, quantised,
+// nested, lazy, of another device, or wrapped by a transform, and no mode of Python sees what is done with it. Memory
+// that is copied at its first write is no such memory.
 bool is_plain(const at::Tensor& t) {
-  using c10::BackendComponent;
-  static const uint64_t plain = (c10::DispatchKeySet(c10::DispatchKey::CPU) |
-                                 c10::getAutogradRelatedKeySetFromBackend(BackendComponent::CPUBit) |
-                                 c10::getAutocastRelatedKeySetFromBackend(BackendComponent::CPUBit))
-                                    .raw_repr();
-  return t.defined() && (t.key_set().raw_repr() & ~plain) == 0 && t.has_storage() &&
+  static const uint64_t cpu = plain_keys(c10::DispatchKey::CPU, c10::BackendComponent::CPUBit);
+  static const uint64_t cuda = plain_keys(c10::DispatchKey::CUDA, c10::BackendComponent::CUDABit);
+  const uint64_t keys = t.defined() ? t.key_set().raw_repr() : 0;
+  return t.defined() && ((keys & ~cpu) == 0 || (keys & ~cuda) == 0) && t.has_storage() &&
       !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !c10::impl::cow::is_cow_data_ptr(t.storage().data_ptr()) &&
       !c10::impl::dispatch_mode_enabled();
 }
@@ -290,6 +298,30 @@ void* precast_tensor_over(void* data, int64_t bytes, int64_t rank, const int64_t
   } catch (...) {
     return nullptr;
   }
+}
+
+// Copies each tensor into another one of its sizes. On a CUDA device the pairs of one dtype and of equal strides take a few
+// launches, however many there are.
+int32_t precast_tensors_copy(void* const* to, void* const* from, size_t n) {
+  return guarded([&] {
+    at::AutoDispatchBelowADInplaceOrView below;
+    std::map<at::ScalarType, std::pair<std::vector<at::Tensor>, std::vector<at::Tensor>>> together;
+    for (size_t i = 0; i < n; ++i) {
+      const at::Tensor& into = tensor(to[i]);
+      const at::Tensor& source = tensor(from[i]);
+      const bool alike = into.scalar_type() == source.scalar_type() && into.device() == source.device() &&
+          into.sizes() == source.sizes() && into.strides() == source.strides() && into.is_non_overlapping_and_dense();
+      if (!alike) {
+        into.copy_(source);
+        continue;
+      }
+      auto& group = together[into.scalar_type()];
+      group.first.push_back(into);
+      group.second.push_back(source);
+    }
+    for (const auto& [dtype, group] : together) at::_foreach_copy_(group.first, group.second);
+    return 0;
+  });
 }
 
 // Notes the lowest and highest value of integers at `notes[at]` and the one after, and gives them clamped.

@@ -6,7 +6,14 @@ use half::{bf16, f16};
 use precast_store::{Device, record::Dtype};
 use smallvec::SmallVec;
 
-use super::{Handle, abi::RawTensor, libtorch, tensor::number_of, torch::call};
+use super::{
+    Handle, Handles,
+    abi::RawTensor,
+    libtorch,
+    shim::{checked, precast_tensors_copy},
+    tensor::number_of,
+    torch::call,
+};
 use crate::TorchError;
 
 /// Torch's numbers of layouts: with strides, and oneDNN's own.
@@ -299,21 +306,41 @@ impl Handle {
         call(|| unsafe { libtorch::aoti_torch_zero_(self.raw()) })
     }
 
+    /// Writes each second tensor's elements into the first one's memory. The sizes of each pair are equal. Many small
+    /// tensors on a device take a few launches.
+    pub fn copy_all<'a>(
+        pairs: impl Iterator<Item = (&'a Self, &'a Self)>,
+    ) -> Result<(), TorchError> {
+        let (to, from): (SmallVec<[RawTensor; 16]>, SmallVec<[RawTensor; 16]>) =
+            pairs.map(|(to, from)| (to.raw(), from.raw())).unzip();
+        // SAFETY: two arrays of so many live tensors.
+        checked(unsafe { precast_tensors_copy(to.as_ptr(), from.as_ptr(), to.len()) })
+    }
+
+    /// Returns copies as [`Self::copied`] does, in a few launches.
+    pub fn copied_all(all: &[Self]) -> Result<Handles, TorchError> {
+        let copies = all.iter().map(Self::empty_like);
+        let copies: Handles = copies.collect::<Result<_, _>>()?;
+        Self::copy_all(copies.iter().zip(all))?;
+        Ok(copies)
+    }
+
     /// Returns a copy in new memory, with the same strides if this tensor has no gaps.
     pub fn copied(&self) -> Result<Self, TorchError> {
+        let copy = self.empty_like()?;
+        copy.copy_from(self)?;
+        Ok(copy)
+    }
+
+    /// Returns new memory for a copy.
+    fn empty_like(&self) -> Result<Self, TorchError> {
         let meta = self.meta();
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
         let device = meta
             .device()
             .ok_or("it is neither on the CPU nor on CUDA")?;
-        let copy = Self::empty(
-            meta.sizes(),
-            &dense(meta.sizes(), meta.strides()),
-            dtype,
-            device,
-        )?;
-        copy.copy_from(self)?;
-        Ok(copy)
+        let strides = dense(meta.sizes(), meta.strides());
+        Self::empty(meta.sizes(), &strides, dtype, device)
     }
 }
 
@@ -384,6 +411,53 @@ mod tests {
         assert_eq!(dense(&[2, 1, 3], &[3, 3, 1])[..], [3, 3, 1]);
         assert_eq!(dense(&[4, 5], &[0, 1])[..], [1, 4]);
         assert_eq!(dense(&[0, 2], &[2, 1])[..], [2, 1]);
+    }
+
+    #[test]
+    fn many_are_copied_at_once_whatever_their_dtypes_and_strides() {
+        let long = Handle::of(&[1i64, 2, 3, 4, 5, 6], &[2, 3], Dtype::Int64).unwrap();
+        let made = |stride: &[i64], dtype| {
+            let made = Handle::empty(&[2, 3], stride, dtype, Device::Cpu).unwrap();
+            made.copy_from(&long).unwrap();
+            made
+        };
+        let all: Vec<_> = Dtype::ALL
+            .into_iter()
+            .flat_map(|dtype| {
+                [
+                    made(&[3, 1], dtype),
+                    made(&[1, 2], dtype),
+                    made(&[7, 2], dtype),
+                ]
+            })
+            .collect();
+        let values = |tensor: &Handle| {
+            let wide = Handle::empty(&[2, 3], &[3, 1], Dtype::Float64, Device::Cpu).unwrap();
+            wide.copy_from(tensor).unwrap();
+            wide.read::<f64>().unwrap()
+        };
+        let copies = Handle::copied_all(&all).unwrap();
+        for (copy, of) in copies.iter().zip(&all) {
+            assert_eq!(values(copy), values(of));
+            assert_eq!(copy.meta().dtype(), of.meta().dtype());
+            assert_ne!(copy.meta().address(), of.meta().address());
+            copy.zero().unwrap();
+        }
+        // Into another dtype, and into other strides.
+        Handle::copy_all(copies.iter().rev().zip(&all)).unwrap();
+        for (copy, of) in copies.iter().rev().zip(&all) {
+            let bools = copy.meta().dtype() == Some(Dtype::Bool);
+            let wanted = values(of).into_iter();
+            let wanted = wanted.map(|value| {
+                if bools {
+                    f64::from(value != 0.0)
+                } else {
+                    value
+                }
+            });
+            assert_eq!(values(copy), wanted.collect::<Vec<_>>());
+        }
+        Handle::copy_all(std::iter::empty()).unwrap();
     }
 
     #[test]

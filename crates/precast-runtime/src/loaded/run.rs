@@ -106,8 +106,7 @@ impl Loaded {
         self.plan.check_values(&inputs)?;
         if let Runner::Graph(graph) = &mut slot.runner {
             let read = |made: &Handles, flags: Option<&Flags>| {
-                let mut pairs = outputs.iter().zip(made);
-                pairs.try_for_each(|(to, from)| to.copy_from(from))?;
+                Handle::copy_all(outputs.iter().zip(made))?;
                 flags.map(|flags| flags.of_call(&inputs)).transpose()
             };
             let replayed = graph.replay(|| Ok(()), read);
@@ -131,12 +130,19 @@ impl Loaded {
             let module = &*self.plan.module;
             let padded = matches!(sizes, Sizes::Padded(_));
             let _span = padded.then(|| tracing::trace_span!("pad", module).entered());
-            let mut pairs = buffers.inputs.iter_mut().flatten().zip(inputs);
-            pairs.try_for_each(|(to, from)| to.fill(from))
+            let mut exact = SmallVec::<[_; 16]>::new();
+            for (to, from) in buffers.inputs.iter_mut().flatten().zip(inputs) {
+                if to.tensor.meta().sizes() == from.meta().sizes() {
+                    exact.push((&to.tensor, from));
+                } else {
+                    to.fill(from)?;
+                }
+            }
+            Handle::copy_all(exact.into_iter())
         };
         // The next replay writes over the static outputs.
         let read = |made: &Handles, flags: Option<&Flags>| {
-            let outputs: Handles = made.iter().map(Handle::copied).collect::<Result<_, _>>()?;
+            let outputs = Handle::copied_all(made)?;
             let flags = flags.map(|flags| flags.of_call(inputs)).transpose()?;
             Ok((outputs, flags))
         };
