@@ -199,6 +199,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         }
         return Ok(INTERRUPTED);
     }
+    meter.held(device, trainer.bytes());
     let release = publish.map(|model| trainer.publish_to(&store, model));
     let release = release.transpose()?;
     let tokens = losses.len() as u64 * data.elements() * args.accumulate;

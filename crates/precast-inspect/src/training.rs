@@ -37,7 +37,7 @@ pub struct Figures {
     pub first_step_seconds: Option<f64>,
     /// Of the median step after the first.
     pub steps_per_second: Option<f64>,
-    /// The most memory of a step, beyond that before it.
+    /// The most memory of a step, beyond what is kept from step to step.
     pub peak_bytes: Option<u64>,
 }
 

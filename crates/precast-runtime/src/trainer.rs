@@ -134,6 +134,11 @@ impl<'m> Trainer<'m> {
         &self.progress
     }
 
+    /// Returns the bytes of the states on the first device: parameters, buffers and the optimizer's tensors.
+    pub fn bytes(&self) -> u64 {
+        self.devices.bytes()
+    }
+
     /// Sets the position in the data and the seed of its order, which checkpoints keep.
     pub fn set_position(&mut self, position: u64, seed: u64) {
         self.progress.position = position;

@@ -2,7 +2,11 @@
 
 use std::time::Instant;
 
-use crate::{Device, inspect::training::Figures, runtime::command::peak};
+use crate::{
+    Device,
+    inspect::training::Figures,
+    runtime::{command::peak, cuda::device_memory},
+};
 
 /// Measures the steps of a run.
 pub(super) struct Meter {
@@ -24,26 +28,33 @@ impl Meter {
         }
     }
 
-    /// Makes a step. The second one's memory is measured, which gives free memory back before it; on a GPU also the
-    /// first one's, in which a CUDA graph takes the memory of all later ones.
+    /// Makes a step. On a CPU the second one's memory is measured, which gives free memory back before it.
     pub fn step<T>(&mut self, device: Device, step: impl FnOnce() -> T) -> T {
         if self.first.is_none() {
-            let (result, bytes) = match device {
-                Device::Cpu => (step(), None),
-                Device::Cuda(_) => peak(device, step),
-            };
-            self.bytes = bytes;
+            let result = step();
             self.first = Some(self.started.elapsed().as_secs_f64());
             return result;
         }
         let began = Instant::now();
-        let (result, bytes) = match self.later.is_empty() {
-            true => peak(device, step),
-            false => (step(), None),
+        let result = match (device, self.later.is_empty()) {
+            (Device::Cpu, true) => {
+                let (result, bytes) = peak(device, step);
+                self.bytes = bytes;
+                result
+            }
+            _ => step(),
         };
-        self.bytes = self.bytes.max(bytes);
         self.later.push(began.elapsed().as_secs_f64());
         result
+    }
+
+    /// Notes the memory of a GPU's steps: the most that the process had there, with that of a CUDA graph's capture, less
+    /// the bytes of the states, which are kept from step to step.
+    pub fn held(&mut self, device: Device, states: u64) {
+        if let Device::Cuda(_) = device {
+            let memory = device_memory(device).ok();
+            self.bytes = memory.map(|memory| memory.peak.saturating_sub(states));
+        }
     }
 
     pub fn figures(&self) -> Figures {

@@ -97,6 +97,11 @@ impl<'m> Devices<'m> {
         &mut self.sessions[0]
     }
 
+    /// Returns the bytes of the first device's states.
+    pub fn bytes(&self) -> u64 {
+        self.sessions[0].bytes()
+    }
+
     /// Sets the seed of random numbers, another one on each device.
     pub fn set_seed(&mut self, seed: u64) -> Result<(), RuntimeError> {
         if !self.steps.has_state(SEED) {
