@@ -1,9 +1,10 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
 //! A thread captures a program after a few plain runs on the stream of the capture, so that kernels and the thread's
-//! workspaces are loaded. These warm-ups write states, so they never get those of a session: that would take a copy of
-//! them, which for a training step is parameters and moments. A capture itself runs nothing and changes no state. A graph
-//! reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
+//! workspaces are loaded. These warm-ups write states. A state that a call or the caller has written is not given to them:
+//! they get another tensor for it. The others, which have their first values, get these again afterwards. So the first
+//! step of a training takes no second copy of parameters and moments. A capture itself runs nothing and changes no state.
+//! A graph reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
 //! writes its inputs to the static ones, padded where they are smaller than the bucket, and copies the outputs.
 //!
 //! The graph itself notes bad values: see flags.rs.
@@ -62,15 +63,6 @@ struct Prepared {
     containers: Option<Containers>,
     /// The threads that have warmed the program up.
     warm: HashSet<ThreadId>,
-}
-
-/// The states that a slot is made for.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Values {
-    /// A session's, which keep their values.
-    Kept,
-    /// Those of a trial, which a warm-up may write.
-    Scratch,
 }
 
 /// A captured program.
@@ -144,13 +136,13 @@ impl Capture {
     }
 
     /// Captures the program with its weights. Tries again after an out-of-memory error. The graph reads `inputs`, and
-    /// reads and writes `states`.
+    /// reads and writes `states`. Those that are not `written` have other values afterwards, also after an error.
     pub fn capture(
         self: &Arc<Self>,
         plan: &Plan,
         weights: &Arc<Weights>,
         inputs: &[Option<Buffer>],
-        (states, values): (&Handles, Values),
+        (states, written): (&Handles, &[bool]),
     ) -> Result<Captured, TorchError> {
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let Prepared { containers, warm } = &mut *prepared;
@@ -161,10 +153,9 @@ impl Capture {
             };
             plan.bind(containers, weights)?;
             let thread = thread::current().id();
-            let first = match values {
-                _ if warm.contains(&thread) => None,
-                Values::Scratch => Some(states.iter().map(Handle::share).collect()),
-                Values::Kept => Some(plan.scratch()?),
+            let first = match warm.contains(&thread) {
+                true => None,
+                false => Some(plan.writable(states, written)?),
             };
             let captured = self.record(plan, weights, (inputs, states), first, containers)?;
             warm.insert(thread);
@@ -203,13 +194,14 @@ impl Capture {
             }
             Ok((outputs, flags))
         };
+        let mut warmed = Ok(());
         if let Some(first) = &first {
             let _span = tracing::info_span!("warm_up").entered();
-            for _ in 0..WARM_UP {
-                run(containers, first)?;
-            }
+            warmed = (0..WARM_UP).try_for_each(|_| run(containers, first).map(drop));
         }
+        // Also after an error: the caller writes the states next, on another stream.
         shared.stream.synchronize()?;
+        warmed?;
         // Their memory serves the capture.
         drop(first);
         let pool = shared.enter_pool()?;

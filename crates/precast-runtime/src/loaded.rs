@@ -24,7 +24,7 @@ use super::{
     eager::Eager,
     ffi::{Handles, Library, cuda},
     flags::Watch,
-    graphs::{Capture, Shared, Values},
+    graphs::{Capture, Shared},
     identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     plan::{Plan, PlanStep, With},
@@ -234,7 +234,7 @@ impl Loaded {
             (weights.clone(), self.swaps.load(Ordering::Acquire))
         };
         let Some(mut slot) = idle else {
-            let slot = self.slot(&weights, Handles::new(), Values::Kept)?;
+            let slot = self.slot(&weights, Handles::new(), &[])?;
             return Ok(Slot { swaps, ..slot });
         };
         if slot.swaps != swaps {
@@ -244,16 +244,17 @@ impl Loaded {
         Ok(slot)
     }
 
-    /// Creates a slot with these states, bound permanently to these weights.
+    /// Creates a slot with these states, bound permanently to these weights. Those that are not `written` may have other
+    /// values afterwards, also after an error.
     pub fn slot(
         &self,
         weights: &Arc<Weights>,
         states: Handles,
-        values: Values,
+        written: &[bool],
     ) -> Result<Slot, RuntimeError> {
         let mut buffers = Buffers::new(self.plan.program.inputs.len());
         Ok(Slot {
-            runner: self.runner(&mut buffers, (&states, values), weights)?,
+            runner: self.runner(&mut buffers, (&states, written), weights)?,
             buffers,
             states,
             weights: weights.clone(),
@@ -265,7 +266,7 @@ impl Loaded {
     fn runner(
         &self,
         buffers: &mut Buffers,
-        states: (&Handles, Values),
+        states: (&Handles, &[bool]),
         weights: &Arc<Weights>,
     ) -> Result<Runner, RuntimeError> {
         Ok(match &self.kind {
@@ -293,8 +294,8 @@ impl Loaded {
                 eager.bind_again(calls, &self.plan, &weights)?;
             }
             (runner, _) => {
-                let states = (&slot.states, Values::Kept);
-                *runner = self.runner(&mut slot.buffers, states, &weights)?;
+                // A slot of a session is never bound again, and no other one has states.
+                *runner = self.runner(&mut slot.buffers, (&Handles::new(), &[]), &weights)?;
             }
         }
         slot.weights = weights;
@@ -322,7 +323,8 @@ impl Loaded {
         let weights = weights.clone();
         let states = self.plan.scratch();
         let states = states.map_err(|error| self.plan.tensor(error))?;
-        self.slot(&weights, states, Values::Scratch)
+        let written = vec![false; states.len()];
+        self.slot(&weights, states, &written)
     }
 
     /// Runs it once on padding, and waits until it is done.

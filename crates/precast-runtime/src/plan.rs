@@ -132,12 +132,24 @@ impl Plan {
 
     /// Returns new tensors of zeros for the states of the program.
     pub fn scratch(&self) -> Result<Handles, TorchError> {
-        let make = |state: &State| {
-            let layout = &state.layout;
-            let made = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)?;
-            made.zero().map(|()| made)
+        let states = self.program.states.iter();
+        states.map(|state| self.zeros(state)).collect()
+    }
+
+    /// Returns states that a warm-up may write: these themselves, and new ones for those that are written.
+    pub fn writable(&self, states: &Handles, written: &[bool]) -> Result<Handles, TorchError> {
+        let given = self.program.states.iter().zip(states).zip(written);
+        let one = |((state, own), &written): ((&State, &Handle), &bool)| match written {
+            true => self.zeros(state),
+            false => Ok(own.share()),
         };
-        self.program.states.iter().map(make).collect()
+        given.map(one).collect()
+    }
+
+    fn zeros(&self, state: &State) -> Result<Handle, TorchError> {
+        let layout = &state.layout;
+        let made = Handle::empty(&layout.shape, &layout.stride, layout.dtype, self.device)?;
+        made.zero().map(|()| made)
     }
 
     /// Binds containers to a weight set. On failure they must not be used.

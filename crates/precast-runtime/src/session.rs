@@ -165,6 +165,11 @@ impl<'m> Session<'m> {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn states(&mut self) -> &mut States {
+        self.place.item.as_mut().unwrap()
+    }
+
     fn own(&mut self) -> Option<InSession<'_>> {
         let states = self.place.item.as_mut()?;
         Some((self.replica, states))

@@ -23,7 +23,6 @@ use precast_store::{
 use super::{
     RuntimeError, Tensor, TorchError,
     ffi::{Handle, Handles, RawStream, Weight, cuda},
-    graphs::Values,
     layout::bytes_of,
     loaded::{Answer, Loaded, Sizes as Fill},
     loader::Loader,
@@ -55,6 +54,8 @@ struct Level {
     /// By program; none during a call.
     slots: BTreeMap<Digest, Option<Slot>>,
     tensors: BTreeMap<String, StateTensor>,
+    /// The programs that have run since the tensors had their first values.
+    ran: BTreeSet<Digest>,
     /// The sizes of the tensors in their bucketed dimensions.
     sizes: Sizes,
 }
@@ -66,6 +67,8 @@ struct StateTensor {
     record: State,
     /// The tensor with its first value; zero without one. A module's output is written later.
     first: Option<Arc<Weight>>,
+    /// Whether a call or the caller may have written it since it had its first value.
+    written: bool,
 }
 
 impl States {
@@ -127,9 +130,12 @@ impl States {
         name: &str,
         mut programs: impl Iterator<Item = &'p Program>,
     ) -> Result<Option<Handle>, RuntimeError> {
-        let find = |states: &Self| {
-            let kept = states.level()?.tensors.get(name);
-            kept.map(|kept| kept.tensor.share())
+        // The caller may write it.
+        let find = |states: &mut Self| {
+            let level = states.levels.get_mut(states.at?)?;
+            let kept = level.tensors.get_mut(name)?;
+            kept.written = true;
+            Some(kept.tensor.share())
         };
         if let Some(found) = find(self) {
             return Ok(Some(found));
@@ -170,6 +176,7 @@ impl States {
         for state in programs.iter().flat_map(|program| &program.states) {
             if let Some(value) = values.get(&state.name) {
                 let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
+                kept.written = true;
                 kept.tensor.copy_from(&value.0)?;
                 self.filled.insert(state.name.clone());
             }
@@ -185,6 +192,7 @@ impl States {
             None => self.begin(&Sizes::new())?,
         };
         let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
+        kept.written = true;
         kept.tensor.copy_from(value)?;
         self.set(&state.name);
         Ok(())
@@ -228,16 +236,13 @@ impl States {
         self.readable(&loaded.plan.program)?;
         self.order().map_err(|error| loaded.plan.tensor(error))?;
         let id = loaded.plan.program.id;
-        // A slot at the level of the session has the tensors of its program.
-        let level = self.at.map(|at| &mut self.levels[at]);
-        let known = level.and_then(|level| level.slots.get_mut(&id)?.take());
-        let mut slot = match known {
+        let mut slot = match self.idle(id) {
             Some(slot) => slot,
-            None => {
-                let states = self.fit(&loaded.plan.program)?;
-                loaded.slot(&self.weights, states, Values::Kept)?
-            }
+            None => self.slot(loaded)?,
         };
+        if let Some(at) = self.at {
+            self.levels[at].runs(&loaded.plan.program);
+        }
         let result = loaded.run_slot(&mut slot, inputs, sizes);
         match (&result, self.at) {
             (Ok(_), Some(at)) => *self.levels[at].slots.entry(id).or_default() = Some(slot),
@@ -245,6 +250,38 @@ impl States {
             (Err(error), _) => self.failed = Some(error.to_string().into()),
         }
         result
+    }
+
+    /// Takes the slot of a program at the level of the session. It has the level's tensors.
+    fn idle(&mut self, program: Digest) -> Option<Slot> {
+        let level = self.levels.get_mut(self.at?)?;
+        level.slots.get_mut(&program)?.take()
+    }
+
+    /// Moves to the level of a program, and returns its slot there, made if no earlier session has left one.
+    fn slot(&mut self, loaded: &Loaded) -> Result<Slot, RuntimeError> {
+        let program = &loaded.plan.program;
+        let states = self.fit(program)?;
+        if let Some(slot) = self.idle(program.id) {
+            return Ok(slot);
+        }
+        let tensors = self.level().map(|level| &level.tensors);
+        let written = |state: &State| tensors?.get(&state.name).map(|kept| kept.written);
+        let written: Vec<bool> = program
+            .states
+            .iter()
+            .map(|state| written(state) != Some(false))
+            .collect();
+        let made = loaded.slot(&self.weights, states, &written);
+        if let (true, Some(level)) = (loaded.is_graph(), self.level()) {
+            // The warm-ups of its capture have written over first values.
+            let restored = level.restore(program);
+            restored.map_err(|error| {
+                self.failed = Some(error.to_string().into());
+                loaded.plan.tensor(error)
+            })?;
+        }
+        made
     }
 
     /// Makes the thread's current stream wait for the last stream that used the tensors.
@@ -359,8 +396,33 @@ impl States {
 }
 
 impl Level {
-    fn reset(&self) -> Result<(), TorchError> {
-        self.tensors.values().try_for_each(StateTensor::reset)
+    fn reset(&mut self) -> Result<(), TorchError> {
+        self.ran.clear();
+        self.tensors.values_mut().try_for_each(|kept| {
+            kept.written = false;
+            kept.reset()
+        })
+    }
+
+    /// Notes that a call writes the states of a program.
+    fn runs(&mut self, program: &Program) {
+        if self.ran.contains(&program.id) {
+            return;
+        }
+        self.ran.insert(program.id);
+        for state in &program.states {
+            if let Some(kept) = self.tensors.get_mut(&state.name) {
+                kept.written = true;
+            }
+        }
+    }
+
+    /// Gives the states of a program that are not written their first values.
+    fn restore(&self, program: &Program) -> Result<(), TorchError> {
+        let states = program.states.iter();
+        let tensors = states.filter_map(|state| self.tensors.get(&state.name));
+        let mut first = tensors.filter(|kept| !kept.written);
+        first.try_for_each(StateTensor::reset)
     }
 
     /// Returns the tensor of a state, made with its first value if there is none.
@@ -369,12 +431,12 @@ impl Level {
         state: &State,
         weights: &Weights,
         loader: &Loader,
-    ) -> Result<&StateTensor, TorchError> {
+    ) -> Result<&mut StateTensor, TorchError> {
         if !self.tensors.contains_key(&state.name) {
             let made = StateTensor::new(state, &self.sizes, weights, loader)?;
             self.tensors.insert(state.name.clone(), made);
         }
-        let kept = self.tensors.get(&state.name);
+        let kept = self.tensors.get_mut(&state.name);
         kept.ok_or_else(|| format!("there is no state `{}`", state.name).into())
     }
 
@@ -382,6 +444,7 @@ impl Level {
     fn copy_to(&self, to: &mut Self, weights: &Weights, loader: &Loader) -> Result<(), TorchError> {
         for kept in self.tensors.values() {
             let into = to.kept(&kept.record, weights, loader)?;
+            into.written = true;
             let (meta, own) = (kept.tensor.meta(), into.tensor.meta());
             let dtype = kept.record.layout.dtype;
             let corner = into.tensor.view(meta.sizes(), own.strides(), 0, dtype)?;
@@ -412,6 +475,7 @@ impl StateTensor {
             shape,
             record: state.clone(),
             first,
+            written: false,
         };
         made.reset()?;
         Ok(made)
@@ -488,3 +552,6 @@ fn dense(shape: &[i64]) -> Vec<i64> {
     }
     strides
 }
+
+#[cfg(test)]
+mod tests;

@@ -3,7 +3,7 @@
 use precast_store::record::State;
 
 use crate::{
-    Session, Tensor,
+    Tensor,
     fake::{Fake, Memory},
 };
 
@@ -14,8 +14,7 @@ fn levels(model: &crate::Model, modules: &[&str]) -> usize {
         let one = Tensor::from_slice(&[1.0_f32, 2.0], &[1, 2]).unwrap();
         session.run(module, &[one]).unwrap();
     }
-    let Session { place, .. } = &session;
-    place.item.as_ref().unwrap().levels()
+    session.states().levels()
 }
 
 #[test]
