@@ -71,7 +71,8 @@ pub fn shared() -> &'static Lab {
     static LAB: OnceLock<Lab> = OnceLock::new();
     LAB.get_or_init(|| {
         // The store of the pass with the torch of `.venv` is kept beside that of another pass.
-        let name = match libtorch() == checkout().join(".venv/libtorch") {
+        let folder = |path: PathBuf| fs::canonicalize(path).ok();
+        let name = match folder(libtorch()) == folder(checkout().join(".venv/libtorch")) {
             true => "numerics",
             false => "numerics-other-torch",
         };
