@@ -153,10 +153,8 @@ impl Capture {
             };
             plan.bind(containers, weights)?;
             let thread = thread::current().id();
-            let first = match warm.contains(&thread) {
-                true => None,
-                false => Some(plan.writable(states, written)?),
-            };
+            let first = (!warm.contains(&thread)).then(|| plan.writable(states, written));
+            let first = first.transpose()?;
             let captured = self.record(plan, weights, (inputs, states), first, containers)?;
             warm.insert(thread);
             Ok(captured)

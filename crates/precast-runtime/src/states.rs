@@ -176,8 +176,7 @@ impl States {
         for state in programs.iter().flat_map(|program| &program.states) {
             if let Some(value) = values.get(&state.name) {
                 let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
-                kept.written = true;
-                kept.tensor.copy_from(&value.0)?;
+                kept.write(&value.0)?;
                 self.filled.insert(state.name.clone());
             }
         }
@@ -192,8 +191,7 @@ impl States {
             None => self.begin(&Sizes::new())?,
         };
         let kept = self.levels[at].kept(state, &self.weights, &self.loader)?;
-        kept.written = true;
-        kept.tensor.copy_from(value)?;
+        kept.write(value)?;
         self.set(&state.name);
         Ok(())
     }
@@ -265,15 +263,10 @@ impl States {
         if let Some(slot) = self.idle(program.id) {
             return Ok(slot);
         }
-        let tensors = self.level().map(|level| &level.tensors);
-        let written = |state: &State| tensors?.get(&state.name).map(|kept| kept.written);
-        let written: Vec<bool> = program
-            .states
-            .iter()
-            .map(|state| written(state) != Some(false))
-            .collect();
-        let made = loaded.slot(&self.weights, states, &written);
-        if let (true, Some(level)) = (loaded.is_graph(), self.level()) {
+        let written = self.level().map(|level| level.written(program));
+        let made = loaded.slot(&self.weights, states, &written.unwrap_or_default());
+        let level = self.at.map(|at| &mut self.levels[at]);
+        if let (true, Some(level)) = (loaded.is_graph(), level) {
             // The warm-ups of its capture have written over first values.
             let restored = level.restore(program);
             restored.map_err(|error| {
@@ -398,10 +391,17 @@ impl States {
 impl Level {
     fn reset(&mut self) -> Result<(), TorchError> {
         self.ran.clear();
-        self.tensors.values_mut().try_for_each(|kept| {
-            kept.written = false;
-            kept.reset()
-        })
+        let mut tensors = self.tensors.values_mut();
+        tensors.try_for_each(StateTensor::reset)
+    }
+
+    /// Returns for each state of a program whether it is written.
+    fn written(&self, program: &Program) -> Vec<bool> {
+        let written = |state: &State| {
+            let kept = self.tensors.get(&state.name);
+            kept.is_none_or(|kept| kept.written)
+        };
+        program.states.iter().map(written).collect()
     }
 
     /// Notes that a call writes the states of a program.
@@ -418,11 +418,14 @@ impl Level {
     }
 
     /// Gives the states of a program that are not written their first values.
-    fn restore(&self, program: &Program) -> Result<(), TorchError> {
-        let states = program.states.iter();
-        let tensors = states.filter_map(|state| self.tensors.get(&state.name));
-        let mut first = tensors.filter(|kept| !kept.written);
-        first.try_for_each(StateTensor::reset)
+    fn restore(&mut self, program: &Program) -> Result<(), TorchError> {
+        for state in &program.states {
+            let kept = self.tensors.get_mut(&state.name);
+            if let Some(kept) = kept.filter(|kept| !kept.written) {
+                kept.reset()?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns the tensor of a state, made with its first value if there is none.
@@ -470,7 +473,7 @@ impl StateTensor {
                 Some(weights.any(name, &loader.aliases)?.ok_or_else(lacks)?)
             }
         };
-        let made = Self {
+        let mut made = Self {
             tensor: Handle::empty(&shape, &dense(&shape), layout.dtype, loader.device)?,
             shape,
             record: state.clone(),
@@ -481,7 +484,13 @@ impl StateTensor {
         Ok(made)
     }
 
-    fn reset(&self) -> Result<(), TorchError> {
+    fn write(&mut self, value: &Handle) -> Result<(), TorchError> {
+        self.written = true;
+        self.tensor.copy_from(value)
+    }
+
+    fn reset(&mut self) -> Result<(), TorchError> {
+        self.written = false;
         match &self.first {
             None => self.tensor.zero(),
             Some(first) => {

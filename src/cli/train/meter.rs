@@ -36,14 +36,11 @@ impl Meter {
             return result;
         }
         let began = Instant::now();
-        let result = match (device, self.later.is_empty()) {
-            (Device::Cpu, true) => {
-                let (result, bytes) = peak(device, step);
-                self.bytes = bytes;
-                result
-            }
-            _ => step(),
+        let (result, bytes) = match device == Device::Cpu && self.later.is_empty() {
+            true => peak(device, step),
+            false => (step(), None),
         };
+        self.bytes = self.bytes.or(bytes);
         self.later.push(began.elapsed().as_secs_f64());
         result
     }

@@ -113,8 +113,7 @@ impl Loaded {
             return replayed.map_err(|error| self.plan.failed("graph", error));
         }
         let (made, flags) = self.run_slot(slot, inputs, Sizes::Exact)?;
-        let mut pairs = outputs.iter().zip(&made);
-        let copied = pairs.try_for_each(|(to, from)| to.copy_from(&from.0));
+        let copied = Handle::copy_all(outputs.iter().zip(made.iter().map(|made| &made.0)));
         copied.map_err(|error| self.plan.tensor(error))?;
         Ok(flags)
     }
