@@ -15,6 +15,7 @@ use super::{
     model::InSession,
     outputs::Outputs,
     pool::Place,
+    program::Program,
     replica::{self, Fill, Replica},
     states::States,
     tensors,
@@ -163,6 +164,20 @@ impl<'m> Session<'m> {
             }
             Ok(())
         })
+    }
+
+    /// Captures the CUDA graphs of a module that keeps states, before they have values: see [`States::prepare`]. A
+    /// program that is not loaded yet is left out.
+    pub(super) fn prepare(&mut self, module: &str) -> Result<(), RuntimeError> {
+        let Some((replica, states)) = self.own() else {
+            return Ok(());
+        };
+        let variants = replica.modules.get(module).into_iter().flatten();
+        let programs = variants.flat_map(|variant| &variant.programs);
+        let mut graphs = programs
+            .filter_map(Program::loaded)
+            .filter(|loaded| loaded.is_graph() && loaded.keeps_states());
+        replica.admit(|| graphs.try_for_each(|loaded| states.prepare(loaded)))
     }
 
     #[cfg(test)]

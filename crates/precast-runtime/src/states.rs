@@ -232,22 +232,40 @@ impl States {
         sizes: Fill<'_>,
     ) -> Result<Answer, RuntimeError> {
         self.readable(&loaded.plan.program)?;
-        self.order().map_err(|error| loaded.plan.tensor(error))?;
-        let id = loaded.plan.program.id;
-        let mut slot = match self.idle(id) {
-            Some(slot) => slot,
-            None => self.slot(loaded)?,
-        };
+        let mut slot = self.take_slot(loaded)?;
         if let Some(at) = self.at {
             self.levels[at].runs(&loaded.plan.program);
         }
         let result = loaded.run_slot(&mut slot, inputs, sizes);
-        match (&result, self.at) {
-            (Ok(_), Some(at)) => *self.levels[at].slots.entry(id).or_default() = Some(slot),
-            (Ok(_), None) => {}
-            (Err(error), _) => self.failed = Some(error.to_string().into()),
+        match &result {
+            Ok(_) => self.put_back(loaded, slot),
+            Err(error) => self.failed = Some(error.to_string().into()),
         }
         result
+    }
+
+    /// Makes the slot of a program before its first call: a graph that is captured when states have values takes a
+    /// second copy of them for a moment.
+    pub fn prepare(&mut self, loaded: &Loaded) -> Result<(), RuntimeError> {
+        let slot = self.take_slot(loaded)?;
+        self.put_back(loaded, slot);
+        Ok(())
+    }
+
+    /// Takes the slot of a program, made if there is none, and puts the thread's current stream after its last use.
+    fn take_slot(&mut self, loaded: &Loaded) -> Result<Slot, RuntimeError> {
+        self.order().map_err(|error| loaded.plan.tensor(error))?;
+        match self.idle(loaded.plan.program.id) {
+            Some(slot) => Ok(slot),
+            None => self.slot(loaded),
+        }
+    }
+
+    fn put_back(&mut self, loaded: &Loaded, slot: Slot) {
+        if let Some(at) = self.at {
+            let slots = &mut self.levels[at].slots;
+            *slots.entry(loaded.plan.program.id).or_default() = Some(slot);
+        }
     }
 
     /// Takes the slot of a program at the level of the session. It has the level's tensors.

@@ -53,6 +53,28 @@ fn a_session_runs_in_the_slots_that_an_earlier_one_has_left() {
 }
 
 #[test]
+fn a_slot_made_before_the_first_call_serves_it_and_writes_nothing() {
+    let model = model();
+    let mut session = model.session().unwrap();
+    let variant = &model.replicas[0].modules["a"][0];
+    let prepared = variant.programs[0].loaded().unwrap();
+    let number = |states: &mut States, number| {
+        let slots = states.levels[0].slots.values_mut().flatten();
+        let mut slots = slots.map(|slot| std::mem::replace(&mut slot.swaps, number));
+        let only = slots.next();
+        assert_eq!(slots.next(), None);
+        only
+    };
+    let states = session.states();
+    states.prepare(prepared).unwrap();
+    assert_eq!(number(states, 7), Some(0));
+    assert!(written(&mut session).is_empty());
+    session.reset();
+    call(&mut session, "a");
+    assert_eq!(number(session.states(), 8), Some(7));
+}
+
+#[test]
 fn a_state_is_written_from_a_call_or_a_write_until_a_reset() {
     let model = model();
     let mut session = model.session().unwrap();

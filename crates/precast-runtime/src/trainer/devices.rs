@@ -20,7 +20,7 @@ use precast_store::record::{Dtype, TrainPart};
 
 use super::{
     Losses, losses,
-    steps::Steps,
+    steps::{PARTS, Steps},
     sums::{Add, Between, Sums},
 };
 use crate::{
@@ -65,7 +65,7 @@ impl<'m> Devices<'m> {
         let gradients = steps.program(TrainPart::Gradients).into_iter();
         let states = gradients.flat_map(|program| &program.states);
         let sums = states.filter(|state| is_sum(&state.name));
-        let made = Self {
+        let mut made = Self {
             between: Between::new(&sessions, sums.map(|state| state.layout.dtype)),
             steps,
             sessions,
@@ -74,7 +74,22 @@ impl<'m> Devices<'m> {
         if made.sessions.len() > 1 && made.steps.train.part == TrainPart::Step {
             return Err(made.several("gradients and update are one program".to_owned()));
         }
+        made.prepare()?;
         Ok(made)
+    }
+
+    /// Captures the CUDA graphs of all parts. Parameters and moments have no values yet, so that a training that
+    /// continues from a checkpoint takes no more memory than one that begins.
+    fn prepare(&mut self) -> Result<(), RuntimeError> {
+        for (index, session) in self.sessions.iter_mut().enumerate() {
+            // Moments are on the first device alone.
+            let parts = PARTS.iter();
+            let parts = parts.filter(|part| index == 0 || **part != TrainPart::Update);
+            for part in parts {
+                session.prepare(&self.steps.name_of(*part))?;
+            }
+        }
+        Ok(())
     }
 
     /// Returns where gradients are added; none for one device.
