@@ -19,7 +19,7 @@ TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, tor
 _FLOOR = 1e-3
 # Below this share of the largest norm of all gradients an error is noise: the gradient of a bias before a
 # normalization is zero but for rounding.
-_PIECE = 1 << 22
+_PIECE = 1 << 20
 # Elements that are compared at once, in double precision: as a whole an embedding would take several times its memory.
 
 

@@ -166,18 +166,19 @@ impl<'m> Session<'m> {
         })
     }
 
-    /// Captures the CUDA graphs of a module that keeps states, before they have values: see [`States::prepare`]. A
-    /// program that is not loaded yet is left out.
+    /// Loads a module that keeps states, and captures its CUDA graphs before the states have values: see
+    /// [`States::prepare`].
     pub(super) fn prepare(&mut self, module: &str) -> Result<(), RuntimeError> {
         let Some((replica, states)) = self.own() else {
             return Ok(());
         };
         let variants = replica.modules.get(module).into_iter().flatten();
-        let programs = variants.flat_map(|variant| &variant.programs);
-        let mut graphs = programs
-            .filter_map(Program::loaded)
-            .filter(|loaded| loaded.is_graph() && loaded.keeps_states());
-        replica.admit(|| graphs.try_for_each(|loaded| states.prepare(loaded)))
+        variants.into_iter().try_for_each(|variant| {
+            variant.load()?;
+            let programs = variant.programs.iter().filter_map(Program::loaded);
+            let mut graphs = programs.filter(|loaded| loaded.is_graph());
+            replica.admit(|| graphs.try_for_each(|loaded| states.prepare(loaded)))
+        })
     }
 
     #[cfg(test)]

@@ -370,6 +370,14 @@ impl Variant {
         })
     }
 
+    /// Loads all its programs.
+    pub fn load(&self) -> Result<(), RuntimeError> {
+        let mut programs = self.programs.iter();
+        programs.try_for_each(|program| program.load(&self.loader))?;
+        self.reroute();
+        Ok(())
+    }
+
     pub fn stats(&self) -> ModuleStats {
         let row = |program: &Program| {
             let runner = match program.loaded() {

@@ -20,7 +20,7 @@ use precast_store::record::{Dtype, TrainPart};
 
 use super::{
     Losses, losses,
-    steps::{PARTS, Steps},
+    steps::Steps,
     sums::{Add, Between, Sums},
 };
 use crate::{
@@ -78,13 +78,15 @@ impl<'m> Devices<'m> {
         Ok(made)
     }
 
-    /// Captures the CUDA graphs of all parts. Parameters and moments have no values yet, so that a training that
-    /// continues from a checkpoint takes no more memory than one that begins.
+    /// Captures the CUDA graphs of a step. Parameters and moments have no values yet, so that a training that continues
+    /// from a checkpoint takes no more memory than one that begins.
     fn prepare(&mut self) -> Result<(), RuntimeError> {
         for (index, session) in self.sessions.iter_mut().enumerate() {
             // Moments are on the first device alone.
-            let parts = PARTS.iter();
-            let parts = parts.filter(|part| index == 0 || **part != TrainPart::Update);
+            let parts: &[TrainPart] = match index {
+                0 => &[TrainPart::Step, TrainPart::Gradients, TrainPart::Update],
+                _ => &[TrainPart::Gradients],
+            };
             for part in parts {
                 session.prepare(&self.steps.name_of(*part))?;
             }

@@ -7,14 +7,6 @@ use precast_store::{
 
 use crate::{Model, RuntimeError};
 
-/// The parts that a module can have.
-pub const PARTS: [TrainPart; 4] = [
-    TrainPart::Step,
-    TrainPart::Gradients,
-    TrainPart::Update,
-    TrainPart::Eval,
-];
-
 /// The programs of one such module of a model.
 pub struct Steps<'m> {
     pub model: &'m Model,
@@ -57,7 +49,13 @@ impl<'m> Steps<'m> {
 
     /// Returns one program of each part.
     pub fn programs(&self) -> Vec<&'m Program> {
-        PARTS
+        let parts = [
+            TrainPart::Step,
+            TrainPart::Gradients,
+            TrainPart::Update,
+            TrainPart::Eval,
+        ];
+        parts
             .iter()
             .filter_map(|part| self.program(*part))
             .collect()
