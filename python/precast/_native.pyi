@@ -16,6 +16,7 @@ def load(
     sessions: int,
     loading: str,
     graphs: str,
+    lend: bool,
     copy: bool,
     wait: float | None,
     weights: dict[str, Any] | None,

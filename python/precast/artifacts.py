@@ -32,6 +32,8 @@ class ArtifactEngine:
     """Answers from the release with the digest of the module and the settings; builds it if the store lacks it."""
 
     guarded = True
+    _LENDS = False
+    """Whether the release's CUDA graphs give their outputs without a copy."""
 
     def __init__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         config, self._net = region.config, region.bare()
@@ -190,7 +192,8 @@ class ArtifactEngine:
             return None
 
     def _loaded(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model:
-        return load(store, release, device=str(device_of_load(self._net, tensors)), weights=self._weights())
+        device = str(device_of_load(self._net, tensors))
+        return load(store, release, device=device, weights=self._weights(), _lend=self._LENDS)
 
     def _weights(self) -> dict[str, Tensor]:
         return exported.parameters(self._held)

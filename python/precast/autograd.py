@@ -42,6 +42,7 @@ class PairEngine(ArtifactEngine):
     """Answers with gradients, by the pair of the exact sizes of a call."""
 
     _region: PairRegion
+    _LENDS = True
 
     def _release_name(self, name: str) -> str:
         # Equal submodules have equal digests, and share one release.

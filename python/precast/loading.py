@@ -32,6 +32,7 @@ def load(
     weights: Mapping[str, Any] | None = None,
     libtorch: str | os.PathLike[str] | None = None,
     untried: bool = False,
+    _lend: bool = False,
 ) -> Model:
     """Loads the newest release of a model for this kind of host, or a named one, as `"minilm@7"`.
 
@@ -64,6 +65,8 @@ def load(
         "sessions": sessions,
         "loading": loading,
         "graphs": graphs,
+        # Outputs of CUDA graphs without a copy, for pairs.
+        "lend": _lend,
         "copy": copy,
         "wait": wait,
     }

@@ -214,7 +214,11 @@ class PairRegion(Region):
     ) -> SmokeResult:
         # The process that built a release compared all steps.
         config = self.config if built else replace(self.config, smoketest_steps=1)
-        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast)
+        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast)
+        if any(parameter.is_cuda for parameter in self.module.parameters()):
+            # Two sets of gradients, whose memory has not the sizes of the optimizer's moments.
+            torch.cuda.empty_cache()
+        return result
 
 
 def pair_opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:

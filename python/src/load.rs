@@ -22,7 +22,7 @@ use crate::{
 
 /// Loads a release. `precast.load` is the documented form.
 #[pyfunction]
-#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, copy, wait, weights, again))]
+#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, lend, copy, wait, weights, again))]
 #[allow(clippy::too_many_arguments)]
 pub fn load(
     py: Python<'_>,
@@ -35,6 +35,7 @@ pub fn load(
     sessions: usize,
     loading: &str,
     graphs: &str,
+    lend: bool,
     copy: bool,
     wait: Option<f64>,
     weights: Option<&Bound<'_, PyDict>>,
@@ -86,6 +87,9 @@ pub fn load(
         });
     if let Some(wait) = wait {
         runtime = runtime.wait_limit(wait);
+    }
+    if lend {
+        runtime = runtime.lending();
     }
     let loaded = match weights {
         None => inside.detach(py, || runtime.load(&model)),

@@ -54,3 +54,40 @@ def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode
     torch.testing.assert_close(losses(module, half), losses(plain, half), rtol=3e-2 if half else 1e-4, atol=1e-4)
     report = module.precast_report()
     assert report["artifact"] == 6, report
+
+
+def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    plain = Block().cuda().train()
+    config = CompileConfig(kind="autograd", mode="reduce-overhead", store=tmp_path, name="block")
+    module = maybe_compile(copy.deepcopy(plain), config)
+    inputs = torch.randn(4, 4, 32, 64, device="cuda")
+
+    def values(net: nn.Module) -> list[Tensor]:
+        def gradients() -> list[Tensor]:
+            return [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+
+        kept = []
+        for x in inputs[:3]:  # accumulates
+            kept.append(net(x))
+            kept[-1].square().mean().backward()
+        found = gradients()
+        held = [parameter.grad for parameter in net.parameters() if parameter.grad is not None]
+        net.zero_grad()
+        first, second = net(inputs[0]), net(inputs[1])
+        second.square().mean().backward()
+        loss = first.mean()
+        loss.backward(retain_graph=True)
+        loss.backward()
+        found += [*gradients(), *held, *kept, first, second]
+        net.zero_grad()
+        last = net(inputs[3])
+        last.square().mean().backward()
+        return [one.detach().clone() for one in (*found, *gradients(), *held, *kept, first, last)]
+
+    got, expected = values(module), values(plain)
+    assert len(got) == len(expected)
+    for mine, eager in zip(got, expected, strict=True):
+        torch.testing.assert_close(mine, eager, rtol=1e-3, atol=1e-5)
+    report = module.precast_report()
+    assert report["artifact"] == 6, report

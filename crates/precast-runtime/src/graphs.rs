@@ -9,6 +9,13 @@
 //!
 //! The graph itself notes bad values: see flags.rs.
 //!
+//! A graph that lends gives its outputs to the caller as they are. The two programs of a training pair do: gradients and
+//! the values that the backward program reads are as large as the model, and a copy of each takes memory and time. The
+//! next replay writes over them. An output that somebody still holds then is copied before the replay and written back
+//! after it, and this call's answer is a copy. The backward graph has the forward graph's outputs as static inputs, so
+//! that nothing is copied between the two; where a call gives another tensor, or the static one is held by somebody else,
+//! the same is done. Such a graph has a pool of its own: no other graph writes over its outputs.
+//!
 //! Each slot of a program has a separate graph; the containers for captures are created once per program. All graphs of
 //! a device share one memory pool: a graph uses the memory that earlier graphs freed during their capture, so
 //! activations take as much as the largest bucket needs, if that one is captured first. Therefore replays of one device
@@ -17,7 +24,7 @@
 //! replay.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread::{self, ThreadId},
 };
@@ -45,6 +52,8 @@ pub(super) struct Shared {
     device: usize,
     /// The stream of the last replay.
     last: Mutex<Option<RawStream>>,
+    /// The outputs that graphs lend, by address.
+    lent: Mutex<BTreeMap<usize, Handle>>,
 }
 
 /// The right to replay on a device.
@@ -54,6 +63,8 @@ type Replaying<'a> = MutexGuard<'a, Option<RawStream>>;
 pub(super) struct Capture {
     shared: Arc<Shared>,
     prepared: Mutex<Prepared>,
+    /// Whether its graphs lend their outputs.
+    pub lends: bool,
 }
 
 /// What the captures of one program share.
@@ -70,11 +81,22 @@ pub(super) struct Captured {
     // Before the memory that it reads.
     graph: Graph,
     outputs: Handles,
+    /// For each output, whether callers receive it as it is.
+    lent: Vec<bool>,
     /// The graph's notes of its static inputs, and of computed values.
     flags: Option<Flags>,
     _bindings: Option<Bindings>,
     _weights: Arc<Weights>,
     capture: Arc<Capture>,
+}
+
+/// The memory that a replay writes and that somebody else holds.
+#[derive(Default)]
+pub(super) struct Held {
+    tensors: Handles,
+    addresses: HashSet<usize>,
+    /// Copies of them from before the replay.
+    values: Handles,
 }
 
 impl Drop for Shared {
@@ -91,6 +113,7 @@ impl Shared {
             stream: Stream::exclusive(device)?,
             device,
             last: Mutex::default(),
+            lent: Mutex::default(),
         })
     }
 
@@ -107,6 +130,27 @@ impl Shared {
     fn leave_pool(&self) {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         pool.1 = pool.1.saturating_sub(1);
+    }
+
+    /// Returns the output of a graph that has the memory of this tensor, if one lends it.
+    pub fn lent(&self, tensor: &Handle) -> Option<Handle> {
+        let lent = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        let output = lent.get(&tensor.meta().address())?;
+        output.is_like(tensor).then(|| output.share())
+    }
+
+    fn lend<'a>(&self, outputs: impl Iterator<Item = (&'a Handle, &'a bool)>) {
+        let lent = outputs.filter(|(_, lent)| **lent);
+        let by_address = lent.map(|(output, _)| (output.meta().address(), output.share()));
+        let mut all = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(by_address);
+    }
+
+    fn take_back<'a>(&self, outputs: impl Iterator<Item = (&'a Handle, &'a bool)>) {
+        let mut all = self.lent.lock().unwrap_or_else(PoisonError::into_inner);
+        for (output, _) in outputs.filter(|(_, lent)| **lent) {
+            all.remove(&output.meta().address());
+        }
     }
 
     /// Waits for the right to replay, and puts the thread's current stream after the last replay.
@@ -128,11 +172,23 @@ impl Shared {
 }
 
 impl Capture {
-    pub fn new(shared: &Arc<Shared>) -> Arc<Self> {
+    pub fn new(shared: &Arc<Shared>, lends: bool) -> Arc<Self> {
         Arc::new(Self {
             shared: shared.clone(),
             prepared: Mutex::default(),
+            lends,
         })
+    }
+
+    /// Returns the output of another graph that has the memory of this tensor, if this graph may read it there.
+    pub fn lent(&self, tensor: &Handle) -> Option<Handle> {
+        self.lends.then(|| self.shared.lent(tensor)).flatten()
+    }
+
+    fn leave_pool(&self) {
+        if !self.lends {
+            self.shared.leave_pool();
+        }
     }
 
     /// Captures the program with its weights. Tries again after an out-of-memory error. The graph reads `inputs`, and
@@ -200,14 +256,37 @@ impl Capture {
         // Also after an error: the caller writes the states next, on another stream.
         shared.stream.synchronize()?;
         warmed?;
-        // Their memory serves the capture.
-        drop(first);
-        let pool = shared.enter_pool()?;
+        if first.is_some() {
+            // The warm-ups' memory serves the capture, and others: the allocator keeps it for this stream alone.
+            drop(first);
+            host::release();
+        }
+        let pool = match self.lends {
+            true => GraphPool::new()?,
+            false => shared.enter_pool()?,
+        };
         let captured = Graph::capture(pool, shared.device, || run(containers, states));
-        let (graph, (outputs, flags)) = captured.inspect_err(|_| shared.leave_pool())?;
+        let captured = captured.inspect_err(|_| self.leave_pool());
+        let (graph, (outputs, flags)) = captured?;
+        let static_inputs = inputs.iter().flatten().map(|buffer| &buffer.tensor);
+        let mut others: HashSet<usize> = static_inputs
+            .chain(states)
+            .map(|given| given.meta().storage())
+            .collect();
+        let lent = outputs.iter().map(|output| {
+            let storage = output.meta().storage();
+            let own = others.insert(storage)
+                && !output.is_held()
+                && !containers.prepared(storage)
+                && !plan.owns(weights, storage);
+            self.lends && own
+        });
+        let lent: Vec<bool> = lent.collect();
+        shared.lend(outputs.iter().zip(&lent));
         Ok(Captured {
             graph,
             outputs,
+            lent,
             flags,
             _bindings: containers.bindings(),
             _weights: weights.clone(),
@@ -217,25 +296,86 @@ impl Capture {
 }
 
 impl Captured {
-    /// Replays the graph on the thread's current stream: `fill` writes the static inputs, `read` copies the outputs.
+    /// Replays the graph on the thread's current stream: `fill` writes these static inputs, `read` takes the outputs.
     pub fn replay<R>(
         &mut self,
+        inputs: &[&Handle],
         fill: impl FnOnce() -> Result<(), TorchError>,
-        read: impl FnOnce(&Handles, Option<&Flags>) -> Result<R, TorchError>,
+        read: impl FnOnce(&Self, &Held) -> Result<R, TorchError>,
     ) -> Result<R, TorchError> {
         let _order = self.capture.shared.order()?;
-        fill()?;
-        self.graph.replay()?;
-        read(&self.outputs, self.flags.as_ref())
+        let mut held = Held::default();
+        if self.capture.lends {
+            let lent = self.outputs.iter().zip(&self.lent);
+            let lent = lent.filter_map(|(output, lent)| lent.then_some(output));
+            held = Held::of(inputs.iter().copied().chain(lent))?;
+        }
+        let replayed = fill().and_then(|()| self.graph.replay());
+        let answer = replayed.and_then(|()| read(self, &held));
+        held.write_back()?;
+        answer
+    }
+
+    /// Copies the outputs into other tensors.
+    pub fn copy_to(&self, to: &[Handle]) -> Result<(), TorchError> {
+        Handle::copy_all(to.iter().zip(&self.outputs))
+    }
+
+    /// Returns copies of the outputs.
+    pub fn copied(&self) -> Result<Handles, TorchError> {
+        Handle::copied_all(&self.outputs)
+    }
+
+    /// Returns the outputs that it lends as they are, and copies of the others and of those that somebody holds.
+    pub fn lend(&self, held: &Held) -> Result<Handles, TorchError> {
+        if !self.capture.lends {
+            return self.copied();
+        }
+        let outputs = self.outputs.iter().zip(&self.lent);
+        let given = outputs.map(|(output, lent)| {
+            let address = output.meta().address();
+            match *lent && !held.addresses.contains(&address) {
+                true => output.alias(),
+                false => output.empty_like(),
+            }
+        });
+        let given: Handles = given.collect::<Result<_, _>>()?;
+        let copied = given.iter().zip(&self.outputs);
+        Handle::copy_all(copied.filter(|(given, output)| !given.is_like(output)))?;
+        Ok(given)
+    }
+
+    /// Returns the notes of values of a call with these inputs.
+    pub fn flags(&self, inputs: &Handles) -> Result<Option<Flags>, TorchError> {
+        let flags = self.flags.as_ref();
+        flags.map(|flags| flags.of_call(inputs)).transpose()
+    }
+}
+
+impl Held {
+    fn of<'a>(written: impl Iterator<Item = &'a Handle>) -> Result<Self, TorchError> {
+        let held = written.filter(|one| one.is_held());
+        let tensors: Handles = held.map(Handle::share).collect();
+        Ok(Self {
+            values: Handle::copied_all(&tensors)?,
+            addresses: tensors.iter().map(|one| one.meta().address()).collect(),
+            tensors,
+        })
+    }
+
+    fn write_back(&self) -> Result<(), TorchError> {
+        Handle::copy_all(self.tensors.iter().zip(&self.values))
     }
 }
 
 impl Drop for Captured {
     fn drop(&mut self) {
-        self.capture.shared.leave_pool();
+        let shared = &self.capture.shared;
+        self.capture.leave_pool();
+        shared.take_back(self.outputs.iter().zip(&self.lent));
         // A replay that was launched still reads the weights and the static inputs.
         if !ending::ended()
-            && let Err(error) = self.capture.shared.settle()
+            && let Err(error) = shared.settle()
         {
             tracing::debug!(%error, "a replay was not waited for");
         }

@@ -41,7 +41,8 @@ fn twice<T>(
     }
 }
 
-fn release() {
+/// Gives the unused memory of torch's allocator back to the driver.
+pub(super) fn release() {
     if let Err(reason) = cuda().and_then(|cuda| cuda.release_cached()) {
         tracing::warn!(%reason, "the allocator's unused memory can't be given back");
     }

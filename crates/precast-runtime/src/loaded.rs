@@ -22,10 +22,10 @@ use precast_store::{
 use super::{
     RuntimeError,
     eager::Eager,
-    ffi::{Handles, Library, cuda},
+    ffi::{Handle, Handles, Library, cuda},
     flags::Watch,
     graphs::{Capture, Shared},
-    identity, operators,
+    host, identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     plan::{Plan, PlanStep, With},
     pool::{Place, Pool, Wait},
@@ -181,14 +181,17 @@ impl Loaded {
         if self.keeps_states() {
             return self.trial_slot().map(drop);
         }
+        if self.lends() {
+            return Ok(());
+        }
         if let Some(mut place) = self.calls.take(Wait::Forever) {
-            place.item = Some(self.bind(place.item.take())?);
+            place.item = Some(self.bind(place.item.take(), &[])?);
         }
         Ok(())
     }
 
     /// Captures the program into a graph; keeps the reason when that can't be done.
-    pub fn capture(&mut self, shared: &Arc<Shared>) {
+    pub fn capture(&mut self, shared: &Arc<Shared>, lends: bool) {
         if self.is_eager() {
             self.refused = Some("it runs as its exported graph".to_owned());
             return;
@@ -198,11 +201,16 @@ impl Loaded {
             self.refused = Some("its sizes are not fixed".to_owned());
             return;
         }
-        self.kind = Kind::Graph(Capture::new(shared));
+        self.kind = Kind::Graph(Capture::new(shared, lends && !self.keeps_states()));
         let captured = if self.keeps_states() {
             self.trial_slot().map(|_| None)
+        } else if self.lends() {
+            // The first call captures it once more, on inputs that another graph lends.
+            let tried = self.bind(None, &[]).map(|_| None);
+            host::release();
+            tried
         } else {
-            self.bind(None).map(Some)
+            self.bind(None, &[]).map(Some)
         };
         match captured {
             Ok(None) => {}
@@ -227,14 +235,16 @@ impl Loaded {
         }
     }
 
-    /// Returns a slot bound to the newest weights: the idle one, bound again if need be, or a new one.
-    fn bind(&self, idle: Option<Slot>) -> Result<Slot, RuntimeError> {
+    /// Returns a slot bound to the newest weights: the idle one, bound again if need be, or a new one. A new one of a
+    /// graph has those of the inputs that another graph lends as its static inputs.
+    fn bind(&self, idle: Option<Slot>, inputs: &[Handle]) -> Result<Slot, RuntimeError> {
         let (weights, swaps) = {
             let weights = self.weights.lock().unwrap_or_else(PoisonError::into_inner);
             (weights.clone(), self.swaps.load(Ordering::Acquire))
         };
         let Some(mut slot) = idle else {
-            let slot = self.slot(&weights, Handles::new(), &[])?;
+            let buffers = self.lent(inputs);
+            let slot = self.slot_with(buffers, &weights, Handles::new(), &[])?;
             return Ok(Slot { swaps, ..slot });
         };
         if slot.swaps != swaps {
@@ -252,7 +262,17 @@ impl Loaded {
         states: Handles,
         written: &[bool],
     ) -> Result<Slot, RuntimeError> {
-        let mut buffers = Buffers::new(self.plan.program.inputs.len());
+        let buffers = Buffers::new(self.plan.program.inputs.len());
+        self.slot_with(buffers, weights, states, written)
+    }
+
+    fn slot_with(
+        &self,
+        mut buffers: Buffers,
+        weights: &Arc<Weights>,
+        states: Handles,
+        written: &[bool],
+    ) -> Result<Slot, RuntimeError> {
         Ok(Slot {
             runner: self.runner(&mut buffers, (&states, written), weights)?,
             buffers,
@@ -300,6 +320,17 @@ impl Loaded {
         }
         slot.weights = weights;
         Ok(())
+    }
+
+    /// Returns buffers over the inputs that another graph lends, and none for the others.
+    fn lent(&self, inputs: &[Handle]) -> Buffers {
+        let mut buffers = Buffers::new(self.plan.program.inputs.len());
+        if let Kind::Graph(capture) = &self.kind {
+            for (buffer, input) in buffers.inputs.iter_mut().zip(inputs) {
+                *buffer = capture.lent(input).map(Buffer::over);
+            }
+        }
+        buffers
     }
 
     /// Creates the missing buffers of the inputs.
@@ -375,6 +406,11 @@ impl Loaded {
         matches!(self.kind, Kind::Graph(_))
     }
 
+    /// Returns whether it is a graph that lends its outputs.
+    fn lends(&self) -> bool {
+        matches!(&self.kind, Kind::Graph(capture) if capture.lends)
+    }
+
     /// Makes every later caller use `weights`. Callers with a slot finish with their weights.
     pub fn swap(&self, weights: &Arc<Weights>) -> Result<(), RuntimeError> {
         if !self.is_graph() || self.keeps_states() {
@@ -385,7 +421,11 @@ impl Loaded {
         let Some(mut place) = self.calls.take(Wait::Forever) else {
             return Ok(());
         };
-        let slot = self.bind(place.item.take())?;
+        if self.lends() && place.item.is_none() {
+            self.set_weights(weights);
+            return Ok(());
+        }
+        let slot = self.bind(place.item.take(), &[])?;
         let slot = place.item.insert(slot);
         self.bind_again(slot, weights.clone())?;
         slot.swaps = self.set_weights(weights);
@@ -422,7 +462,7 @@ impl Loaded {
     pub fn hold(&self) -> Result<Place<'_, Slot>, RuntimeError> {
         let place = self.fixed.take(Wait::no());
         let mut place = place.ok_or_else(|| self.plan.busy(self.fixed.limit()))?;
-        let slot = self.bind(place.item.take())?;
+        let slot = self.bind(place.item.take(), &[])?;
         let slot = place.item.insert(slot);
         self.fill_buffers(&mut slot.buffers)?;
         for buffer in slot.buffers.inputs.iter().flatten() {

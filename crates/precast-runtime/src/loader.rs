@@ -120,6 +120,8 @@ pub(super) struct Loader {
     pub host: Arc<Target>,
     pub trials: Option<Arc<Trials>>,
     pub graphs: Graphs,
+    /// Whether graphs lend their outputs.
+    pub lends: bool,
     pub limit: Option<u64>,
     /// Whether eager may answer for compiled programs.
     pub eager: bool,
@@ -266,7 +268,7 @@ impl Loader {
             .shared
             .get_or_init(|| Shared::new(ordinal).map(Arc::new))
         {
-            Ok(shared) => loaded.capture(shared),
+            Ok(shared) => loaded.capture(shared, self.lends),
             Err(reason) => loaded.refused = Some(reason.to_string()),
         }
     }

@@ -70,6 +70,11 @@ impl Buffer {
         })
     }
 
+    /// Returns a buffer over a tensor that is never padded.
+    pub fn over(tensor: Handle) -> Self {
+        Self { tensor, pad: None }
+    }
+
     /// Writes the pad value everywhere.
     pub fn blank(&self) -> Result<(), TorchError> {
         match &self.pad {
@@ -81,7 +86,7 @@ impl Buffer {
     /// Writes `source` into the low corner and the pad value everywhere else.
     ///
     /// The whole buffer is written each time, so nothing of an earlier call is left in it.
-    pub fn fill(&mut self, source: &Handle) -> Result<(), TorchError> {
+    pub fn fill(&self, source: &Handle) -> Result<(), TorchError> {
         let (meta, own) = (source.meta(), self.tensor.meta());
         if meta.sizes() == own.sizes() {
             return self.tensor.copy_from(source);
@@ -254,7 +259,7 @@ mod tests {
                 (Pad::Bool(true), 1.0),
                 (Pad::Float(1.0), 1.0),
             ] {
-                let mut buffer = Buffer::new(&input(dtype, pad), Device::Cpu).unwrap();
+                let buffer = Buffer::new(&input(dtype, pad), Device::Cpu).unwrap();
                 for _ in 0..2 {
                     buffer.fill(&row(&[1.0, 0.0], dtype)).unwrap();
                     let wide =
@@ -277,7 +282,7 @@ mod tests {
 
     #[test]
     fn what_is_larger_is_not_cut_off() {
-        let mut buffer = Buffer::new(&input(Dtype::Int64, Pad::Int(0)), Device::Cpu).unwrap();
+        let buffer = Buffer::new(&input(Dtype::Int64, Pad::Int(0)), Device::Cpu).unwrap();
         let wide = Handle::of(&[1i64; 8], &[2, 4], Dtype::Int64).unwrap();
         assert!(buffer.fill(&wide).is_err());
     }

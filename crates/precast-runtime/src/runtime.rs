@@ -71,6 +71,7 @@ pub struct Runtime {
     /// The trials of first loads, for each device; empty without trials.
     trials: Vec<Arc<Trials>>,
     graphs: Graphs,
+    lends: bool,
     limit: Option<u64>,
     eager: bool,
     loading: Loading,
@@ -140,6 +141,7 @@ impl Runtime {
             wait: None,
             trials: Vec::new(),
             graphs: Graphs::default(),
+            lends: false,
             limit: None,
             eager: true,
             loading: Loading::default(),
@@ -209,6 +211,15 @@ impl Runtime {
     /// Sets which programs run as CUDA graphs.
     pub fn graphs(mut self, graphs: Graphs) -> Self {
         self.graphs = graphs;
+        self
+    }
+
+    /// Lets CUDA graphs give their outputs without a copy, in the memory that they write: for programs whose outputs the
+    /// caller drops before the next call, as a training step does. Those that the caller still holds keep their values,
+    /// and cost that call three copies. Each graph has its own memory. For the Python package.
+    #[doc(hidden)]
+    pub fn lending(mut self) -> Self {
+        self.lends = true;
         self
     }
 
@@ -378,6 +389,7 @@ impl Runtime {
                 host,
                 trials: self.trials.get(i).cloned(),
                 graphs: self.graphs,
+                lends: self.lends,
                 limit: self.limit,
                 eager: self.eager,
                 aliases: aliases.clone(),

@@ -10,7 +10,7 @@ use super::{
     Handle, Handles,
     abi::RawTensor,
     libtorch,
-    shim::{checked, precast_tensors_copy},
+    shim::{checked, precast_tensor_uses, precast_tensors_copy},
     tensor::number_of,
     torch::call,
 };
@@ -317,6 +317,28 @@ impl Handle {
         checked(unsafe { precast_tensors_copy(to.as_ptr(), from.as_ptr(), to.len()) })
     }
 
+    /// Returns whether another tensor has this one's memory. Handles of one tensor count as one.
+    pub fn is_held(&self) -> bool {
+        // SAFETY: a live tensor.
+        unsafe { precast_tensor_uses(self.raw()) > 1 }
+    }
+
+    /// Returns whether another tensor has the same memory, sizes, strides and dtype.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let (own, other) = (self.meta(), other.meta());
+        own.address() == other.address()
+            && own.dtype_name() == other.dtype_name()
+            && own.sizes() == other.sizes()
+            && own.strides() == other.strides()
+    }
+
+    /// Returns another tensor with this one's memory.
+    pub fn alias(&self) -> Result<Self, TorchError> {
+        let meta = self.meta();
+        let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
+        self.view(meta.sizes(), meta.strides(), 0, dtype)
+    }
+
     /// Returns copies as [`Self::copied`] does, in a few launches.
     pub fn copied_all(all: &[Self]) -> Result<Handles, TorchError> {
         let copies = all.iter().map(Self::empty_like);
@@ -333,7 +355,7 @@ impl Handle {
     }
 
     /// Returns new memory for a copy.
-    fn empty_like(&self) -> Result<Self, TorchError> {
+    pub fn empty_like(&self) -> Result<Self, TorchError> {
         let meta = self.meta();
         let dtype = meta.dtype().ok_or_else(|| meta.dtype_name())?;
         let device = meta

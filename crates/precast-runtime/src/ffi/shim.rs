@@ -65,6 +65,7 @@ imports! { table;
         release: unsafe extern "C" fn(*mut c_void),
     ) -> RawTensor;
     pub fn precast_tensors_copy(to: *const RawTensor, from: *const RawTensor, n: usize) -> i32;
+    pub fn precast_tensor_uses(tensor: RawTensor) -> i64;
     pub fn precast_note_range(
         tensor: *const c_void,
         notes: *const c_void,

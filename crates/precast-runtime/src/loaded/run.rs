@@ -43,7 +43,7 @@ impl Loaded {
         // Read after the slot is the caller's: a swap that was over before the call is seen.
         let mut slot = match place.item.take() {
             Some(slot) if slot.swaps == self.swaps.load(Ordering::Acquire) => slot,
-            idle => self.bind(idle)?,
+            idle => self.bind(idle, &inputs)?,
         };
         // A panic loses the slot, which may be in an inconsistent state.
         let result = self.run_slot(&mut slot, inputs, sizes);
@@ -59,7 +59,7 @@ impl Loaded {
         sizes: Sizes<'_>,
     ) -> Result<Answer, RuntimeError> {
         if let Runner::Graph(graph) = &mut slot.runner {
-            return self.replay(graph, &mut slot.buffers, &inputs, sizes);
+            return self.replay(graph, &slot.buffers, &inputs, sizes);
         }
         let device = self.plan.device;
         let flags = self
@@ -105,11 +105,14 @@ impl Loaded {
         let inputs = slot.static_inputs();
         self.plan.check_values(&inputs)?;
         if let Runner::Graph(graph) = &mut slot.runner {
-            let read = |made: &Handles, flags: Option<&Flags>| {
-                Handle::copy_all(outputs.iter().zip(made))?;
-                flags.map(|flags| flags.of_call(&inputs)).transpose()
-            };
-            let replayed = graph.replay(|| Ok(()), read);
+            let replayed = graph.replay(
+                &[],
+                || Ok(()),
+                |made, _| {
+                    made.copy_to(outputs)?;
+                    made.flags(&inputs)
+                },
+            );
             return replayed.map_err(|error| self.plan.failed("graph", error));
         }
         let (made, flags) = self.run_slot(slot, inputs, Sizes::Exact)?;
@@ -121,31 +124,36 @@ impl Loaded {
     fn replay(
         &self,
         graph: &mut Captured,
-        buffers: &mut Buffers,
+        buffers: &Buffers,
         inputs: &Handles,
         sizes: Sizes<'_>,
     ) -> Result<Answer, RuntimeError> {
+        let given = buffers.inputs.iter().flatten().zip(inputs);
+        let given = given.filter(|(to, from)| !to.tensor.is_like(from));
+        let written: SmallVec<[(&Buffer, &Handle); 16]> = given.collect();
         let fill = || {
             let module = &*self.plan.module;
             let padded = matches!(sizes, Sizes::Padded(_));
             let _span = padded.then(|| tracing::trace_span!("pad", module).entered());
             let mut exact = SmallVec::<[_; 16]>::new();
-            for (to, from) in buffers.inputs.iter_mut().flatten().zip(inputs) {
+            for (to, from) in &written {
                 if to.tensor.meta().sizes() == from.meta().sizes() {
-                    exact.push((&to.tensor, from));
+                    exact.push((&to.tensor, *from));
                 } else {
                     to.fill(from)?;
                 }
             }
             Handle::copy_all(exact.into_iter())
         };
-        // The next replay writes over the static outputs.
-        let read = |made: &Handles, flags: Option<&Flags>| {
-            let outputs = Handle::copied_all(made)?;
-            let flags = flags.map(|flags| flags.of_call(inputs)).transpose()?;
-            Ok((outputs, flags))
-        };
-        let replayed = graph.replay(fill, read);
+        let tensors: SmallVec<[&Handle; 16]> = written.iter().map(|(to, _)| &to.tensor).collect();
+        let replayed = graph.replay(&tensors, fill, |made, held| {
+            let outputs = match sizes {
+                Sizes::Exact => made.lend(held)?,
+                // The next replay writes over the static outputs.
+                Sizes::Padded(_) | Sizes::Dynamic(_) => made.copied()?,
+            };
+            Ok((outputs, made.flags(inputs)?))
+        });
         let (outputs, flags) = replayed.map_err(|error| self.plan.failed("graph", error))?;
         Ok((self.finish(outputs, sizes, |_| false)?, flags))
     }
