@@ -33,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -62,8 +62,8 @@ optimizer = "adamw"
 """
 
 
-def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
-    """Trains in one way in this process; returns milliseconds of each step, and losses."""
+def trainer(way: str, rows: int, store: Path) -> tuple[Callable[[], Any], Any]:
+    """Returns a function that makes one step in this process and returns the loss, and the model that it trains."""
     import torch
     from model import batch, device, load
 
@@ -87,9 +87,8 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
             model = precast.maybe_compile(net, config, None, given)
     elif way != "eager":
         model, update = torch.compile(net, mode=mode), torch.compile(optimizer.step)
-    times, losses = [], []
-    for _ in range(steps + 1):
-        began = time.perf_counter()
+
+    def step() -> Any:
         # The gradients of a compiled backward pass are in its graph's memory until the next run.
         torch.compiler.cudagraph_mark_step_begin()
         with cast:
@@ -97,14 +96,24 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
         loss.backward()
         update()
         optimizer.zero_grad(set_to_none=True)
-        losses.append(float(loss.detach()))  # waits for the device, as a loop that logs does
+        return loss.detach()
+
+    return step, model
+
+
+def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
+    """Trains in one way in this process; returns milliseconds of each step, and losses."""
+    step, model = trainer(way, rows, store)
+    times, losses = [], []
+    for _ in range(steps + 1):
+        began = time.perf_counter()
+        losses.append(float(step()))  # waits for the device, as a loop that logs does
         times.append((time.perf_counter() - began) * 1e3)
         if len(times) == 1:
             print("first", flush=True)
     found: dict[str, Any] = {"ms": times, "losses": [losses[0], losses[-1]]}
-    if pairs:
-        report = model.precast_report()
-        found["fallbacks"] = report["reasons"]
+    if way.startswith("autograd"):
+        found["fallbacks"] = model.precast_report()["reasons"]
     return found
 
 

@@ -229,8 +229,9 @@ tune() {
     chmod +x "$work/chat/chat"
     cd "$work/chat/examples/chat"
     sed -i 's/device = "cpu"/device = "cuda"/' precast.toml train.toml
+    precast build -f train.toml > "$out/tune-build.log" 2>&1 &
     precast build
-    precast build -f train.toml
+    wait $!
     "$python" -c 'from model import tokenizer; tokenizer().save_pretrained("words")'
     "$python" rows.py rows.safetensors
     ask='What does precast build do?'
