@@ -2,9 +2,9 @@
 
     STEPS_MODEL=encoder python memory.py WAY ROWS STORE
 
-WAY is one of `table.py`, in Python. Prints a JSON line for what `maybe_compile` leaves and one for the end of 30 steps, in
-MiB: the tensors that live now and the most so far, what torch's allocator holds of the device now and the most so far,
-that by pool, and what the device holds beside it (the CUDA context, code and graphs). The last line has the median
+WAY is one of `table.py`, in Python. Prints a JSON line for what `maybe_compile` leaves and one for the end of 30 steps,
+in MiB: the tensors that live now and the most so far, what torch's allocator holds of the device now and the most so
+far, that by pool, and what the device holds beside it (the CUDA context, code and graphs). The last line has the median
 milliseconds of a step. A first run fills caches and store.
 """
 
