@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import bounds, failures, one_query, one_row, prepacked, segment, segment_passes
+from . import added_rows, bounds, failures, one_query, one_row, prepacked, segment, segment_passes
 from .clock import Clock
 from .torch_private import errors, inductor, lowerings, overloads, versions
 from .torch_private.cpp_toolchain import toolchain
@@ -134,6 +134,7 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
         options["freezing"] = False
     if target.device == "cpu":
         one_query.rewrite(module.graph)
+        added_rows.rewrite(module.graph)
         module.recompile()
         if one_row.has_one_row(module.graph):
             # Joined weights would be a copy, and buy nothing.
@@ -157,6 +158,7 @@ def generate(
     patches = [
         toolchain(isa, clock, bounds.operators_of),
         lowerings.no_packed_weights(),
+        lowerings.checked_scatters(),
         prepacked.recording(weights, isa),
     ]
     if options.get("triton.enable_pdl") and versions.works(versions.EARLY_LAUNCH):

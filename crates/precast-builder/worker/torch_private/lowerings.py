@@ -57,3 +57,26 @@ def no_packed_weights() -> Iterator[None]:
     refused = [(module, "use_cpp_gemm_template", lambda *_, **__: False) for module in callers]
     with replaced(*refused, (bmm, "use_cpp_bmm_template", use_for_activations)):
         yield
+
+
+@contextmanager
+def checked_scatters() -> Iterator[None]:
+    """Has an artifact fail where libtorch refuses to scatter, as for a number beyond the rows of a table.
+
+    Private: `CppWrapperCpu._generate_scatter_fallback`, which writes such a call with `writeline`. Without them: the
+    artifact goes on with values that nothing was scattered into.
+    """
+    from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    generate = CppWrapperCpu._generate_scatter_fallback
+
+    def checked(self: Any, *args: Any, **named: Any) -> None:
+        lines: list[str] = []
+        with replaced((self, "writeline", lines.append)):
+            generate(self, *args, **named)
+        for line in lines:
+            call = line.removesuffix(";")
+            self.writeline(f"AOTI_TORCH_ERROR_CODE_CHECK({call});" if call.startswith("aoti_torch_") else line)
+
+    with replaced((CppWrapperCpu, "_generate_scatter_fallback", checked)):
+        yield
