@@ -34,7 +34,7 @@ use crate::{
     record::{Input, Program},
     runtime::{
         Loading, Trainer,
-        command::tensors,
+        command::{keep_freed, tensors},
         training::{Losses, Sums},
     },
 };
@@ -130,6 +130,7 @@ pub(super) struct TrainDocument {
 
 pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     let mut meter = Meter::new();
+    keep_freed();
     let (store, name, device) = args.place.open(context)?;
     args.place.libtorch.open()?;
     let devices = match args.devices.is_empty() {

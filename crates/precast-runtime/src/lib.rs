@@ -186,6 +186,7 @@ pub mod training {
 #[doc(hidden)]
 pub mod command {
     pub use crate::exit::exit;
+    pub use crate::ffi::keep_freed;
     pub use crate::host::host;
     pub use crate::peak::peak;
     pub use crate::source::sealed;

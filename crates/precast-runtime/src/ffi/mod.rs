@@ -70,7 +70,7 @@ pub use libtorch::{Libtorch, get as libtorch, open as open_libtorch};
 pub use memory::contiguous;
 pub use nccl::{Communicators, Nccl};
 pub use operators::{Call, Libraries, OperatorArgument, Operators, registered};
-pub use process::{exit, give_back};
+pub use process::{exit, give_back, keep_freed};
 pub use shim::{is_open as shim_is_open, open as open_shim};
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Handles, Meta, Stolen, TensorRef};
