@@ -1,8 +1,8 @@
 """Rows that are added to a table, on a CPU, without two copies of the table.
 
-The gradient of an embedding is a table of zeros to which the gradients of the tokens are added. The compiler has this as
-`index_put`, for which it calls a function of libtorch that copies the table, adds to the copy, and copies it back. The
-same with `scatter_add` adds in place.
+The gradient of an embedding is a table of zeros to which the gradients of the tokens are added. The compiler has this
+as `index_put`, for which it calls a function of libtorch that copies the table, adds to the copy, and copies it back.
+`scatter_add` adds the same in place.
 """
 
 from __future__ import annotations
