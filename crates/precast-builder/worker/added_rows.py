@@ -7,9 +7,12 @@ as `index_put`, for which it calls a function of libtorch that copies the table,
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
+
+from . import nodes
 
 
 def rewrite(graph: Any) -> None:
@@ -31,12 +34,7 @@ def rewrite(graph: Any) -> None:
 def _scatter(graph: Any, node: Any, table: Any, numbers: Any, rows: Any) -> None:
     aten = torch.ops.aten
     count, width = table.meta["val"].shape
-
-    def call(target: Any, *args: Any) -> Any:
-        made = graph.call_function(target, args)
-        made.meta["val"] = target(*torch.fx.map_arg(args, lambda value: value.meta["val"]))
-        return made
-
+    call = partial(nodes.call, graph)
     with graph.inserting_before(node):
         # A number below zero counts from the end.
         below, wrapped = call(aten.lt.Scalar, numbers, 0), call(aten.add.Scalar, numbers, count)

@@ -8,10 +8,12 @@ operator computes them, and reads the cache as it is.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 
+from . import nodes
 from .torch_private import symbols
 
 
@@ -56,13 +58,7 @@ def _group(graph: Any, node: Any, heads: int, sources: list[Any]) -> None:
     aten = torch.ops.aten
     shape = list(node.meta["val"].shape)
     batch, all_heads, _, width = node.args[0].meta["val"].shape
-
-    def call(target: Any, *args: Any, **named: Any) -> Any:
-        made = graph.call_function(target, args, named)
-        given, names = torch.fx.map_arg((args, named), lambda value: value.meta["val"])
-        made.meta["val"] = target(*given, **names)
-        return made
-
+    call = partial(nodes.call, graph)
     with graph.inserting_before(node):
         query = call(aten.reshape.default, node.args[0], [batch, heads, all_heads // heads, width])
         keys, values = (call(aten.squeeze.dim, source, 2) for source in sources)
