@@ -214,6 +214,13 @@ class _Pair:
         except Exception as error:  # a hook for saved tensors
             raise Passed from error
 
+    def inputs_of(self, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the inputs of the backward program, and binds the tensors of the forward call."""
+        count = len(self.weights)
+        self.engine.bind_saved(dict(zip(self.weights, saved[:count], strict=True)))
+        rest = iter(saved[count:])
+        return [tangents[at] if kind == "tangent" else next(rest).detach() for kind, at in self.reads]
+
     def run(self, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the forward program. Returns its inputs and its outputs; writes the buffers."""
         inputs = [*given, *(draw.sample(self.engine._device) for draw in self.draws)]
@@ -247,12 +254,10 @@ class _Function(torch.autograd.Function):
                 "`create_graph=True`: a compiled backward program has no gradient of its own",
                 hint="compute second derivatives with the original module, `wrapped._orig_mod`",
             )
-        saved = ctx.saved_tensors
-        count = len(pair.weights)
-        pair.engine.bind_saved(dict(zip(pair.weights, saved[:count], strict=True)))
-        rest = iter(saved[count:])
-        inputs = [tangents[at] if kind == "tangent" else next(rest).detach() for kind, at in pair.reads]
-        found = list(pair.backward(*inputs).values())
+        inputs = pair.inputs_of(ctx.saved_tensors, tangents)
+        # Unless the caller retains the graph, the program frees each saved value after it has read it.
+        ctx.maybe_clear_saved_tensors()
+        found = list(pair.backward._run_taking(inputs).values())
         return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
 
 

@@ -271,6 +271,24 @@ fn in_order<'a, 'py: 'a>(
     Ok(Inputs::InOrder(inputs))
 }
 
+/// Takes the tensors of a list in their order, and empties the list. Not with the objects of Python that they were:
+/// those can only be freed with the GIL.
+pub fn taken(
+    tensors: &Bound<'_, PyList>,
+    variants: &[Variant],
+) -> PyResult<(Vec<Tensor>, Library)> {
+    let (mut library, mut taken) = (None, Vec::with_capacity(tensors.len()));
+    let names = variants[0].inputs.iter().map(String::as_str);
+    for (tensor, name) in tensors.iter().zip(names.chain(std::iter::repeat("input"))) {
+        let (tensor, of) = tensors::take(&tensor, name)?;
+        prefer(&mut library, of);
+        let alone = tensor.view(&tensor.shape(), &tensor.stride(), 0);
+        taken.push(alone.map_err(|reason| errors::tensor(name, &reason))?);
+    }
+    tensors.del_slice(0, tensors.len())?;
+    Ok((taken, library.unwrap_or(Library::Other)))
+}
+
 /// The tensor of each flat input; all are there.
 type Values<'py> = SmallVec<[Option<Bound<'py, PyAny>>; 8]>;
 

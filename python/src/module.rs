@@ -75,6 +75,20 @@ impl Module {
         submit.call1(py, (call,))
     }
 
+    /// Runs the module on the tensors of a list, in order, and empties the list. A tensor that nothing else refers to is
+    /// freed as soon as the module has read it.
+    fn _run_taking(&self, py: Python<'_>, tensors: &Bound<'_, PyList>) -> PyResult<Py<PyAny>> {
+        let inside = Inside::enter(py);
+        let loaded = self.loaded()?;
+        let (inputs, library) = inputs::taken(tensors, loaded.variants(&self.name)?)?;
+        let outputs = inside.detach(py, || {
+            let outputs = loaded.model.run_taking(&self.name, inputs)?;
+            outputs.check().map(|()| outputs)
+        });
+        let outputs = outputs.map_err(|error| errors::runtime(&error))?;
+        loaded.answer(py, outputs, library)
+    }
+
     /// The module's name.
     #[getter]
     fn name(&self) -> &str {

@@ -91,3 +91,24 @@ def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) ->
         torch.testing.assert_close(mine, eager, rtol=1e-3, atol=1e-5)
     report = module.precast_report()
     assert report["artifact"] == 6, report
+
+
+def test_a_backward_program_frees_what_it_has_read(tmp_path: Path) -> None:
+    wide = [nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(6)]
+    config = CompileConfig(kind="autograd", store=tmp_path, name="wide")
+    module = maybe_compile(nn.Sequential(*wide).cuda().train(), config)
+    x = torch.randn(1024, 2048, device="cuda")
+
+    def peak(retain_graph: bool) -> int:
+        module.zero_grad()
+        loss = module(x).square().mean()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        loss.backward(retain_graph=retain_graph)
+        return torch.cuda.max_memory_allocated() - before
+
+    peak(False)
+    # A value between two layers has 8 MiB, a gradient 16.
+    assert peak(True) - peak(False) > 32 << 20
+    report = module.precast_report()
+    assert report["artifact"] == 3, report

@@ -55,6 +55,25 @@ fn an_answer_is_none_of_the_callers_memory() {
 }
 
 #[test]
+fn a_tensor_that_a_call_took_is_copied_for_the_answer_if_somebody_has_it() {
+    let model = load(&[Fake::sized(2, 2).behaving("RETURNS_INPUT")]);
+    let made = || Tensor::from_slice(&[1.0_f32, 2.0, 3.0, 4.0], &[2, 2]).unwrap();
+    let same_memory = |given: Tensor| {
+        let address = given.address();
+        let out = model.run_taking("f", vec![given]).unwrap();
+        assert_eq!(out.array::<f32>(0).unwrap().data(), [1.0, 2.0, 3.0, 4.0]);
+        out[0].address() == address
+    };
+    assert!(same_memory(made()));
+    let (shared, viewed) = (made(), made());
+    let (_handle, _view) = (shared.share(), viewed.narrow(0, 1, 1).unwrap());
+    assert!(!same_memory(shared));
+    assert!(!same_memory(viewed));
+    let error = model.run_taking("f", vec![made(), made()]).unwrap_err();
+    insta::assert_snapshot!(error, @"module `f` takes 1 inputs (x), got 2");
+}
+
+#[test]
 fn tensors_that_need_a_copy_are_refused_still() {
     let model = load(&[Fake::sized(2, 2)]);
     let wide = Tensor::from_slice(&[1.0_f32; 8], &[2, 4]).unwrap();

@@ -30,7 +30,8 @@ use super::{
     program::Program,
     replica::{self, Replica},
     states::States,
-    variant::{CallOptions, Variant},
+    tensor::Tensor,
+    variant::Variant,
     weight_set::WeightSet,
 };
 
@@ -229,20 +230,37 @@ impl Model {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        let plain = inputs.iter().any(arrays::is_plain);
-        let inputs: SmallVec<[TensorRef<'_>; 8]> = inputs.iter().map(arrays::tensor).collect();
+        let policy = self.policy(inputs.iter().any(arrays::is_plain));
+        let inputs = lent(inputs);
         let (replica, states) = self.place(session, &inputs);
-        let variants = self.variants(replica, module)?;
-        let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs.len();
-        let Some(variant) = variants.iter().find(takes) else {
-            return Err(RuntimeError::InputCount {
-                module: variants[0].module.clone(),
-                expected: variants[0].names.len(),
-                got: inputs.len(),
-                names: variants[0].names.clone(),
-            });
-        };
-        self.answered(replica, variant, &inputs, plain, wait, states)
+        let variant = self.variant(replica, module, inputs.len())?;
+        self.answered(replica, || {
+            variant.answer(variant.check(&inputs, policy)?, wait, states)
+        })
+    }
+
+    /// Runs a module as [`Self::run`] does, on tensors that the call takes: one that nothing else refers to is freed as
+    /// soon as the module's programs have read it, and its memory serves the rest of the call.
+    ///
+    /// ```
+    /// # include!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/fake/example.rs"));
+    /// # use precast_runtime::{Device, Runtime, Store, Tensor};
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let folder = example();
+    /// # let model = Runtime::new(&Store::open(folder.path())?, Device::Cpu)?.load("tiny")?;
+    /// let x = Tensor::from_slice(&[1.0_f32, 2.0, 3.0], &[1, 3])?;
+    /// let out = model.run_taking("double", vec![x])?;
+    /// assert_eq!(out.array::<f32>(0)?.data(), [2.0, 4.0, 6.0]);
+    /// # Ok(()) }
+    /// ```
+    pub fn run_taking(&self, module: &str, inputs: Vec<Tensor>) -> Result<Outputs, RuntimeError> {
+        let replica = self.replica(&lent(&inputs));
+        let variant = self.variant(replica, module, inputs.len())?;
+        self.answered(replica, || {
+            let checked = variant.check(&lent(&inputs), self.policy)?;
+            drop(inputs);
+            variant.answer(checked, self.wait(), None)
+        })
     }
 
     /// Runs a module on inputs by name, in any order. Of a module with several variants, the names pick one.
@@ -278,7 +296,7 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let plain = inputs.iter().any(|(_, input)| arrays::is_plain(input));
+        let policy = self.policy(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
         let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
@@ -300,9 +318,9 @@ impl Model {
             .iter()
             .find_map(|variant| order(variant).map(|ordered| (variant, ordered)))
         {
-            Some((variant, ordered)) => {
-                self.answered(replica, variant, &ordered, plain, wait, states)
-            }
+            Some((variant, ordered)) => self.answered(replica, || {
+                variant.answer(variant.check(&ordered, policy)?, wait, states)
+            }),
             None => Err(RuntimeError::InputNames {
                 module: variants[0].module.clone(),
                 given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
@@ -410,19 +428,36 @@ impl Model {
         Ok(variants)
     }
 
-    /// Has a variant answer, and notes the time of the first answer. Plain inputs are copied to the device in any case.
+    /// Returns the variant of a module that takes so many inputs.
+    fn variant<'m>(
+        &self,
+        replica: &'m Replica,
+        module: &str,
+        inputs: usize,
+    ) -> Result<&'m Variant, RuntimeError> {
+        let variants = self.variants(replica, module)?;
+        let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs;
+        let found = variants.iter().find(takes);
+        found.ok_or_else(|| RuntimeError::InputCount {
+            module: variants[0].module.clone(),
+            expected: variants[0].names.len(),
+            got: inputs,
+            names: variants[0].names.clone(),
+        })
+    }
+
+    /// Returns what to do with inputs that need a copy. Plain ones are copied to the device in any case.
+    fn policy(&self, plain: bool) -> Inputs {
+        if plain { Inputs::MayCopy } else { self.policy }
+    }
+
+    /// Runs a call on a replica, and notes the time of the first answer.
     fn answered(
         &self,
         replica: &Replica,
-        variant: &Variant,
-        inputs: &[TensorRef<'_>],
-        plain: bool,
-        wait: Wait,
-        states: Option<&mut States>,
+        call: impl FnOnce() -> Result<Outputs, RuntimeError>,
     ) -> Result<Outputs, RuntimeError> {
-        let policy = if plain { Inputs::MayCopy } else { self.policy };
-        let call = CallOptions { policy, wait };
-        let result = replica.admit(|| variant.answer(inputs, call, states));
+        let result = replica.admit(call);
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
         }
@@ -445,6 +480,10 @@ impl Model {
         variant.without_session()?;
         Fixed::open(replica, variant.exactly(sizes)?)
     }
+}
+
+fn lent<A: Argument>(inputs: &[A]) -> SmallVec<[TensorRef<'_>; 8]> {
+    inputs.iter().map(arrays::tensor).collect()
 }
 
 impl std::fmt::Debug for Model {

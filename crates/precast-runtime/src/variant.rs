@@ -30,11 +30,12 @@ use super::{
     validate::{Fit, Request, Signature},
 };
 
-/// The options of one call.
-#[derive(Clone, Copy)]
-pub(super) struct CallOptions {
-    pub policy: Inputs,
-    pub wait: Wait,
+/// The checked inputs of one call.
+pub(super) struct Checked {
+    handles: Handles,
+    /// Those that have to be copied before a kernel may read them.
+    copies: SmallVec<[usize; 8]>,
+    request: Request,
 }
 
 pub(super) struct Variant {
@@ -121,11 +122,11 @@ impl Variant {
         }
     }
 
-    /// Checks inputs, picks a bucket, runs it.
+    /// Picks a bucket for checked inputs, and runs it.
     pub fn answer(
         &self,
-        inputs: &[TensorRef<'_>],
-        call: CallOptions,
+        inputs: Checked,
+        wait: Wait,
         states: Option<&mut States>,
     ) -> Result<Outputs, RuntimeError> {
         let span = tracing::trace_span!(
@@ -136,14 +137,17 @@ impl Variant {
             rung = tracing::field::Empty,
         );
         let _span = span.enter();
-        let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
-        let (mut handles, copies) = self.check_inputs(inputs, call.policy, &mut request)?;
+        let Checked {
+            mut handles,
+            copies,
+            mut request,
+        } = inputs;
         let states = if self.keeps_states {
             Some(self.states(states, &handles, &mut request)?)
         } else {
             None
         };
-        let (program, loaded, rung) = self.pick(&request, call.wait)?;
+        let (program, loaded, rung) = self.pick(&request, wait)?;
         if !span.is_disabled() {
             span.record("bucket", program.record.bucket());
             span.record("rung", rung.name());
@@ -167,7 +171,7 @@ impl Variant {
         let timed = self.device == Device::Cpu && counters.due();
         let begin = timed.then(Instant::now);
         let result = match states {
-            None => loaded.serve(handles, sizes, call.wait),
+            None => loaded.serve(handles, sizes, wait),
             Some(states) => states.serve(loaded, handles, sizes),
         };
         let took = begin.map(|begin| begin.elapsed());
@@ -313,13 +317,9 @@ impl Variant {
         }
     }
 
-    /// Returns the inputs, and which of them have to be copied before a kernel may read them.
-    fn check_inputs(
-        &self,
-        inputs: &[TensorRef<'_>],
-        policy: Inputs,
-        request: &mut Request,
-    ) -> Result<(Handles, SmallVec<[usize; 8]>), RuntimeError> {
+    /// Checks inputs. The caller's own handles are not needed after it.
+    pub fn check(&self, inputs: &[TensorRef<'_>], policy: Inputs) -> Result<Checked, RuntimeError> {
+        let mut request: Request = SmallVec::from_elem(0, self.signature.dims.len());
         let (mut handles, mut copies) = (Handles::new(), SmallVec::new());
         for (i, (tensor, spec)) in inputs.iter().zip(&self.signature.inputs).enumerate() {
             // The same handle is checked and used: no other thread can change it in between.
@@ -330,7 +330,7 @@ impl Variant {
                 input: spec.name.clone(),
                 problem,
             };
-            let fit = spec.check(&meta, self.device, &self.signature.dims, request);
+            let fit = spec.check(&meta, self.device, &self.signature.dims, &mut request);
             match fit.map_err(bad)? {
                 Fit::AsIs => {}
                 Fit::NeedsCopy if policy == Inputs::AsGiven => {
@@ -340,7 +340,11 @@ impl Variant {
             }
             handles.push(handle);
         }
-        Ok((handles, copies))
+        Ok(Checked {
+            handles,
+            copies,
+            request,
+        })
     }
 
     /// Rebuilds the routes from the loaded programs.

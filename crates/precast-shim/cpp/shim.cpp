@@ -327,6 +327,12 @@ int32_t precast_tensors_copy(void* const* to, void* const* from, size_t n) {
 // Returns the number of tensors with the memory of this one, and itself.
 int64_t precast_tensor_uses(const void* handle) { return static_cast<int64_t>(tensor(handle).storage().use_count()); }
 
+// Returns whether this is the only handle of its tensor, and the tensor the only one with its memory.
+bool precast_tensor_is_sole(const void* handle) {
+  const at::Tensor& own = tensor(handle);
+  return own.use_count() == 1 && own.storage().use_count() == 1;
+}
+
 // Notes the lowest and highest value of integers at `notes[at]` and the one after, and gives them clamped.
 int32_t precast_note_range(const void* handle, const void* notes, int64_t at, int64_t low, int64_t high, void** clamped) {
   return guarded([&] {

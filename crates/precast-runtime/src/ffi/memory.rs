@@ -10,7 +10,7 @@ use super::{
     Handle, Handles,
     abi::RawTensor,
     libtorch,
-    shim::{checked, precast_tensor_uses, precast_tensors_copy},
+    shim::{checked, precast_tensor_is_sole, precast_tensor_uses, precast_tensors_copy},
     tensor::number_of,
     torch::call,
 };
@@ -321,6 +321,12 @@ impl Handle {
     pub fn is_held(&self) -> bool {
         // SAFETY: a live tensor.
         unsafe { precast_tensor_uses(self.raw()) > 1 }
+    }
+
+    /// Returns whether no other handle and no other tensor has its memory.
+    pub fn is_sole(&self) -> bool {
+        // SAFETY: a live tensor.
+        unsafe { precast_tensor_is_sole(self.raw()) }
     }
 
     /// Returns whether another tensor has the same memory, sizes, strides and dtype.

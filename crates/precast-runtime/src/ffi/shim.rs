@@ -66,6 +66,7 @@ imports! { table;
     ) -> RawTensor;
     pub fn precast_tensors_copy(to: *const RawTensor, from: *const RawTensor, n: usize) -> i32;
     pub fn precast_tensor_uses(tensor: RawTensor) -> i64;
+    pub fn precast_tensor_is_sole(tensor: RawTensor) -> bool;
     pub fn precast_note_range(
         tensor: *const c_void,
         notes: *const c_void,

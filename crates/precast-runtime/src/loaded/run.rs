@@ -75,7 +75,8 @@ impl Loaded {
             inputs = self.padded(&mut slot.buffers, inputs, stream)?;
         }
         inputs.extend(slot.states.iter().map(Handle::share));
-        // Outputs are the caller's: never the memory of an input, a state, a padding buffer or a weight.
+        // Outputs are the caller's: never the memory of an input that somebody has, a state, a padding buffer or a weight.
+        // The memory of an input that the call took may be free by then, and an output's.
         let sources: SmallVec<[usize; 8]> = inputs.iter().map(|i| i.meta().storage()).collect();
         let mut outputs = match &mut slot.runner {
             Runner::Eager(calls) => calls.evaluate(&self.plan, &inputs)?,
@@ -85,8 +86,8 @@ impl Loaded {
         if let (Some(watch), Some(flags)) = (&self.watch, &mut flags) {
             watch.outcomes(&mut outputs, flags)?;
         }
-        let outputs = self.finish(outputs, sizes, |storage| {
-            slot.owns(&self.plan, storage) || sources.contains(&storage)
+        let outputs = self.finish(outputs, sizes, |output, storage| {
+            slot.owns(&self.plan, storage) || sources.contains(&storage) && !output.is_sole()
         })?;
         match (device, flags) {
             // There is nothing to wait for.
@@ -155,7 +156,7 @@ impl Loaded {
             Ok((outputs, made.flags(inputs)?))
         });
         let (outputs, flags) = replayed.map_err(|error| self.plan.failed("graph", error))?;
-        Ok((self.finish(outputs, sizes, |_| false)?, flags))
+        Ok((self.finish(outputs, sizes, |_, _| false)?, flags))
     }
 
     fn padded(
@@ -205,19 +206,19 @@ impl Loaded {
         Ok(inputs)
     }
 
-    /// Checks the outputs and cuts them to the request. Those in `borrowed` storages are copied.
+    /// Checks the outputs and cuts them to the request. Those that are `borrowed`, with their storage, are copied.
     fn finish(
         &self,
         outputs: Handles,
         sizes: Sizes<'_>,
-        borrowed: impl Fn(usize) -> bool,
+        borrowed: impl Fn(&Handle, usize) -> bool,
     ) -> Result<SmallVec<[Tensor; 4]>, RuntimeError> {
         let mut finished = SmallVec::new();
         for (i, handle) in outputs.into_iter().enumerate() {
             let meta = handle.meta();
             self.check_output(i, &meta, sizes)?;
             let storage = meta.storage();
-            let own = if borrowed(storage) {
+            let own = if borrowed(&handle, storage) {
                 handle.copied().map_err(|error| self.plan.tensor(error))?
             } else {
                 handle
