@@ -154,6 +154,8 @@ def _step(
         tangents = [torch.randn(one.shape, generator=generator).to(one) for one in found]
         wanted = {f"input {at}": one for at, one in enumerate(inputs) if one.requires_grad}
         wanted |= {name: one for name, one in module.named_parameters() if one.requires_grad}
-        got = torch.autograd.grad(found, list(wanted.values()), tangents, allow_unused=True)
+        # In this thread: cuBLAS keeps a workspace of 33 MiB for each one that multiplies.
+        with torch.autograd.set_multithreading_enabled(False):
+            got = torch.autograd.grad(found, list(wanted.values()), tangents, allow_unused=True)
         buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
     return batches.mapped(answer, lambda _, one: one.detach()), dict(zip(wanted, got, strict=True)), buffers

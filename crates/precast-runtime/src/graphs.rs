@@ -1,7 +1,8 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
-//! A thread captures a program after a few plain runs on the stream of the capture, so that kernels and the thread's
-//! workspaces are loaded. These warm-ups write states. A state that a call or the caller has written is not given to them:
+//! One thread of a device captures all programs: cuBLAS keeps a workspace of 33 MiB for each thread and stream that
+//! multiplies. It captures a program after a few plain runs on the stream of the capture, so that kernels and the
+//! workspace are loaded. These warm-ups write states. A state that a call or the caller has written is not given to them:
 //! they get another tensor for it. The others, which have their first values, get these again afterwards. So the first
 //! step of a training takes no second copy of parameters and moments. A capture itself runs nothing and changes no state.
 //! A graph reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
@@ -26,8 +27,9 @@
 use std::{
     collections::{BTreeMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    thread::{self, ThreadId},
 };
+
+use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
 use super::{
     TorchError, ending,
@@ -47,7 +49,8 @@ pub(super) struct Shared {
     /// The pool, and the number of graphs that use it. torch gives a pool up with its last graph: then the next graph
     /// begins another.
     pool: Mutex<(GraphPool, usize)>,
-    /// The stream of warm-ups and captures.
+    /// The thread of warm-ups and captures, and its stream.
+    thread: ThreadPool,
     stream: Stream,
     device: usize,
     /// The stream of the last replay.
@@ -72,8 +75,8 @@ pub(super) struct Capture {
 struct Prepared {
     /// Made with the first graph. Graphs run the code that these loaded.
     containers: Option<Containers>,
-    /// The threads that have warmed the program up.
-    warm: HashSet<ThreadId>,
+    /// Whether the program was warmed up.
+    warm: bool,
 }
 
 /// A captured program.
@@ -108,8 +111,11 @@ impl Drop for Shared {
 
 impl Shared {
     pub fn new(device: usize) -> Result<Self, TorchError> {
+        let thread = ThreadPoolBuilder::new().num_threads(1);
+        let thread = thread.thread_name(|_| "precast-capture".to_owned()).build();
         Ok(Self {
             pool: Mutex::new((GraphPool::new()?, 0)),
+            thread: thread.map_err(|error| error.to_string())?,
             stream: Stream::exclusive(device)?,
             device,
             last: Mutex::default(),
@@ -202,19 +208,24 @@ impl Capture {
     ) -> Result<Captured, TorchError> {
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let Prepared { containers, warm } = &mut *prepared;
-        host::with_room(|| {
+        let span = tracing::info_span!("graph", module = &*plan.module);
+        let shared = &self.shared;
+        shared.stream.wait_for(&Stream::current(shared.device)?)?;
+        let mut capture = || {
+            let _scope = shared.stream.enter()?;
             let containers = match &mut *containers {
                 Some(containers) => containers,
                 none => none.insert(plan.shared_containers()?),
             };
             plan.bind(containers, weights)?;
-            let thread = thread::current().id();
-            let first = (!warm.contains(&thread)).then(|| plan.writable(states, written));
+            let first = (!*warm).then(|| plan.writable(states, written));
             let first = first.transpose()?;
             let captured = self.record(plan, weights, (inputs, states), first, containers)?;
-            warm.insert(thread);
+            *warm = true;
             Ok(captured)
-        })
+        };
+        let capture = || span.in_scope(|| host::with_room(&mut capture));
+        shared.thread.install(capture)
     }
 
     /// Captures the program, after warm-ups on the states `first`, if there are any.
@@ -227,10 +238,6 @@ impl Capture {
         containers: &mut Containers,
     ) -> Result<Captured, TorchError> {
         let shared = &self.shared;
-        let _span = tracing::info_span!("graph", module = &*plan.module).entered();
-        let current = Stream::current(shared.device)?;
-        shared.stream.wait_for(&current)?;
-        let _scope = shared.stream.enter()?;
         let _order = shared.order()?;
         let raw = shared.stream.raw();
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
