@@ -30,6 +30,7 @@ use std::{
 };
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
+use tracing::{Dispatch, dispatcher};
 
 use super::{
     TorchError, ending,
@@ -224,8 +225,11 @@ impl Capture {
             *warm = true;
             Ok(captured)
         };
+        // The thread tells whoever listens to the caller.
+        let listener = dispatcher::get_default(Dispatch::clone);
         let capture = || span.in_scope(|| host::with_room(&mut capture));
-        shared.thread.install(capture)
+        let thread = &shared.thread;
+        thread.install(|| dispatcher::with_default(&listener, capture))
     }
 
     /// Captures the program, after warm-ups on the states `first`, if there are any.
@@ -258,6 +262,8 @@ impl Capture {
         let mut warmed = Ok(());
         if let Some(first) = &first {
             let _span = tracing::info_span!("warm_up").entered();
+            // What the allocator keeps for other streams is of no use to the warm-ups.
+            host::release();
             warmed = (0..WARM_UP).try_for_each(|_| run(containers, first).map(drop));
         }
         // Also after an error: the caller writes the states next, on another stream.
