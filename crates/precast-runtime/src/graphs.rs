@@ -26,11 +26,13 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    panic,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
 };
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
-use tracing::{Dispatch, dispatcher};
+use tracing::{Dispatch, Span, dispatcher};
 
 use super::{
     TorchError, ending,
@@ -124,6 +126,16 @@ impl Shared {
         })
     }
 
+    /// Does `work` on the thread of captures. Its spans are the caller's, for whoever listens to the caller.
+    fn on_thread<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        let (listener, caller) = (dispatcher::get_default(Dispatch::clone), Span::current());
+        let work = || dispatcher::with_default(&listener, || caller.in_scope(work));
+        // A caller that is a thread of another pool would do other work of that pool while it waits, with its locks.
+        let waiting = || self.thread.install(work);
+        thread::scope(|scope| scope.spawn(waiting).join())
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+    }
+
     /// Returns the pool for one more graph.
     fn enter_pool(&self) -> Result<GraphPool, TorchError> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
@@ -209,7 +221,6 @@ impl Capture {
     ) -> Result<Captured, TorchError> {
         let mut prepared = self.prepared.lock().unwrap_or_else(PoisonError::into_inner);
         let Prepared { containers, warm } = &mut *prepared;
-        let span = tracing::info_span!("graph", module = &*plan.module);
         let shared = &self.shared;
         shared.stream.wait_for(&Stream::current(shared.device)?)?;
         let mut capture = || {
@@ -225,11 +236,7 @@ impl Capture {
             *warm = true;
             Ok(captured)
         };
-        // The thread tells whoever listens to the caller.
-        let listener = dispatcher::get_default(Dispatch::clone);
-        let capture = || span.in_scope(|| host::with_room(&mut capture));
-        let thread = &shared.thread;
-        thread.install(|| dispatcher::with_default(&listener, capture))
+        shared.on_thread(|| host::with_room(&mut capture))
     }
 
     /// Captures the program, after warm-ups on the states `first`, if there are any.
@@ -242,6 +249,7 @@ impl Capture {
         containers: &mut Containers,
     ) -> Result<Captured, TorchError> {
         let shared = &self.shared;
+        let _span = tracing::info_span!("graph", module = &*plan.module).entered();
         let _order = shared.order()?;
         let raw = shared.stream.raw();
         let watch = Watch::new(&plan.program, &plan.module, plan.device, true);
