@@ -112,12 +112,18 @@ def copied(value: Any) -> Any:
 
 
 def difference(
-    got: Any, expected: Any, rtol: float | None = None, atol: float | None = None, noun: str = "output"
+    got: Any,
+    expected: Any,
+    rtol: float | None = None,
+    atol: float | None = None,
+    noun: str = "output",
+    judge: Callable[[str, Tensor], str | None] | None = None,
 ) -> tuple[str | None, float]:
     """Compares an answer with eager's.
 
     Returns the first difference beyond the tolerance, if any, and the largest error, relative to the largest value of
-    its tensor. Types of containers, dtypes, shapes, and the places of NaN and infinity must be equal.
+    its tensor. Types of containers, dtypes, shapes, and the places of NaN and infinity must be equal. `judge` says why
+    a tensor beyond its tolerance is refused, or accepts it by `None`.
     """
     if kinds(got) != kinds(expected):
         return f"the structure is {kinds(got)}, eager's is {kinds(expected)}", float("inf")
@@ -131,7 +137,9 @@ def difference(
         problem, error = _difference(mine, eager, rtol, atol)
         worst = max(worst, error)
         if problem is not None:
-            return f"{where} {problem}", worst
+            refused = judge(f"{noun} {path}", mine) if judge is not None and error < float("inf") else ""
+            if refused is not None:
+                return f"{where} {problem}{refused}", worst
     return None, worst
 
 

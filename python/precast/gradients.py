@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import batches
+from . import batches, double
 from .config import CompileConfig
 from .smoke import SmokeResult, generators, restore_generators, restored_buffers, restored_generators
 
@@ -28,8 +28,12 @@ def difference(
     expected: Mapping[str, Tensor | None],
     rtol: float | None = None,
     autocast: str | None = None,
+    judge: Callable[[str, Tensor], str | None] | None = None,
 ) -> tuple[str | None, float]:
-    """Returns the first wrong gradient, if any, and the largest error as a share of the gradient's norm."""
+    """Returns the first wrong gradient, if any, and the largest error as a share of the gradient's norm.
+
+    `judge` says why a gradient beyond its tolerance is refused, or accepts it by `None`.
+    """
     norms = {name: _norm(one) for name, one in expected.items() if one is not None}
     finite = [norm for norm in norms.values() if norm < float("inf")]
     floor, worst = _FLOOR * max(finite, default=0.0), 0.0
@@ -52,7 +56,9 @@ def difference(
         worst = max(worst, error)
         limit = TOLERANCES.get(getattr(torch, autocast.removeprefix("torch.")) if autocast else eager.dtype, 5e-2)
         if error > (limit if rtol is None else rtol):
-            return f"the gradient of `{name}` differs from eager by {error:.1e} of its norm", worst
+            refused = judge(f"gradient {name}", _local(mine)) if judge is not None else ""
+            if refused is not None:
+                return f"the gradient of `{name}` differs from eager by {error:.1e} of its norm{refused}", worst
     return None, worst
 
 
@@ -111,11 +117,12 @@ def compare(
             raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
         restore_generators(state)
         got = _step(module, compiled, args, kwargs)
-        problem, error_ = batches.difference(got[0], expected[0], rtol, atol)
+        judge = _judge(module, eager, args, kwargs, state) if autocast is None else None
+        problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
         if problem is None:
-            problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,")
+            problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,", judge)
         if problem is None:
-            problem, other = difference(got[1], expected[1], config.rtol, autocast)
+            problem, other = difference(got[1], expected[1], config.rtol, autocast, judge)
             error_ = max(error_, other)
         return problem, error_
 
@@ -129,6 +136,21 @@ def compare(
         except Exception as failed:
             reason, exception = f"{type(failed).__name__}: {failed}", failed
     return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+
+
+def _judge(
+    module: nn.Module, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: tuple[Any, ...]
+) -> Callable[[str, Tensor], str | None]:
+    """Returns what judges the values of a call by eager's in float64."""
+
+    def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
+        answer, found, buffers = _step(module, eager, args, kwargs)
+        values: dict[str, Tensor | None] = {f"gradient {name}": one for name, one in found.items()}
+        for noun, each in (("output", answer), ("buffer, after the call,", buffers)):
+            values |= {f"{noun} {path}": one for path, one in batches.leaves(each) if isinstance(one, Tensor)}
+        return values
+
+    return double.Reference(module, step, args, kwargs, state).judge
 
 
 class _EagerFails(Exception):

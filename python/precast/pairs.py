@@ -97,23 +97,23 @@ def functions_of(
         for module, one in zip(names(number, len(pairs), under), (pair.forward, pair.backward), strict=True):
             functions[module] = _function(one)
             inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
-            own = gate or (_gate(net, one) if one is pair.backward else None)
-            modules.append(Module(module, method=module, inputs=inputs, gate=own))
+            modules.append(Module(module, method=module, inputs=inputs, gate=gate or _gate(net, one)))
     return functions, modules
 
 
-def _gate(net: torch.nn.Module, backward: Function) -> Gate:
-    """Returns the tolerance of gradients: a share of the largest one.
+def _gate(net: torch.nn.Module, half: Function) -> Gate:
+    """Returns the tolerance of a half: a share of its largest value.
 
     A gradient may be zero but for rounding, as that of a bias before a normalization, so that its own size says
-    nothing. The smoke test compares real gradients, each by its norm.
+    nothing. A value of a deep network's middle has the rounding of all layers before it. The smoke test compares
+    results, and real gradients, each by its norm.
     """
     held = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
-    given = list(backward.inputs.values())
+    given = list(half.inputs.values())
     with torch.no_grad():
-        results = backward.program.run(held.__getitem__, given)
+        results = half.program.run(held.__getitem__, given)
     largest = max((float(one.double().nan_to_num(0, 0, 0).abs().max()) for one in results if one.numel()), default=0.0)
-    coarsest = max(TOLERANCES.get(one.dtype, (0.0, 0.0))[1] for one in given)
+    coarsest = max((TOLERANCES.get(one.dtype, (0.0, 0.0))[0] for one in (*given, *results)), default=0.0)
     return Gate(atol=coarsest * largest)
 
 

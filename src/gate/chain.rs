@@ -248,7 +248,7 @@ fn differences(
             rtol: one.rtol,
             atol: one.atol,
             compute_dtype: one.compute_dtypes.get(index).copied().flatten(),
-            calls_before: 0,
+            ..Tolerances::default()
         };
         let row = compare(tolerances, output, &got[index], &expected[index]);
         let row = row.map_err(|refused| format!("output `{}` {}", output.name, refused.why))?;

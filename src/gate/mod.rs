@@ -320,6 +320,7 @@ impl<'a> Bench<'a> {
             atol: self.request.atol,
             compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
             calls_before,
+            saved: output.name.starts_with("saved.") && is_forward(&program.outputs),
         };
         let name = format!("{what} `{}`", output.name);
         let refused = match compare(tolerances, &output, got, &sample.expected[index]) {
@@ -643,6 +644,13 @@ impl<'a> Bench<'a> {
             Ok(taken)
         })
     }
+}
+
+/// Returns whether these are the outputs of the forward program of a pair: `python/precast/partition.py` names them.
+fn is_forward(outputs: &[Output]) -> bool {
+    let kinds = ["output.", "saved.", "buffer."];
+    let named = |output: &Output| kinds.iter().any(|kind| output.name.starts_with(kind));
+    outputs.iter().all(named)
 }
 
 /// Returns the microseconds of the calls of `count` models, in rounds of one call each. Each round begins with another

@@ -11,12 +11,12 @@
 | `autograd-graphs` | the same with `reduce-overhead`, on a GPU |
 | `step` | `precast train`: a module of kind `step`, without Python |
 
-On a GPU in bfloat16 by autocast, on a CPU in float32. Each way but `eager` has two processes: one fills its caches or its
-store, and the other one is measured, so that the first step is that of a process that starts again. With `--jobs` so many fill
-at once, and then one after the other is measured. The first step counts from the start of the process; the time of a
-step is the median of those after it. Memory is the peak of the process, on a GPU that of the device as its driver
-counts it, less what was used before. A row that fails is in the document with its error. The document is written after
-each row.
+On a GPU in bfloat16 by autocast, on a CPU in float32. Each way but `eager` has two processes: one fills its caches or
+its store, and the other one is measured, so that the first step is that of a process that starts again. With `--jobs`
+so many fill at once, and then one after the other is measured. The first step counts from the start of the process; the
+time of a step is the median of those after it. Memory is the peak of the process, on a GPU that of the device as its
+driver counts it, less what was used before. A row that fails is in the document with its error. The document is written
+after each row.
 """
 
 from __future__ import annotations

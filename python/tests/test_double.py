@@ -1,0 +1,87 @@
+"""What float64 decides where rounding alone moves gradients too far from eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from precast import CompileConfig, gradients
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def normalized(y: Tensor) -> Tensor:
+    return ((y - y.mean(0)) / y.std(0)).pow(3).sum()
+
+
+class Amplifying(nn.Module):
+    """Normalizes over rows that are nearly equal, so that what rounding left of their difference is all there is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(64, 64, bias=False)
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return normalized(self.net(x))
+
+
+@pytest.fixture
+def module() -> Amplifying:
+    torch.manual_seed(0)
+    return Amplifying()
+
+
+@pytest.fixture
+def rows() -> Tensor:
+    return torch.randn(1, 64) + 1e-3 * torch.randn(4, 64)
+
+
+def compare(module: Amplifying, compiled: Callable[..., Any], x: Tensor) -> Any:
+    return gradients.compare(module, compiled, module.forward, (x,), {}, CompileConfig(kind="autograd"))
+
+
+def exactly(module: Amplifying, times: float = 1.0) -> Callable[[Tensor], Tensor]:
+    """Returns a program that is nearer to the truth than eager."""
+    net = module.net
+
+    def compiled(x: Tensor) -> Tensor:
+        return normalized(F.linear(x.double(), net.weight.double())).float() * times
+
+    return compiled
+
+
+def test_what_is_nearer_to_float64_than_eager_is_accepted(module: Amplifying, rows: Tensor) -> None:
+    before = {name: (one, one.detach().clone()) for name, one in module.named_parameters()}
+    got = compare(module, exactly(module), rows)
+    assert got.ok, got.reason
+    assert got.max_error > gradients.TOLERANCES[torch.float32]
+    for name, one in module.named_parameters():
+        assert one is before[name][0] and torch.equal(one, before[name][1]) and one.grad is None
+
+
+def test_what_is_further_from_float64_than_eager_is_refused(module: Amplifying, rows: Tensor) -> None:
+    got = compare(module, exactly(module, 1.2), rows)
+    assert not got.ok and "from float64, eager" in got.reason, got.reason
+
+
+def test_float64_runs_only_where_the_plain_comparison_fails(module: Amplifying) -> None:
+    assert compare(module, module.forward, torch.randn(4, 64)).ok
+    steps = CompileConfig().smoketest_steps
+    assert module.calls == 2 * steps
+
+
+def test_a_module_that_float64_can_not_run_is_refused_as_before(module: Amplifying, rows: Tensor) -> None:
+    plain = module.forward
+
+    def single(x: Tensor) -> Tensor:
+        if x.dtype != torch.float32:
+            raise TypeError("float32 alone")
+        return plain(x)
+
+    module.forward = single  # type: ignore[method-assign]
+    got = compare(module, exactly(module), rows)
+    assert not got.ok and "float64 can't run it: TypeError: float32 alone" in got.reason
