@@ -104,8 +104,8 @@ def _in_place_of(module: nn.Module, made: Callable[[Tensor], Tensor]) -> Iterato
     others: dict[int, Tensor] = {}
     places: list[tuple[dict[str, Any], str, Tensor]] = []
     for each in module.modules():
-        for table in (each._parameters, each._buffers):
-            places += [(table, name, one) for name, one in table.items() if one is not None]
+        tables: tuple[dict[str, Any], ...] = (each._parameters, each._buffers)
+        places += [(table, name, one) for table in tables for name, one in table.items() if one is not None]
     try:
         for table, name, one in places:
             if id(one) not in others:
