@@ -49,7 +49,9 @@ class Reference:
     ) -> None:
         """`step(*args, **kwargs)` returns eager's values. It begins with these states of the random generators."""
         self._module, self._step, self._given, self._generators = module, step, (args, kwargs), generators
-        self._runs: list[Values] | None = None
+        self._exact: Values | None = None
+        # The sum over the runs of the squares of eager's distance.
+        self._squares: dict[str, float] = {}
 
     def judge(self, name: str, mine: Tensor) -> str | None:
         """Returns why a value beyond its plain tolerance is refused; `None` if it is accepted."""
@@ -59,19 +61,29 @@ class Reference:
             return f"; float64 can't run it: {type(error).__name__}: {error}"
 
     def _judged(self, name: str, mine: Tensor) -> str | None:
-        if self._runs is None:
-            self._runs = [self._run(_wide), *(self._run(_moved(salt)) for salt in range(_RUNS))]
-        exact, *eager = (run[name] for run in self._runs)
+        if self._exact is None:
+            self._exact = self._run(_wide)
+            for salt in range(_RUNS):
+                self._add(self._run(_moved(salt)))
+        exact = self._exact[name]
         assert exact is not None
         size, own = float(exact.norm()), float((mine.double() - exact).norm())
-        squares = [float((one.double() - exact).square().sum()) for one in eager if one is not None]
-        distance = (sum(squares) / max(len(squares), 1)) ** 0.5
+        distance = (self._squares[name] / _RUNS) ** 0.5
         limit, unit = TIMES * distance, max(size, 1e-30)
         if not limit <= SHARE * size:
             return f"; eager is {distance / unit:.1e} of it from float64, too far to decide"
         if not own <= limit:
             return f"; it is {own / unit:.1e} of its norm from float64, eager {distance / unit:.1e}"
         return None
+
+    def _add(self, run: Values) -> None:
+        """Adds the distances of a run. Its values are as large as the model: one run is held at a time."""
+        assert self._exact is not None
+        for name, one in run.items():
+            exact = self._exact[name]
+            if one is not None and exact is not None and exact.is_floating_point():
+                square = float((one.double() - exact).square().sum())
+                self._squares[name] = self._squares.get(name, 0.0) + square
 
     def _run(self, made: Callable[[Tensor], Tensor]) -> Values:
         restore_generators(self._generators)

@@ -83,7 +83,7 @@ pub fn answer(question: &Question) -> Verdict {
 
 /// Runs a candidate and compares it with eager.
 fn check(request: &GateRequest) -> Verdict {
-    match Bench::new(request).and_then(|bench| bench.report()) {
+    match Bench::new(request).and_then(|mut bench| bench.report()) {
         Ok(Ok(report)) => Verdict::Passed {
             report: Box::new(report),
         },
@@ -441,7 +441,7 @@ impl<'a> Bench<'a> {
         Ok(bytes)
     }
 
-    fn report(&self) -> Fallible<Result<Gate, Refusal>> {
+    fn report(&mut self) -> Fallible<Result<Gate, Refusal>> {
         let GateRequest {
             program,
             others,
@@ -455,14 +455,27 @@ impl<'a> Bench<'a> {
         let model = self.load(program, &program.steps)?;
         // Twice at least, to see whether it is deterministic.
         let steps = *steps.max(&2);
-        let started = Instant::now();
-        let outputs = (0..steps).map(|_| self.run(&model, &self.sample));
-        let outputs = outputs.collect::<Fallible<Vec<_>>>()?;
-        let seconds = started.elapsed().as_secs_f64() / f64::from(steps);
-        let mut rows = match self.compare_all(&outputs[0], &self.sample) {
+        let mut took = Duration::ZERO;
+        let mut run = || {
+            let started = Instant::now();
+            let answer = self.run(&model, &self.sample);
+            took += started.elapsed();
+            answer
+        };
+        let first = run()?;
+        // The answers of a training step are as large as its parameters and moments: two are held at most.
+        let mut deterministic = true;
+        for _ in 1..steps {
+            for (later, first) in run()?.iter().zip(&first) {
+                deterministic = deterministic && equal(later, first)?;
+            }
+        }
+        let seconds = took.as_secs_f64() / f64::from(steps);
+        let mut rows = match self.compare_all(&first, &self.sample) {
             Ok(rows) => rows,
             Err(refusal) => return Ok(Err(refusal)),
         };
+        drop(first);
         match self.follows(&model)? {
             Ok(found) => {
                 for (index, float64) in found {
@@ -470,12 +483,6 @@ impl<'a> Bench<'a> {
                 }
             }
             Err(refusal) => return Ok(Err(refusal)),
-        }
-        let mut deterministic = true;
-        for later in &outputs[1..] {
-            for (later, first) in later.iter().zip(&outputs[0]) {
-                deterministic = deterministic && equal(later, first)?;
-            }
         }
         let artifact_peak = self.peak(&model)?;
         let padding = match self.at_smaller_sizes(&model) {
@@ -485,6 +492,7 @@ impl<'a> Bench<'a> {
         };
         self.release()?;
         let eager = self.exported();
+        self.sample.exact = vec![];
         let eager_peak = match &eager {
             Some(eager) => self.peak(eager)?,
             None => None,
