@@ -15,7 +15,7 @@ number, which may be right by chance in one run; the runs together say what roun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,8 @@ def run(
     opened: Any, module: dict[str, Any], sizes: dict[str, int], given: Path, out: Path, wire: Wire
 ) -> dict[str, Any]:
     """Returns the protocol's `InDouble` for the samples that a capture of this module wrote."""
-    held = {name: value.to(opened.device) for name, value in tensors.read(given).items()}
+    needed = {name: value for name, value in tensors.read(given).items() if not name.startswith("after.")}
+    held = {name: value.to(opened.device) for name, value in needed.items()}
     form: _Pair | _Step
     if module.get("pair"):
         form = _Pair(capture.trace(opened, module, sizes, wire), opened, held)
@@ -51,6 +52,7 @@ def run(
         got = form.eager(salt)
         for name in floats:
             squares[name] += float((got[name].double() - exact[name]).square().mean())
+        del got  # as large as parameters and moments
     distances = {f"eager.{name}": torch.tensor(squares[name] / _RUNS).double().sqrt() for name in floats}
     return {"file": str(tensors.write(out.resolve() / "double.safetensors", exact | distances))}
 
@@ -78,12 +80,12 @@ class _Step:
         # States take the place of the others.
         kept = [one for name, one in named if name not in self.part.params and name not in self.part.buffers]
         with _double(kept):
-            return _answers(self.double, _wide(self.sample), list(map(_wide, self.calls)), _wide(self.first))
+            return _answers(self.double, _wide(self.sample), map(_wide, self.calls), lambda: _wide(self.first))
 
     def eager(self, salt: int) -> dict[str, Any]:
         """Returns eager's values."""
-        sample, *calls, first = (_moved(each, salt) for each in (self.sample, *self.calls, self.first))
-        return _answers(self.part, sample, calls, first)
+        calls = (_moved(each, salt) for each in self.calls)
+        return _answers(self.part, _moved(self.sample, salt), calls, lambda: _moved(self.first, salt))
 
 
 class _Pair:
@@ -112,22 +114,29 @@ class _Pair:
 
 
 def _answers(
-    part: training.Training, sample: Sequence[Any], calls: Sequence[Sequence[Any]], first: Sequence[Any]
+    part: training.Training, sample: list[Any], calls: Iterable[Sequence[Any]], first: Callable[[], Sequence[Any]]
 ) -> dict[str, Any]:
-    """Returns the results of the sample and its states after the call, and the results of the calls of a session."""
+    """Returns the results of the sample and its states after the call, and the results of the calls of a session.
+
+    The states of the sample, and those that `first` makes for the session, are as large as parameters and moments: the
+    sample is emptied before the session begins.
+    """
     found: dict[str, Any] = {}
     count = len(part.specs) - len(part.states)
 
-    def keep(kind: str, values: Sequence[Any]) -> None:
+    def keep(kind: str, values: Iterable[Any]) -> None:
         found.update({f"{kind}.{index}": value for index, value in enumerate(values)})
 
     returned, after = part.run(sample)
-    keep("out", list(returned.values()))
+    sample.clear()
+    keep("out", returned.values())
     keep("after", after[count:])
+    del after
+    states: Sequence[Any] | None = None
     for number, inputs in enumerate(calls):
-        returned, after = part.run([*inputs, *first])
-        keep(f"sequence.{number}.out", list(returned.values()))
-        first = after[count:]
+        returned, after = part.run([*inputs, *(first() if states is None else states)])
+        keep(f"sequence.{number}.out", returned.values())
+        states = after[count:]
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -128,7 +129,10 @@ def answer(session: Session, line: str) -> dict[str, Any]:
 
 
 def _free_unused(answered: dict[str, Any]) -> None:
-    """Frees the device memory that torch keeps in its cache, for the other workers."""
+    """Frees what the heap and torch's cache of device memory keep, for the other workers and for gates."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         if answered.get("error", {}).get("code") == failures.OUT_OF_MEMORY:
