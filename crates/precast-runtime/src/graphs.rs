@@ -53,13 +53,34 @@ pub(super) struct Shared {
     /// begins another.
     pool: Mutex<(GraphPool, usize)>,
     /// The thread of warm-ups and captures, and its stream.
-    thread: ThreadPool,
+    thread: OneThread,
     stream: Stream,
     device: usize,
     /// The stream of the last replay.
     last: Mutex<Option<RawStream>>,
     /// The outputs that graphs lend, by address.
     lent: Mutex<BTreeMap<usize, Handle>>,
+}
+
+/// A thread that does one work after the other.
+struct OneThread(ThreadPool);
+
+impl OneThread {
+    fn new(name: &'static str) -> Result<Self, TorchError> {
+        let thread = ThreadPoolBuilder::new().num_threads(1);
+        let thread = thread.thread_name(move |_| name.to_owned()).build();
+        Ok(Self(thread.map_err(|error| error.to_string())?))
+    }
+
+    /// Does `work` on the thread. Its spans are the caller's, for whoever listens to the caller.
+    fn run<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
+        let (listener, caller) = (dispatcher::get_default(Dispatch::clone), Span::current());
+        let work = || dispatcher::with_default(&listener, || caller.in_scope(work));
+        // A caller that is a thread of another pool would do other work of that pool while it waits, with its locks.
+        let waiting = || self.0.install(work);
+        thread::scope(|scope| scope.spawn(waiting).join())
+            .unwrap_or_else(|panic| panic::resume_unwind(panic))
+    }
 }
 
 /// The right to replay on a device.
@@ -114,26 +135,14 @@ impl Drop for Shared {
 
 impl Shared {
     pub fn new(device: usize) -> Result<Self, TorchError> {
-        let thread = ThreadPoolBuilder::new().num_threads(1);
-        let thread = thread.thread_name(|_| "precast-capture".to_owned()).build();
         Ok(Self {
             pool: Mutex::new((GraphPool::new()?, 0)),
-            thread: thread.map_err(|error| error.to_string())?,
+            thread: OneThread::new("precast-capture")?,
             stream: Stream::exclusive(device)?,
             device,
             last: Mutex::default(),
             lent: Mutex::default(),
         })
-    }
-
-    /// Does `work` on the thread of captures. Its spans are the caller's, for whoever listens to the caller.
-    fn on_thread<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        let (listener, caller) = (dispatcher::get_default(Dispatch::clone), Span::current());
-        let work = || dispatcher::with_default(&listener, || caller.in_scope(work));
-        // A caller that is a thread of another pool would do other work of that pool while it waits, with its locks.
-        let waiting = || self.thread.install(work);
-        thread::scope(|scope| scope.spawn(waiting).join())
-            .unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 
     /// Returns the pool for one more graph.
@@ -236,7 +245,7 @@ impl Capture {
             *warm = true;
             Ok(captured)
         };
-        shared.on_thread(|| host::with_room(&mut capture))
+        shared.thread.run(|| host::with_room(&mut capture))
     }
 
     /// Captures the program, after warm-ups on the states `first`, if there are any.
@@ -400,5 +409,74 @@ impl Drop for Captured {
         {
             tracing::debug!(%error, "a replay was not waited for");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{thread::current, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn all_work_is_done_on_one_thread() {
+        let one = OneThread::new("one").unwrap();
+        let first = one.run(|| current().id());
+        assert_eq!(one.run(|| current().id()), first);
+        assert_ne!(current().id(), first);
+        let panicked =
+            panic::catch_unwind(panic::AssertUnwindSafe(|| one.run(|| panic!("it fails"))));
+        assert_eq!(panicked.unwrap_err().downcast_ref(), Some(&"it fails"));
+        assert_eq!(one.run(|| current().id()), first);
+    }
+
+    #[test]
+    fn a_caller_in_another_pool_does_nothing_else_while_it_waits() {
+        let one = OneThread::new("one").unwrap();
+        let callers = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+        let (lock, done) = (Mutex::new(()), Mutex::new(0));
+        callers.scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|_| {
+                    // A second work of the same thread would wait for itself here.
+                    let _held = lock.try_lock().unwrap();
+                    one.run(|| thread::sleep(Duration::from_millis(5)));
+                    *done.lock().unwrap() += 1;
+                });
+            }
+        });
+        assert_eq!(*done.lock().unwrap(), 4);
+    }
+
+    #[test]
+    fn the_callers_listener_hears_of_the_work() {
+        use tracing_subscriber::{layer::SubscriberExt, registry::LookupSpan};
+
+        struct Names(Arc<Mutex<Vec<String>>>);
+        impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Names {
+            fn on_new_span(
+                &self,
+                span: &tracing::span::Attributes<'_>,
+                id: &tracing::span::Id,
+                context: tracing_subscriber::layer::Context<'_, S>,
+            ) {
+                let parent = context
+                    .span(id)
+                    .and_then(|span| Some(span.parent()?.name()));
+                let name = format!("{} in {parent:?}", span.metadata().name());
+                self.0.lock().unwrap().push(name);
+            }
+        }
+        let one = OneThread::new("one").unwrap();
+        let names = Arc::default();
+        let listener = tracing_subscriber::registry().with(Names(Arc::clone(&names)));
+        tracing::subscriber::with_default(listener, || {
+            tracing::info_span!("outer")
+                .in_scope(|| one.run(|| tracing::info_span!("inner").in_scope(|| ())));
+        });
+        assert_eq!(
+            *names.lock().unwrap(),
+            ["outer in None", "inner in Some(\"outer\")"]
+        );
     }
 }
