@@ -12,8 +12,8 @@ Each number below is the norm of a difference. A value beyond its plain toleranc
 | its distance from float64 is at most `TIMES` eager's | eager is as far from the truth |
 | that limit is at most `SHARE` of the value itself | zeros, and the other sign, are refused however far eager is |
 
-Eager's distance comes from several runs with parameters, buffers and inputs that are moved by one unit in the last
-place, because one number, as a loss, may be right by chance.
+Eager's distance comes from several runs, because one number, as a loss, may be right by chance: from the run of the
+plain comparison, and from others whose parameters, buffers and inputs are moved by one unit in the last place.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .smoke import restore_generators
 
 TIMES = 3.0
 SHARE = 0.9
-_RUNS = 5
-"""Runs of eager: with the values as they are, and moved ones."""
+_MOVED = 4
+"""Runs of eager with moved values, beside the one that the plain comparison made."""
 
 Values = Mapping[str, "Tensor | None"]
 
@@ -46,9 +46,11 @@ class Reference:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         generators: tuple[Any, ...],
+        eager: Values,
     ) -> None:
-        """`step(*args, **kwargs)` returns eager's values. It begins with these states of the random generators."""
+        """`step(*args, **kwargs)` returns eager's values. It returned `eager` with these states of the generators."""
         self._module, self._step, self._given, self._generators = module, step, (args, kwargs), generators
+        self._eager = eager
         self._exact: Values | None = None
         # The sum over the runs of the squares of eager's distance.
         self._squares: dict[str, float] = {}
@@ -63,12 +65,13 @@ class Reference:
     def _judged(self, name: str, mine: Tensor) -> str | None:
         if self._exact is None:
             self._exact = self._run(_wide)
-            for salt in range(_RUNS):
+            self._add(self._eager)
+            for salt in range(_MOVED):
                 self._add(self._run(_moved(salt)))
         exact = self._exact[name]
         assert exact is not None
         size, own = float(exact.norm()), float((mine.double() - exact).norm())
-        distance = (self._squares[name] / _RUNS) ** 0.5
+        distance = (self._squares[name] / (1 + _MOVED)) ** 0.5
         limit, unit = TIMES * distance, max(size, 1e-30)
         if not limit <= SHARE * size:
             return f"; eager is {distance / unit:.1e} of it from float64, too far to decide"
@@ -98,11 +101,11 @@ def _wide(tensor: Tensor) -> Tensor:
 
 
 def _moved(salt: int) -> Callable[[Tensor], Tensor]:
-    """Returns a function that moves floats by one unit in the last place, up or down; for salt 0 it copies them."""
+    """Returns a function that copies tensors, and moves floats by one unit in the last place, up or down."""
     generator = torch.Generator().manual_seed(salt)
 
     def moved(tensor: Tensor) -> Tensor:
-        if salt == 0 or not tensor.is_floating_point():
+        if not tensor.is_floating_point():
             return tensor.clone()
         up = torch.randint(2, tensor.shape, generator=generator).to(tensor.device)
         return torch.nextafter(tensor, torch.where(up == 1, float("inf"), float("-inf")).to(tensor.dtype))

@@ -117,7 +117,7 @@ def compare(
             raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
         restore_generators(state)
         got = _step(module, compiled, args, kwargs)
-        judge = _judge(module, eager, args, kwargs, state) if autocast is None else None
+        judge = _judge(module, eager, args, kwargs, state, expected) if autocast is None else None
         problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
         if problem is None:
             problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,", judge)
@@ -139,18 +139,26 @@ def compare(
 
 
 def _judge(
-    module: nn.Module, eager: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: tuple[Any, ...]
+    module: nn.Module,
+    eager: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    state: tuple[Any, ...],
+    expected: tuple[Any, ...],
 ) -> Callable[[str, Tensor], str | None]:
-    """Returns what judges the values of a call by eager's in float64."""
+    """Returns what judges the values of a call by eager's in float64. `expected` is eager's step."""
 
-    def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
-        answer, found, buffers = _step(module, eager, args, kwargs)
+    def named(step: tuple[Any, ...]) -> dict[str, Tensor | None]:
+        answer, found, buffers = step
         values: dict[str, Tensor | None] = {f"gradient {name}": one for name, one in found.items()}
         for noun, each in (("output", answer), ("buffer, after the call,", buffers)):
             values |= {f"{noun} {path}": one for path, one in batches.leaves(each) if isinstance(one, Tensor)}
         return values
 
-    return double.Reference(module, step, args, kwargs, state).judge
+    def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
+        return named(_step(module, eager, args, kwargs))
+
+    return double.Reference(module, step, args, kwargs, state, named(expected)).judge
 
 
 class _EagerFails(Exception):

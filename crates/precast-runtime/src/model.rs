@@ -230,7 +230,7 @@ impl Model {
         module: &str,
         inputs: &[A],
     ) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs.iter().any(arrays::is_plain));
+        let policy = self.policy_for(inputs.iter().any(arrays::is_plain));
         let inputs = lent(inputs);
         let (replica, states) = self.place(session, &inputs);
         let variant = self.variant(replica, module, inputs.len())?;
@@ -296,7 +296,7 @@ impl Model {
         module: &str,
         inputs: &[(&str, A)],
     ) -> Result<Outputs, RuntimeError> {
-        let policy = self.policy(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
+        let policy = self.policy_for(inputs.iter().any(|(_, input)| arrays::is_plain(input)));
         let tensors: SmallVec<[TensorRef<'_>; 8]> = inputs
             .iter()
             .map(|(_, input)| arrays::tensor(input))
@@ -447,7 +447,7 @@ impl Model {
     }
 
     /// Returns what to do with inputs that need a copy. Plain ones are copied to the device in any case.
-    fn policy(&self, plain: bool) -> Inputs {
+    fn policy_for(&self, plain: bool) -> Inputs {
         if plain { Inputs::MayCopy } else { self.policy }
     }
 
