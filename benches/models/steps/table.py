@@ -201,17 +201,26 @@ class Row:
         self.env = {**os.environ, **own}
         self.names = {"model": model, "batch": rows, "way": way}
 
-    def fill(self) -> str | None:
-        """Fills the caches, or the store; returns the error if that failed."""
+    def filled(self, threads: int) -> str | None:
+        """Fills the caches, or the store, and says how long it took."""
+        began = time.perf_counter()
+        failure = self._fill(threads)
+        print(f"{self.names}: filled in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        return failure
+
+    def _fill(self, threads: int) -> str | None:
+        """Fills with so many compile threads; returns the error if that failed."""
+        # Each of them imports torch: with those of the other rows that fill, they would be more than the cores.
+        env = self.env | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
         try:
             if self.way == "eager":
                 return None
             if self.way == "step":
-                self._python("--project", self.folder)
+                self._python(env, "--project", self.folder)
                 build = ["precast", "build", "--store", str(self.store)]
-                done = subprocess.run(build, cwd=self.folder, env=self.env, capture_output=True, text=True, check=False)
+                done = subprocess.run(build, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
                 return done.stderr[-1500:] if done.returncode else None
-            self._python("--folder", self.store, "--child", self.way, "--steps", 1)
+            self._python(env, "--folder", self.store, "--child", self.way, "--steps", 1)
         except Exception as error:
             return str(error)
         return None
@@ -226,15 +235,15 @@ class Row:
             row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"], "losses": found["losses"]}
             row["losses"] = [row["losses"][0], row["losses"][-1]]
         else:
-            found = self._python("--folder", self.store, "--child", self.way, "--steps", self.steps)
+            found = self._python(self.env, "--folder", self.store, "--child", self.way, "--steps", self.steps)
             row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
             row |= {key: found[key] for key in ("fallbacks",) if key in found}
         numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
         return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
 
-    def _python(self, *arguments: object) -> dict[str, Any]:
+    def _python(self, env: dict[str, str], *arguments: object) -> dict[str, Any]:
         command = [sys.executable, str(HERE / "table.py"), "--batches", str(self.rows), *map(str, arguments)]
-        return started(command, self.env, self.gpu, HERE)
+        return started(command, env, self.gpu, HERE)
 
 
 def main() -> None:
@@ -278,10 +287,11 @@ def main() -> None:
         for count in given.batches
         for way in ways
     ]
-    failures: Iterable[str | None] = map(Row.fill, rows)  # each before it is measured
+    threads = max(1, (os.cpu_count() or 1) // given.jobs)
+    failures: Iterable[str | None] = (row.filled(threads) for row in rows)  # each before it is measured
     if given.jobs > 1:
-        with ThreadPoolExecutor(given.jobs) as threads:
-            failures = list(threads.map(Row.fill, rows))
+        with ThreadPoolExecutor(given.jobs) as pool:
+            failures = list(pool.map(lambda row: row.filled(threads), rows))
     for row, failure in zip(rows, failures, strict=True):
         found: dict[str, Any] = {"error": failure}
         if failure is None:
