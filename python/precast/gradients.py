@@ -117,7 +117,7 @@ def compare(
             raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
         restore_generators(state)
         got = _step(module, compiled, args, kwargs)
-        judge = _judge(module, eager, args, kwargs, state, expected) if autocast is None else None
+        judge = _judge(module, eager, args, kwargs, state, expected)
         problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
         if problem is None:
             problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,", judge)

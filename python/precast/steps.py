@@ -11,10 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import batches, gradients
+from . import batches, double, gradients
 from .bypass import eager as eager_answers
 from .figures import Meter, Training, compile_seconds, training
-from .smoke import restored_generators
+from .smoke import generators, restored_generators
 
 
 class Steps:
@@ -49,31 +49,64 @@ class Steps:
             rtol, atol = batches.TOLERANCES[getattr(torch, autocast.removeprefix("torch."))]
         with restored_generators(), self._restored():
             for _ in range(count):
-                with restored_generators(), self._restored():
-                    with eager_answers():
-                        expected = self._step(self._original or self.model, self._meters[1])
+                put_back, state = self._snapshot(), generators()
+                with restored_generators(), eager_answers():
+                    expected = self._step(self._original or self.model, self._meters[1])
+                put_back()
                 got = self._step(self.model, self._meters[0])
-                problem, error = batches.difference(got[0], expected[0], rtol, atol, "loss")
+                judge = self._judge(put_back, state, expected)
+                problem, error = batches.difference(got[0], expected[0], rtol, atol, "loss", judge)
                 if problem is None:
-                    problem, other = gradients.difference(got[1], expected[1], None, autocast)
+                    problem, other = gradients.difference(got[1], expected[1], None, autocast, judge)
                     error = max(error, other)
                 yield problem, error
+
+    def _judge(
+        self, put_back: Callable[[], None], state: tuple[Any, ...], expected: tuple[Tensor, dict[str, Tensor | None]]
+    ) -> Callable[[str, Tensor], str | None] | None:
+        """Returns what judges the values of a step by eager's in float64; `expected` is eager's step.
+
+        None where processes average their gradients: another process does not know that this one asks.
+        """
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return None
+
+        @contextmanager
+        def before_the_step() -> Iterator[None]:
+            with restored_generators(), self._restored(), eager_answers():
+                put_back()
+                yield
+
+        def step(batch: Any) -> dict[str, Tensor | None]:
+            args, kwargs = batches.arguments(batch)
+            loss = self._loss(self._original or self.model, args, kwargs, batch)
+            # Others are in their places now.
+            named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
+            got = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
+            return _by_name(loss, dict(zip(named, got, strict=True)))
+
+        reference = double.Reference(self.model, step, (self.batch,), {}, state, _by_name(*expected), before_the_step)
+        return reference.judge
 
     def _step(self, model: Callable[..., Any], meter: Meter) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Returns the loss and the gradients of one step."""
         self._without_gradients()
         args, kwargs = batches.copied(self._args), batches.copied(self._kwargs)
         with meter.step():
-            answer = model(*args, **kwargs)
-            loss = self.loss_fn(answer, self.batch) if self._with_batch else self.loss_fn(answer)
-            if not isinstance(loss, Tensor) or loss.numel() != 1:
-                kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
-                raise ValueError(f"`loss_fn` returns {kind}, not a tensor with one value")
+            loss = self._loss(model, args, kwargs, self.batch)
             loss.backward()  # type: ignore[no-untyped-call]
             found = {name: self._kept(one.grad) for name, one in self._named.items()}
             self.optimizer.step()
         self._without_gradients()
         return loss.detach().clone(), found
+
+    def _loss(self, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch: Any) -> Tensor:
+        answer = model(*args, **kwargs)
+        loss = self.loss_fn(answer, batch) if self._with_batch else self.loss_fn(answer)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            kind = list(loss.shape) if isinstance(loss, Tensor) else type(loss).__name__
+            raise ValueError(f"`loss_fn` returns {kind}, not a tensor with one value")
+        return loss
 
     def _kept(self, gradient: Tensor | None) -> Tensor | None:
         """Returns a gradient as it is before the update. Torch's optimizers leave gradients as they are."""
@@ -88,26 +121,43 @@ class Steps:
     @contextmanager
     def _restored(self) -> Iterator[None]:
         """Runs a block and puts tensors and the optimizer's state back."""
+        put_back = self._snapshot()
+        try:
+            yield
+        finally:
+            put_back()
+
+    def _snapshot(self) -> Callable[[], None]:
+        """Returns a function that puts tensors and the optimizer's state back as they are now."""
         gradients_ = [(one, one.grad) for one in self._named.values()]
         tensors = [*self._named.values(), *self.model.buffers()]
         values = [(one, one.detach().clone()) for one in tensors]
         state = {key: _cloned(held) for key, held in self.optimizer.state.items()}
         groups = [{key: copy.deepcopy(held) for key, held in _settings(group)} for group in self.optimizer.param_groups]
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for one, value in values:
-                    one.copy_(value)
-                for one, grad in gradients_:
-                    one.grad = grad
-                for key in list(self.optimizer.state):
-                    if key in state:
-                        _put_back(self.optimizer.state[key], state[key])
-                    else:
-                        del self.optimizer.state[key]
-                for group, settings in zip(self.optimizer.param_groups, groups, strict=True):
-                    group.update(settings)
+
+        @torch.no_grad()
+        def put_back() -> None:
+            for one, value in values:
+                one.copy_(value)
+            for one, grad in gradients_:
+                one.grad = grad
+            for key in list(self.optimizer.state):
+                if key not in state:
+                    del self.optimizer.state[key]
+            for key, held in state.items():
+                if key in self.optimizer.state:
+                    _put_back(self.optimizer.state[key], held)
+                else:
+                    self.optimizer.state[key] = _cloned(held)
+            for group, settings in zip(self.optimizer.param_groups, groups, strict=True):
+                group.update(copy.deepcopy(settings))
+
+        return put_back
+
+
+def _by_name(loss: Tensor, found: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
+    """Returns the values of a step by the names that the comparisons give them."""
+    return {"loss ": loss, **{f"gradient {name}": one for name, one in found.items()}}
 
 
 def _settings(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, gradients
+from precast import CompileConfig, CompileSmoketest, gradients
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -85,3 +85,56 @@ def test_a_module_that_float64_can_not_run_is_refused_as_before(module: Amplifyi
     module.forward = single  # type: ignore[method-assign]
     got = compare(module, exactly(module), rows)
     assert not got.ok and "float64 can't run it: TypeError: float32 alone" in got.reason
+
+
+@pytest.mark.parametrize(("scale", "accepted"), [(1.0, True), (0.0, False), (10.0, False)])
+def test_where_eager_is_noise_a_gradient_has_to_be_as_large(scale: float, accepted: bool) -> None:
+    torch.manual_seed(0)
+    blocks = (layer for _ in range(12) for layer in (nn.Linear(32, 32, bias=False), nn.BatchNorm1d(32), nn.ReLU()))
+    deep, x = nn.Sequential(*blocks), torch.randn(8, 32)
+
+    def first(function: Callable[..., Any], x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            gradient = gradients._step(deep, function, (x,), {})[1]["0.weight"]
+        assert gradient is not None
+        return gradient
+
+    def compiled(x: Tensor) -> Tensor:
+        """Eager with its first layer in float32, and the gradient of that scaled."""
+        weight = deep[0].weight
+        weight = scale * weight + (1 - scale) * weight.detach()
+        with torch.autocast("cpu", enabled=False):
+            value = F.linear(x, weight)
+        value = deep[1:](value)
+        return value
+
+    noise, exact = first(deep.forward, x), first(deep.double().forward, x.double())
+    deep.float()
+    assert 3 * (noise - exact).norm() > 0.9 * exact.norm(), "eager is no noise"
+    with torch.autocast("cpu", torch.bfloat16):
+        config = CompileConfig(kind="autograd")
+        got = gradients.compare(deep, compiled, deep.forward, (x,), {}, config, "torch.bfloat16")
+    assert got.ok == accepted, got.reason
+    if not accepted:
+        assert "the gradient of `0.weight`" in got.reason and "from float64" in got.reason, got.reason
+
+
+def test_float64_decides_on_whole_steps_too(module: Amplifying, rows: Tensor) -> None:
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-3)
+
+    def run(times: float) -> Any:
+        class Compiled(Amplifying):
+            def forward(self, x: Tensor) -> Tensor:
+                return exactly(self, times)(x)
+
+        compiled = Compiled()
+        compiled.net = module.net
+        return CompileSmoketest(2).run(compiled, rows, optimizer, lambda loss: loss, eager=module)
+
+    before = module.net.weight.detach().clone()
+    got = run(1.0)
+    assert got.ok and got.steps == 2, got.reason
+    assert got.max_error > gradients.TOLERANCES[torch.float32]
+    assert torch.equal(module.net.weight, before) and module.net.weight.grad is None and not optimizer.state
+    got = run(1.2)
+    assert not got.ok and "from float64, eager" in got.reason, got.reason

@@ -361,12 +361,17 @@ fn float64(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
     let Some((output, distances)) = furthest else {
         return Ok(());
     };
-    out.line(format!(
+    let mut line = format!(
         "  float64     decided on {} values, at most {:.1} times as far from it as eager's (`{}`)",
-        compared.count(),
+        compared.clone().count(),
         times(&distances),
         output.name
-    ))
+    );
+    let noise = compared.filter(|(_, found)| found.size_alone).count();
+    if noise > 0 {
+        line += &format!("; {noise} of them are noise in eager, and as large here");
+    }
+    out.line(line)
 }
 
 /// Prints the differences between the outputs and eager's.

@@ -53,8 +53,9 @@ pub struct Tolerances {
     pub compute_dtype: Option<Dtype>,
     /// The calls before, whose rounding is in the states of this one.
     pub calls_before: usize,
-    /// Whether the output is a value that the forward program of a pair saves for its backward program.
-    pub saved: bool,
+    /// For a value that the forward program of a pair saves for its backward program: one element of so many may differ
+    /// if it is no float.
+    pub saved: Option<usize>,
 }
 
 impl Tolerances {
@@ -78,7 +79,11 @@ const ONE_OF: usize = 100_000;
 /// One element of so many may differ in a saved value that is no float: the mask of an activation is the sign of a value,
 /// and the indices of a pool are those of its largest one. Rounding turns them where the value is zero, or the second one
 /// as large. A wrong program is wrong in more elements, and the gradients are compared as well.
-const SAVED_ONE_OF: usize = 1_000;
+pub const SAVED_ONE_OF: usize = 1_000;
+
+/// The same in a program that computes in half precision: a fifth of the signs in the last layers of a ResNet-50 before its
+/// training are others in bfloat16 than in float64. Of a wrong mask half are.
+pub const SAVED_ONE_OF_IN_HALF: usize = 3;
 
 /// Why an output is refused.
 #[derive(Debug)]
@@ -123,8 +128,10 @@ pub fn compare(
     if !dtype.is_float() {
         let same = equal(got, eager).map_err(failed)?;
         let accepted = same
-            || tolerances.saved
-                && differing(got, eager).map_err(failed)? <= got.numel() / SAVED_ONE_OF;
+            || match tolerances.saved {
+                Some(many) => differing(got, eager).map_err(failed)? <= got.numel() / many,
+                None => false,
+            };
         if !accepted {
             return Err("differs from eager's".into());
         }
@@ -355,9 +362,11 @@ mod tests {
             let row = compare(tolerances, &output, &mask(turned), &mask(0));
             row.map(|row| row.equal).map_err(|refused| refused.why)
         };
-        assert_eq!(compared(true, 0), Ok(Some(true)));
-        assert_eq!(compared(true, 2), Ok(Some(false)));
-        for (saved, turned) in [(true, 3), (false, 1)] {
+        let (single, half) = (Some(SAVED_ONE_OF), Some(SAVED_ONE_OF_IN_HALF));
+        assert_eq!(compared(single, 0), Ok(Some(true)));
+        assert_eq!(compared(single, 2), Ok(Some(false)));
+        assert_eq!(compared(half, 600), Ok(Some(false)));
+        for (saved, turned) in [(single, 3), (half, 1_000), (None, 1)] {
             assert_eq!(compared(saved, turned).unwrap_err(), "differs from eager's");
         }
     }

@@ -40,7 +40,7 @@ use precast_store::{
 };
 
 use self::{
-    compare::{Choice, Tolerances, compare, equal},
+    compare::{Choice, SAVED_ONE_OF, SAVED_ONE_OF_IN_HALF, Tolerances, compare, equal},
     float64::Exact,
 };
 
@@ -320,7 +320,7 @@ impl<'a> Bench<'a> {
             atol: self.request.atol,
             compute_dtype: self.request.compute_dtypes.get(index).copied().flatten(),
             calls_before,
-            saved: output.name.starts_with("saved.") && is_forward(&program.outputs),
+            saved: self.saved(&output.name),
         };
         let name = format!("{what} `{}`", output.name);
         let refused = match compare(tolerances, &output, got, &sample.expected[index]) {
@@ -332,16 +332,28 @@ impl<'a> Bench<'a> {
             return Err(why.into());
         };
         match sample.exact.get(index) {
-            Some(Some(exact)) => exact.judge(got, *row).map_err(|further| Refusal {
-                why: format!("{why}; {}", further.why),
-                far: false,
-                excess: further.excess,
-            }),
+            Some(Some(exact)) => {
+                (exact.judge(got, &sample.expected[index], *row)).map_err(|further| Refusal {
+                    why: format!("{why}; {}", further.why),
+                    far: false,
+                    excess: further.excess,
+                })
+            }
             _ => Err(Refusal {
                 far: true,
                 ..why.into()
             }),
         }
+    }
+
+    /// Returns of how many elements of an output one may differ, if it is saved for a backward program.
+    fn saved(&self, name: &str) -> Option<usize> {
+        let outputs = &self.request.program.outputs;
+        let half = || (0..outputs.len()).any(|index| self.in_half_precision(index));
+        (name.starts_with("saved.") && is_forward(outputs)).then(|| match half() {
+            true => SAVED_ONE_OF_IN_HALF,
+            false => SAVED_ONE_OF,
+        })
     }
 
     /// Returns whether an output, or a value that it was computed from, is in half precision.

@@ -9,8 +9,9 @@ What the code makes is in double too: the default dtype is float64, and an opera
 floating point, as `x.float()` does, gets float64. It fails where an operator has no kernel for double.
 
 **Eager's distance** from it is the root of the mean square over the elements of a value, and over some runs: one with
-the samples as they are, and others whose inputs and states are moved by one unit in the last place. The loss is one
-number, which may be right by chance in one run; the runs together say what rounding does to it.
+the samples as they are, and others whose inputs and states are moved by one unit in the last place, or by autocast by
+as much as a cast rounds. The loss is one number, which may be right by chance in one run; the runs together say what
+rounding does to it.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Step:
     """A part of a training step: its states are inputs."""
 
     def __init__(self, opened: Any, module: dict[str, Any], held: dict[str, Any]) -> None:
-        self.part = training.Training(opened, module)
+        self.part, self.cast = training.Training(opened, module), module["train"].get("autocast")
         self.double = training.Training(opened, {**module, "train": {**module["train"], "autocast": None}})
         count = len(self.part.specs) - len(self.part.states)
 
@@ -84,8 +85,11 @@ class _Step:
 
     def eager(self, salt: int) -> dict[str, Any]:
         """Returns eager's values."""
-        calls = (_moved(each, salt) for each in self.calls)
-        return _answers(self.part, _moved(self.sample, salt), calls, lambda: _moved(self.first, salt))
+        calls = (self._moved(each, salt) for each in self.calls)
+        return _answers(self.part, self._moved(self.sample, salt), calls, lambda: self._moved(self.first, salt))
+
+    def _moved(self, values: Sequence[Any], salt: int) -> list[Any]:
+        return _moved(values, salt, self.cast)
 
 
 class _Pair:
@@ -104,8 +108,9 @@ class _Pair:
 
     def eager(self, salt: int) -> dict[str, Any]:
         """Returns eager's values."""
-        with _in_place_of(self.held, _moved([one.data for one in self.held], salt)):
-            return self._answers(_moved(self.inputs, salt), _moved(self.given, salt), self.cast)
+        cast = self.cast
+        with _in_place_of(self.held, _moved([one.data for one in self.held], salt, cast)):
+            return self._answers(_moved(self.inputs, salt, cast), _moved(self.given, salt, cast), cast)
 
     def _answers(self, inputs: list[Any], given: list[Any], cast: str | None) -> dict[str, Any]:
         self.pair.given, self.pair.pair = given, {**self.pair.pair, "autocast": cast}
@@ -144,15 +149,18 @@ def _wide(values: Sequence[Any]) -> list[Any]:
     return [one.double() if one.is_floating_point() else one for one in values]
 
 
-def _moved(values: Sequence[Any], salt: int) -> list[Any]:
-    """Returns floats that are moved by one unit in the last place, up or down; for salt 0 as they are."""
+def _moved(values: Sequence[Any], salt: int, autocast: str | None) -> list[Any]:
+    """Returns floats that are moved up or down, by as much as rounding moves them; for salt 0 as they are."""
     generator = torch.Generator().manual_seed(samples.seed("moved", salt))
+    # Most casts to few digits would be the same after a move by a float's last digit.
+    least = torch.finfo(getattr(torch, autocast)).eps / 4 if autocast else 0.0
 
     def one(value: Any) -> Any:
         if salt == 0 or not value.is_floating_point():
             return value
         signs = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-        return (value * (1 + signs.to(value) * torch.finfo(value.dtype).eps)).to(value.dtype)
+        by = max(torch.finfo(value.dtype).eps, least)
+        return (value * (1 + signs.to(value) * by)).to(value.dtype)
 
     return [one(value) for value in values]
 

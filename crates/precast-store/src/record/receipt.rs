@@ -262,6 +262,9 @@ pub struct Float64 {
     pub artifact: f64,
     /// Of eager's.
     pub eager: f64,
+    /// Whether eager is so far that only the size of the value could be compared.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub size_alone: bool,
 }
 
 /// The runtime's answers to requests that it padded into the bucket.
