@@ -1,4 +1,4 @@
-"""Eager in float64, where the plain comparison of a training call failed.
+"""Eager with more digits, where the plain comparison of a training call failed: float64, or float32 for autocast.
 
 Some steps amplify rounding. A batch norm over few values divides by a small deviation: with one image, the gradients of
 a ResNet-50 in eager are 3 % of their norm away from those in float64, and those of any other right program as far, in
@@ -6,9 +6,11 @@ another direction. The question is then whether the compiled module is further f
 asks it of its programs by the same rule (`src/gate/float64.rs`). Nothing here runs while the plain comparison passes.
 
 Each number below is the norm of a difference. A value beyond its plain tolerance is accepted if its distance from
-float64 is at most `TIMES` eager's: eager is as far from the truth. It has to be at most `SHARE` of the value too, so
+that is at most `TIMES` eager's: eager is as far from the truth. It has to be at most `SHARE` of the value too, so
 that zeros, and the other sign, are refused. By autocast, eager's own gradients of a deep net of batch norms are further
 than that: of such noise nothing but the size can be compared, and it has to be eager's within `SIZES`.
+
+For a call by autocast, float32 without autocast has digits enough, and takes half the memory.
 
 Eager's distance comes from several runs, because one number, as a loss, may be right by chance: from the run of the
 plain comparison, and from others whose parameters, buffers and inputs are moved by one unit in the last place, or by
@@ -38,7 +40,7 @@ Values = Mapping[str, "Tensor | None"]
 
 
 class Reference:
-    """Eager's values of one training call in float64, and how far eager is from them."""
+    """Eager's values of one training call with more digits, and how far eager is from them."""
 
     def __init__(
         self,
@@ -57,6 +59,8 @@ class Reference:
         self._module, self._step, self._given, self._generators = module, step, (args, kwargs), generators
         self._eager, self._prepared = eager, prepared
         self._exact: Values | None = None
+        cast = any(torch.is_autocast_enabled(one.device.type) for one in module.parameters())
+        self._dtype = torch.float32 if cast else torch.float64
         # The sum over the runs of the squares of eager's distance.
         self._squares: dict[str, float] = {}
 
@@ -65,27 +69,32 @@ class Reference:
         try:
             return self._judged(name, mine)
         except Exception as error:
-            return f"; float64 can't run it: {type(error).__name__}: {error}"
+            return f"; {self._name} can't run it: {type(error).__name__}: {error}"
+
+    @property
+    def _name(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
 
     def _judged(self, name: str, mine: Tensor) -> str | None:
         if self._exact is None:
             with self._prepared():
-                self._exact = self._run(_wide)
+                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                    self._exact = self._run(lambda one: one.to(self._dtype) if one.is_floating_point() else one.clone())
                 self._add(self._eager)
                 for salt in range(_MOVED):
                     self._add(self._run(_moved(salt)))
         exact, eager = self._exact[name], self._eager[name]
         assert exact is not None and eager is not None
-        size, own = float(exact.norm()), float((mine.double() - exact).norm())
+        size, own = float(exact.double().norm()), float((mine.double() - exact.double()).norm())
         distance = (self._squares[name] / (1 + _MOVED)) ** 0.5
         limit, unit = TIMES * distance, max(size, 1e-30)
         if not (own <= limit and math.isfinite(limit)):
-            return f"; it is {own / unit:.1e} of its norm from float64, eager {distance / unit:.1e}"
+            return f"; it is {own / unit:.1e} of its norm from {self._name}, eager {distance / unit:.1e}"
         mine_size, eager_size = float(mine.double().norm()), float(eager.double().norm())
         alike = max(mine_size, eager_size) <= SIZES * min(mine_size, eager_size)
         if own > SHARE * size and not (limit > SHARE * size and alike):
             return (
-                f"; it is {own / unit:.1e} of its norm from float64, eager {distance / unit:.1e}, and the norm is "
+                f"; it is {own / unit:.1e} of its norm from {self._name}, eager {distance / unit:.1e}, and the norm is "
                 f"{size:.1e} there, {mine_size:.1e} here and {eager_size:.1e} in eager"
             )
         return None
@@ -96,7 +105,7 @@ class Reference:
         for name, one in run.items():
             exact = self._exact[name]
             if one is not None and exact is not None and exact.is_floating_point():
-                square = float((one.double() - exact).square().sum())
+                square = float((one.double() - exact.double()).square().sum())
                 self._squares[name] = self._squares.get(name, 0.0) + square
 
     def _run(self, made: Callable[[Tensor], Tensor]) -> Values:
@@ -105,10 +114,6 @@ class Reference:
         with _in_place_of(self._module, made):
             found = self._step(*args, **kwargs)
         return {name: one if one is None else one.detach() for name, one in found.items()}
-
-
-def _wide(tensor: Tensor) -> Tensor:
-    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _moved(salt: int) -> Callable[[Tensor], Tensor]:

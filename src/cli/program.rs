@@ -345,33 +345,30 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         Some(false) => out.line("  repeats     two runs differ")?,
         None => {}
     }
-    float64(receipt, out)?;
+    let decided =
+        (receipt.outputs.iter()).filter_map(|one| Some((one.name.as_str(), one.float64?)));
+    if let Some(line) = float64(&decided.collect::<Vec<_>>()) {
+        out.line(format!("  float64     {line}"))?;
+    }
     outputs(receipt, out)?;
     tuned(receipt, out)
 }
 
-/// Prints how many values were accepted because they are as near to float64 as eager's, with the furthest one.
-fn float64(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
-    let compared = receipt.outputs.iter();
-    let compared = compared.filter_map(|output| Some((output, output.float64?)));
+/// Says how many values were accepted because they are as near to float64 as eager's, with the furthest one.
+fn float64(decided: &[(&str, Float64)]) -> Option<String> {
     let times = |distances: &Float64| distances.artifact / distances.eager.max(f64::MIN_POSITIVE);
-    let furthest = compared
-        .clone()
-        .max_by(|(_, a), (_, b)| times(a).total_cmp(&times(b)));
-    let Some((output, distances)) = furthest else {
-        return Ok(());
-    };
+    let furthest = (decided.iter()).max_by(|(_, a), (_, b)| times(a).total_cmp(&times(b)));
+    let (name, distances) = furthest?;
     let mut line = format!(
-        "  float64     decided on {} values, at most {:.1} times as far from it as eager's (`{}`)",
-        compared.clone().count(),
-        times(&distances),
-        output.name
+        "decided on {} values, at most {:.1} times as far from it as eager's (`{name}`)",
+        decided.len(),
+        times(distances),
     );
-    let noise = compared.filter(|(_, found)| found.size_alone).count();
+    let noise = decided.iter().filter(|(_, found)| found.size_alone).count();
     if noise > 0 {
-        line += &format!("; {noise} of them are noise in eager, and as large here");
+        line += &format!("; noise in eager, and as large here: {noise}");
     }
-    out.line(line)
+    Some(line)
 }
 
 /// Prints the differences between the outputs and eager's.
@@ -459,4 +456,22 @@ fn tuned(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_float64_decided_is_one_line() {
+        let one = |artifact, size_alone| Float64 {
+            artifact,
+            eager: 0.5,
+            size_alone,
+        };
+        assert_eq!(float64(&[]), None);
+        let line = |decided: &[(&str, Float64)]| float64(decided).unwrap();
+        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, false))]), @"decided on 2 values, at most 1.4 times as far from it as eager's (`a`)");
+        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, true))]), @"decided on 2 values, at most 1.4 times as far from it as eager's (`a`); noise in eager, and as large here: 1");
+    }
 }

@@ -29,13 +29,6 @@ class Net(nn.Module):
             x = x + F.relu(norm(layer(x)))
         return F.cross_entropy(x, targets)
 
-    def noise(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Returns a loss whose gradients are noise by autocast: deep, and with nothing beside the norms."""
-        for _ in range(10):
-            for layer, norm in zip(self.layers, self.norms, strict=True):
-                x = F.relu(norm(layer(x)))
-        return F.cross_entropy(x.float(), targets)
-
     def single(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Returns the same loss, in float32 alone."""
         if x.dtype != torch.float32:

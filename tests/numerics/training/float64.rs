@@ -33,19 +33,6 @@ fn a_right_step_is_as_near_to_float64_as_eager() {
 }
 
 #[test]
-fn where_eager_is_noise_a_value_has_to_be_as_large() {
-    let id = &built().program("noise", "built")["id"].as_str().unwrap()[..12];
-    let shown = precast(&shared().store, &["show", id]).output().unwrap();
-    let text = String::from_utf8_lossy(&shown.stdout);
-    let line = text.lines().find(|line| line.contains("  float64 "));
-    let said =
-        line.is_some_and(|line| line.contains("of them are noise in eager, and as large here"));
-    assert!(said, "{text}");
-    built().failed("noise_zeroed", "layers.2.weight` differs from eager in");
-    built().failed("noise_zeroed", "0.0e0 here");
-}
-
-#[test]
 fn a_wrong_gradient_is_refused_by_name() {
     for module in ["scaled", "turned", "zeroed", "missing"] {
         built().failed(module, "layers.2.weight` differs from eager in");
