@@ -195,11 +195,12 @@ class _Pair:
         wanted += [f"grad.parameter.{name}" for name in self.parameters]
         self.gradients = [gradients.get(name) for name in wanted]
         # Where the module has its tensors. A guard has compared the tree of submodules before each call.
-        self.buffers = [
-            (at, *_place(engine._held, name.removeprefix("buffer.")))
-            for at, name in enumerate(outputs)
-            if name.startswith("buffer.")
-        ]
+        # By dtype: those of one dtype are written by one kernel.
+        self.buffers: dict[torch.dtype, list[tuple[int, dict[str, Any], str]]] = {}
+        for at, name in enumerate(outputs):
+            if name.startswith("buffer."):
+                table, key = _place(engine._held, name.removeprefix("buffer."))
+                self.buffers.setdefault(table[key].dtype, []).append((at, table, key))
         self.own = [_place(engine._held, name) for name in self.parameters]
         self.held = [_place(engine._held, name) for name in self.weights]
 
@@ -227,8 +228,8 @@ class _Pair:
         with refusals():
             values = list(self.forward(*(one.detach() for one in inputs)).values())
         with torch.no_grad():
-            for at, table, key in self.buffers:
-                table[key].copy_(values[at])
+            for places in self.buffers.values():
+                torch._foreach_copy_([table[key] for _, table, key in places], [values[at] for at, _, _ in places])
         return inputs, values
 
 
