@@ -110,7 +110,9 @@ class Reference:
 
     def _run(self, made: Callable[[Tensor], Tensor]) -> Values:
         restore_generators(self._generators)
-        args, kwargs = batches.mapped(self._given, lambda _, one: made(one.detach()).requires_grad_(one.requires_grad))
+        args, kwargs = batches.mapped(
+            self._given, lambda _, one: made(one.detach().clone()).requires_grad_(one.requires_grad)
+        )
         with _in_place_of(self._module, made):
             found = self._step(*args, **kwargs)
         return {name: one if one is None else one.detach() for name, one in found.items()}
@@ -144,8 +146,8 @@ def _in_place_of(module: nn.Module, made: Callable[[Tensor], Tensor]) -> Iterato
     try:
         for table, name, one in places:
             if id(one) not in others:
-                other = made(one.detach())
                 own = isinstance(one, nn.Parameter)
+                other = made(one.detach() if own else one.detach().clone())  # a call may write a buffer
                 others[id(one)] = nn.Parameter(other, requires_grad=one.requires_grad) if own else other
             table[name] = others[id(one)]
         yield

@@ -138,3 +138,28 @@ def test_float64_decides_on_whole_steps_too(module: Amplifying, rows: Tensor) ->
     assert torch.equal(module.net.weight, before) and module.net.weight.grad is None and not optimizer.state
     got = run(1.2)
     assert not got.ok and "from float64, eager" in got.reason, got.reason
+
+
+def test_the_comparison_writes_neither_the_batch_nor_buffers() -> None:
+    torch.manual_seed(0)
+
+    class Writing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(*(nn.Linear(8, 8, bias=False), nn.BatchNorm1d(8)) * 2)
+            self.factor = 1.0
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.factor * self.net(x.add_(1)).float().pow(2).sum()
+
+    eager, wrong = Writing(), Writing()
+    wrong.net, wrong.factor = eager.net, 1.5
+    batch = torch.randn(4, 8)
+    optimizer = torch.optim.SGD(eager.parameters(), lr=0.1)
+    before, state = batch.clone(), {name: one.clone() for name, one in eager.state_dict().items()}
+    for cast in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+            got = CompileSmoketest(1).run(wrong, batch, optimizer, lambda loss: loss, eager=eager)
+        assert not got.ok and f"from float{32 if cast else 64}" in got.reason, got.reason
+        assert torch.equal(batch, before)
+        assert all(torch.equal(one, state[name]) for name, one in eager.state_dict().items())
