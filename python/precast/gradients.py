@@ -146,19 +146,24 @@ def _judge(
     state: tuple[Any, ...],
     expected: tuple[Any, ...],
 ) -> Callable[[str, Tensor], str | None]:
-    """Returns what judges the values of a call by eager's in float64. `expected` is eager's step."""
+    """Returns what judges the values of a call by eager's with more digits. `expected` is eager's step."""
 
-    def named(step: tuple[Any, ...]) -> dict[str, Tensor | None]:
+    def values(step: tuple[Any, ...]) -> dict[str, Tensor | None]:
         answer, found, buffers = step
-        values: dict[str, Tensor | None] = {f"gradient {name}": one for name, one in found.items()}
-        for noun, each in (("output", answer), ("buffer, after the call,", buffers)):
-            values |= {f"{noun} {path}": one for path, one in batches.leaves(each) if isinstance(one, Tensor)}
-        return values
+        return named(found, {"output": answer, "buffer, after the call,": buffers})
 
     def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
-        return named(_step(module, eager, args, kwargs))
+        return values(_step(module, eager, args, kwargs))
 
-    return double.Reference(module, step, args, kwargs, state, named(expected)).judge
+    return double.Reference(module, step, args, kwargs, state, values(expected)).judge
+
+
+def named(found: Mapping[str, Tensor | None], others: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """Returns gradients, and the tensors of other values by their nouns, by the names that comparisons give a judge."""
+    values = {f"gradient {name}": one for name, one in found.items()}
+    for noun, each in others.items():
+        values |= {f"{noun} {path}": one for path, one in batches.leaves(each) if isinstance(one, Tensor)}
+    return values
 
 
 class _EagerFails(Exception):

@@ -64,7 +64,7 @@ class Steps:
     def _judge(
         self, put_back: Callable[[], None], state: tuple[Any, ...], expected: tuple[Tensor, dict[str, Tensor | None]]
     ) -> Callable[[str, Tensor], str | None] | None:
-        """Returns what judges the values of a step by eager's in float64; `expected` is eager's step.
+        """Returns what judges the values of a step by eager's with more digits; `expected` is eager's step.
 
         None where processes average their gradients: another process does not know that this one asks.
         """
@@ -83,10 +83,11 @@ class Steps:
             # Others are in their places now.
             named = {name: one for name, one in self.model.named_parameters() if one.requires_grad}
             got = torch.autograd.grad(loss, list(named.values()), allow_unused=True)
-            return _by_name(loss, dict(zip(named, got, strict=True)))
+            return gradients.named(dict(zip(named, got, strict=True)), {"loss": loss})
 
-        reference = double.Reference(self.model, step, (self.batch,), {}, state, _by_name(*expected), before_the_step)
-        return reference.judge
+        loss, found = expected
+        values = gradients.named(found, {"loss": loss})
+        return double.Reference(self.model, step, (self.batch,), {}, state, values, before_the_step).judge
 
     def _step(self, model: Callable[..., Any], meter: Meter) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Returns the loss and the gradients of one step."""
@@ -153,11 +154,6 @@ class Steps:
                 group.update(copy.deepcopy(settings))
 
         return put_back
-
-
-def _by_name(loss: Tensor, found: dict[str, Tensor | None]) -> dict[str, Tensor | None]:
-    """Returns the values of a step by the names that the comparisons give them."""
-    return {"loss ": loss, **{f"gradient {name}": one for name, one in found.items()}}
 
 
 def _settings(group: dict[str, Any]) -> Iterator[tuple[str, Any]]:
