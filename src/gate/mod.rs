@@ -365,8 +365,7 @@ impl<'a> Bench<'a> {
             .get(index)
             .map(|output| output.layout.dtype);
         let inner = self.request.compute_dtypes.get(index).copied().flatten();
-        let half = |dtype| matches!(dtype, Dtype::Float16 | Dtype::Bfloat16);
-        [own, inner].into_iter().flatten().any(half)
+        [own, inner].into_iter().flatten().any(Dtype::is_half)
     }
 
     /// Compares all outputs, and states after the call, with eager's. Of several floats beyond their tolerances names

@@ -75,6 +75,11 @@ impl Dtype {
         }
     }
 
+    /// Returns whether it is a floating-point type of 16 bits.
+    pub fn is_half(self) -> bool {
+        matches!(self, Self::Float16 | Self::Bfloat16)
+    }
+
     /// Returns whether values are floating point.
     pub fn is_float(self) -> bool {
         matches!(
