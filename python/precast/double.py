@@ -14,7 +14,8 @@ For a call by autocast, float32 without autocast has digits enough, and takes ha
 
 Eager's distance comes from several runs, because one number, as a loss, may be right by chance: from the run of the
 plain comparison, and from others whose parameters, buffers and inputs are moved by one unit in the last place, or by
-autocast by as much as a cast rounds.
+autocast by as much as a cast rounds. Once measured it is known (`noise`): a value is then accepted by the same rule
+with eager's value in place of the one with more digits, and nothing runs for it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from . import batches
+from .noise import Noise
 from .smoke import restore_generators
 
 TIMES = 3.0
@@ -51,11 +53,14 @@ class Reference:
         generators: tuple[Any, ...],
         eager: Values,
         prepared: Callable[[], AbstractContextManager[None]] = nullcontext,
+        noise: Noise | None = None,
     ) -> None:
         """`step(*args, **kwargs)` returns eager's values. It returned `eager` with these states of the generators.
 
-        `prepared` puts the module into the state of that call while eager runs again.
+        `prepared` puts the module into the state of that call while eager runs again. `noise` has what is known of
+        eager's distances, and takes what is measured.
         """
+        self._noise = noise or Noise()
         self._module, self._step, self._given, self._generators = module, step, (args, kwargs), generators
         self._eager, self._prepared = eager, prepared
         self._exact: Values | None = None
@@ -76,28 +81,38 @@ class Reference:
         return str(self._dtype).removeprefix("torch.")
 
     def _judged(self, name: str, mine: Tensor) -> str | None:
+        eager = self._eager[name]
+        assert eager is not None
+        share = self._noise.share(name) if self._exact is None else None
+        if share is not None and _accepted(mine, eager, eager, share * _norm(eager)):
+            return None
         if self._exact is None:
-            with self._prepared():
-                with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-                    self._exact = self._run(lambda one: one.to(self._dtype) if one.is_floating_point() else one)
-                self._add(self._eager)
-                for salt in range(_MOVED):
-                    self._add(self._run(_moved(salt)))
-        exact, eager = self._exact[name], self._eager[name]
-        assert exact is not None and eager is not None
-        size, own = float(exact.double().norm()), float((mine.double() - exact.double()).norm())
-        distance = (self._squares[name] / (1 + _MOVED)) ** 0.5
-        limit, unit = TIMES * distance, max(size, 1e-30)
-        if not (own <= limit and math.isfinite(limit)):
-            return f"; it is {own / unit:.1e} of its norm from {self._name}, eager {distance / unit:.1e}"
-        mine_size, eager_size = float(mine.double().norm()), float(eager.double().norm())
-        alike = max(mine_size, eager_size) <= SIZES * min(mine_size, eager_size)
-        if own > SHARE * size and not (limit > SHARE * size and alike):
-            return (
-                f"; it is {own / unit:.1e} of its norm from {self._name}, eager {distance / unit:.1e}, and the norm is "
-                f"{size:.1e} there, {mine_size:.1e} here and {eager_size:.1e} in eager"
-            )
-        return None
+            self._measure()
+        assert self._exact is not None
+        exact = self._exact[name]
+        assert exact is not None
+        distance = self._distance(name)
+        if _accepted(mine, exact, eager, distance):
+            return None
+        unit = max(_norm(exact), 1e-30)
+        reason = f"; it is {_norm(mine, exact) / unit:.1e} of its norm from {self._name}, eager {distance / unit:.1e}"
+        if _norm(mine, exact) <= TIMES * distance:
+            sizes = f"{_norm(exact):.1e} there, {_norm(mine):.1e} here and {_norm(eager):.1e} in eager"
+            reason += f", and the norm is {sizes}"
+        return reason
+
+    def _measure(self) -> None:
+        with self._prepared():
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                self._exact = self._run(lambda one: one.to(self._dtype) if one.is_floating_point() else one)
+            self._add(self._eager)
+            for salt in range(_MOVED):
+                self._add(self._run(_moved(salt)))
+        norms = {name: _norm(one) for name, one in self._exact.items() if one is not None and name in self._squares}
+        self._noise.measured({name: self._distance(name) / max(norm, 1e-30) for name, norm in norms.items()})
+
+    def _distance(self, name: str) -> float:
+        return float((self._squares[name] / (1 + _MOVED)) ** 0.5)
 
     def _add(self, run: Values) -> None:
         """Adds the distances of a run. Its values are as large as the model: one run is held at a time."""
@@ -116,6 +131,20 @@ class Reference:
         with _in_place_of(self._module, made):
             found = self._step(*args, **kwargs)
         return {name: one if one is None else one.detach() for name, one in found.items()}
+
+
+def _accepted(mine: Tensor, truth: Tensor, eager: Tensor, distance: float) -> bool:
+    """Returns whether a value is near enough to the truth, from which eager is at that distance."""
+    size, own, limit = _norm(truth), _norm(mine, truth), TIMES * distance
+    if not (own <= limit and math.isfinite(limit)):
+        return False
+    sizes = _norm(mine), _norm(eager)
+    return own <= SHARE * size or (limit > SHARE * size and max(sizes) <= SIZES * min(sizes))
+
+
+def _norm(tensor: Tensor, other: Tensor | None = None) -> float:
+    """Returns the norm of a value, or of its difference from another one."""
+    return float((tensor.double() - other.double()).norm() if other is not None else tensor.double().norm())
 
 
 def _moved(salt: int) -> Callable[[Tensor], Tensor]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from . import batches, double
 from .config import CompileConfig
+from .noise import Noise
 from .smoke import SmokeResult, generators, restore_generators, restored_buffers, restored_generators
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
@@ -97,11 +98,14 @@ def compare(
     kwargs: dict[str, Any],
     config: CompileConfig,
     autocast: str | None = None,
+    noise: Noise | None = None,
 ) -> SmokeResult:
     """Compares results, gradients and written buffers of a compiled module with eager's.
 
-    No `.grad` is written. Buffers and generators are afterwards as they were.
+    No `.grad` is written. Buffers and generators are afterwards as they were. `noise` has what is known of eager's
+    distance from the truth, and keeps what is measured if all agree.
     """
+    noise = noise or Noise()
     began, steps, worst = time.perf_counter(), 0, 0.0
     rtol, atol = config.rtol, config.atol
     if autocast is not None and rtol is None:
@@ -117,7 +121,7 @@ def compare(
             raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
         restore_generators(state)
         got = _step(module, compiled, args, kwargs)
-        judge = _judge(module, eager, args, kwargs, state, expected)
+        judge = _judge(module, eager, args, kwargs, state, expected, noise)
         problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
         if problem is None:
             problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,", judge)
@@ -135,6 +139,8 @@ def compare(
             reason, exception = str(failed), failed.__cause__
         except Exception as failed:
             reason, exception = f"{type(failed).__name__}: {failed}", failed
+    if reason is None:
+        noise.keep()
     return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
 
 
@@ -145,6 +151,7 @@ def _judge(
     kwargs: dict[str, Any],
     state: tuple[Any, ...],
     expected: tuple[Any, ...],
+    noise: Noise,
 ) -> Callable[[str, Tensor], str | None]:
     """Returns what judges the values of a call by eager's with more digits. `expected` is eager's step."""
 
@@ -155,7 +162,7 @@ def _judge(
     def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
         return values(_step(module, eager, args, kwargs))
 
-    return double.Reference(module, step, args, kwargs, state, values(expected)).judge
+    return double.Reference(module, step, args, kwargs, state, values(expected), noise=noise).judge
 
 
 def named(found: Mapping[str, Tensor | None], others: Mapping[str, Any]) -> dict[str, Tensor | None]:

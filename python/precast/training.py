@@ -6,6 +6,7 @@ and autocast. The first call in another state compiles another pair, or loads it
 
 from __future__ import annotations
 
+import platform
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -23,6 +24,7 @@ from .config import CompileConfig
 from .engine import Engine
 from .guard import Guard, Refusal
 from .logs import Log
+from .noise import Noise
 from .region import Arguments, Opener, Region
 from .smoke import SmokeResult
 
@@ -214,11 +216,21 @@ class PairRegion(Region):
     ) -> SmokeResult:
         # The process that built a release compared all steps.
         config = self.config if built else replace(self.config, smoketest_steps=1)
-        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast)
+        noise = Noise(config.store, lambda: self._digest_of_eager(args, kwargs))
+        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, noise)
         if any(parameter.is_cuda for parameter in self.module.parameters()):
             # Two sets of gradients, whose memory has not the sizes of the optimizer's moments.
             torch.cuda.empty_cache()
         return result
+
+    def _digest_of_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+        """Returns a digest of all that eager's rounding depends on, but for the values."""
+        from . import exported
+
+        device = torch.cuda.get_device_name() if self.owner.device == "cuda" else platform.machine()
+        own = {"region": self.name, "state": self.state, "device": device}
+        precision = torch.get_float32_matmul_precision()
+        return exported.digest(self.bare(), (args, kwargs), noise=own, precision=precision)
 
 
 def pair_opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:

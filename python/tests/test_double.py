@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompileSmoketest, gradients
+from precast import CompileConfig, CompileSmoketest, double, gradients
+from precast.noise import Noise
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -163,3 +167,59 @@ def test_the_comparison_writes_neither_the_batch_nor_buffers() -> None:
         assert not got.ok and f"from float{32 if cast else 64}" in got.reason, got.reason
         assert torch.equal(batch, before)
         assert all(torch.equal(one, state[name]) for name, one in eager.state_dict().items())
+
+
+def test_what_was_measured_is_kept_for_later_processes(module: Amplifying, rows: Tensor, tmp_path: Path) -> None:
+    def again(times: float = 1.0) -> tuple[Any, int]:
+        """Compares as a process that starts does; returns the result, and the calls of eager."""
+        module.calls, noise = 0, Noise(tmp_path, lambda: "3f9c")
+        config = CompileConfig(kind="autograd", smoketest_steps=1)
+        got = gradients.compare(module, exactly(module, times), module.forward, (rows,), {}, config, None, noise)
+        return got, module.calls
+
+    (tmp_path / "cache").mkdir()
+    refused, calls = again(1.2)
+    assert not refused.ok and calls > 2
+    file = tmp_path / "cache" / "noise" / "3f9c.json"
+    assert not file.exists(), "kept what belongs to a failure"
+    first, calls = again()
+    assert first.ok and calls > 2
+    second, calls = again()
+    assert second.ok and second.max_error == first.max_error and calls == 1
+    refused, calls = again(1.2)
+    assert not refused.ok and calls > 2 and "from float64, eager" in refused.reason
+    refused, _ = again(float("nan"))
+    assert not refused.ok
+
+    own = json.loads(file.read_text())
+    for hostile in ("", "[]", "{", json.dumps(dict.fromkeys(own, "1")), json.dumps(dict.fromkeys(own, float("inf")))):
+        file.write_text(hostile)
+        got, calls = again()
+        assert got.ok and calls > 2, hostile
+    file.write_text(json.dumps(own))
+    file.chmod(0o666)
+    got, calls = again()
+    assert got.ok and calls > 2, "read what others could have written"
+
+
+def test_steps_of_one_comparison_measure_once(module: Amplifying, rows: Tensor) -> None:
+    got = compare(module, exactly(module), rows)
+    assert got.ok and got.steps == 3
+    assert module.calls == 3 + 1 + double._MOVED
+
+
+def test_noise_is_kept_in_a_store_alone_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def keep(name: str) -> None:
+        noise = Noise(tmp_path, lambda: name)
+        noise.measured({"loss": 0.5})
+        noise.keep()
+
+    keep("first")
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr("precast.noise._KEPT", 2)
+    (tmp_path / "cache").mkdir()
+    for at, name in enumerate(("first", "second", "third")):
+        keep(name)
+        os.utime(tmp_path / "cache" / "noise" / f"{name}.json", (at, at))
+    assert sorted(each.stem for each in (tmp_path / "cache" / "noise").iterdir()) == ["second", "third"]
+    assert Noise(tmp_path, lambda: "third").share("loss") == 0.5

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, pairs
+from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, double, maybe_compile, pairs
 from precast.batches import difference
+from precast.gradients import TOLERANCES
 from precast.gradients import difference as gradients_differ
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -301,6 +303,23 @@ def test_a_second_process_captures_nothing(trained: Path) -> None:
     region = report["regions"][""]
     assert report["artifact"] == 4 and report["reasons"] == {} and region["recompiles"] == 0
     assert region["attempt"]["built"] is False and region["attempt"]["smoketest_steps"] == 1
+
+
+def test_a_later_start_measures_no_noise(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[int] = []
+    measure = double.Reference._measure
+    monkeypatch.setattr(double.Reference, "_measure", lambda self: (measured.append(1), measure(self)))
+    for limit in ("TIMES", "SIZES"):
+        monkeypatch.setattr(double, limit, 100.0)  # of values that are zero but for rounding
+    monkeypatch.setitem(TOLERANCES, torch.float32, 0.0)
+    kept = trained / "cache" / "noise"
+    shutil.rmtree(kept, ignore_errors=True)
+    for files in (0, 1, 1):
+        assert len(list(kept.iterdir()) if kept.exists() else []) == files
+        assert wrapped(trained).precast_report()["regions"][""]["attempt"]["success"]
+        assert len(measured) == 1
+    wrapped(trained, sample=batch(6))
+    assert len(list(kept.iterdir())) == len(measured) == 2, "other sizes have other noise"
 
 
 def test_whole_steps_agree_and_leave_no_trace(trained: Path) -> None:

@@ -14,7 +14,7 @@
 //! ├── releases/NAME/00000007.json  a complete set of programs with one weight set       ┘ writing again
 //! ├── failures/5c/5c01….json    the error of the last attempt; removed after the next success
 //! ├── ready/3f/3f9c…            unpacked objects, which can be mapped; a cache of `objects/`
-//! ├── cache/                    digests of sources by their file status, for the plan; prepacked weights
+//! ├── cache/                    digests of sources, prepacked weights, and other results that are computed again if missing
 //! ├── tmp/                      files that are being written
 //! ├── locks/  leases/           locks and holds of live processes
 //! └── quarantine/               damaged files, which are never used; gc removes the old ones
