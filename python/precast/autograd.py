@@ -21,7 +21,8 @@ from .artifacts import ArtifactEngine, build_settings, causes, device_of_load, r
 from .capture import check_build
 from .draws import Draw
 from .engine import Passed, Refused
-from .errors import CallFailed
+from .errors import CallFailed, Error
+from .late import Late
 from .nesting import call_of
 from .regions import resized
 
@@ -51,6 +52,7 @@ class PairEngine(ArtifactEngine):
     def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._device = next(iter([*self._net.parameters(), *self._net.buffers()])).device
         self._binding = threading.Lock()
+        self.late = Late()
 
     @staticmethod
     def _settings(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -156,6 +158,14 @@ class PairEngine(ArtifactEngine):
         super().bind()
         self._bound = {name: tensor.data_ptr() for name, tensor in self._weights().items()}
 
+    def close(self) -> None:
+        """Frees the artifacts after their last call."""
+        try:
+            self.late.settle()
+        except Error as error:
+            self._region.log.note(f"the last training call was wrong: {error}", error)
+        super().close()
+
     def bind_saved(self, saved: dict[str, Tensor]) -> None:
         """Binds the tensors of a forward call for its backward call, if others were bound since."""
         if all(self._bound[name] == tensor.data_ptr() for name, tensor in saved.items()):
@@ -208,6 +218,8 @@ class _Pair:
         """Returns the results of a call."""
         inputs, values = self.run(given)
         if not torch.is_grad_enabled():
+            with refusals():
+                self.engine.late.settle()
             return [values[at] for at in self.results]
         own = [table[key] for table, key in self.own]
         try:
@@ -226,7 +238,13 @@ class _Pair:
         """Runs the forward program. Returns its inputs and its outputs; writes the buffers."""
         inputs = [*given, *(draw.sample(self.engine._device) for draw in self.draws)]
         with refusals():
-            values = list(self.forward(*(one.detach() for one in inputs)).values())
+            found, notes = self.forward._run_taking([one.detach() for one in inputs])
+        values = list(found.values())
+        try:
+            self.engine.late.settle()
+        except Error as error:  # of the backward call before
+            raise Passed from error
+        self.engine.late.add(notes)
         with torch.no_grad():
             for places in self.buffers.values():
                 torch._foreach_copy_([table[key] for _, table, key in places], [values[at] for at, _, _ in places])
@@ -258,7 +276,10 @@ class _Function(torch.autograd.Function):
         inputs = pair.inputs_of(ctx.saved_tensors, tangents)
         # Unless the caller retains the graph, the program frees each saved value after it has read it.
         ctx.maybe_clear_saved_tensors()
-        found = list(pair.backward._run_taking(inputs).values())
+        answer, notes = pair.backward._run_taking(inputs)
+        pair.engine.late.settle()
+        pair.engine.late.add(notes)
+        found = list(answer.values())
         return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
 
 

@@ -120,6 +120,7 @@ def compare(
         except Exception as error:
             raise _EagerFails(f"eager fails: {type(error).__name__}: {error}") from error
         restore_generators(state)
+        _release(module)
         got = _step(module, compiled, args, kwargs)
         judge = _judge(module, eager, args, kwargs, state, expected, noise)
         problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
@@ -141,7 +142,14 @@ def compare(
             reason, exception = f"{type(failed).__name__}: {failed}", failed
     if reason is None:
         noise.keep()
+    _release(module)
     return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
+
+
+def _release(module: nn.Module) -> None:
+    """Gives free memory back to the device: blocks of eager's sizes serve neither a CUDA graph nor an optimizer."""
+    if any(parameter.is_cuda for parameter in module.parameters()):
+        torch.cuda.empty_cache()
 
 
 def _judge(

@@ -43,9 +43,9 @@ class Log:
         where = f"`{region}`" if region else "the module"
         self._write(level, f"maybe_compile: {where} answers itself ({refusal.code}): {refusal.detail}", values, error)
 
-    def note(self, text: str, **values: Any) -> None:
-        """Logs an event."""
-        self._write(logging.INFO, f"maybe_compile: {text}", values, None)
+    def note(self, text: str, error: BaseException | None = None, **values: Any) -> None:
+        """Logs an event; one with an error is a warning."""
+        self._write(logging.INFO if error is None else logging.WARNING, f"maybe_compile: {text}", values, error)
 
     def _write(self, level: int, text: str, values: dict[str, Any], error: BaseException | None) -> None:
         try:

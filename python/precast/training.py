@@ -217,11 +217,7 @@ class PairRegion(Region):
         # The process that built a release compared all steps.
         config = self.config if built else replace(self.config, smoketest_steps=1)
         noise = Noise(config.store, lambda: self._digest_of_eager(args, kwargs))
-        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, noise)
-        if any(parameter.is_cuda for parameter in self.module.parameters()):
-            # Two sets of gradients, whose memory has not the sizes of the optimizer's moments.
-            torch.cuda.empty_cache()
-        return result
+        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, noise)
 
     def _digest_of_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
         """Returns a digest of all that eager's rounding depends on, but for the values."""

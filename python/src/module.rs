@@ -18,7 +18,7 @@ use crate::{
     errors,
     inputs::{self, Inputs},
     loaded::{Held, Loaded},
-    tensors::Library,
+    tensors::{self, Library},
 };
 
 /// A module of a model, to be called: `model.encode(x)`.
@@ -77,16 +77,21 @@ impl Module {
 
     /// Runs the module on the tensors of a list, in order, and empties the list. A tensor that nothing else refers to is
     /// freed as soon as the module has read it.
-    fn _run_taking(&self, py: Python<'_>, tensors: &Bound<'_, PyList>) -> PyResult<Py<PyAny>> {
+    ///
+    /// Returns the outputs, and the device's notes of the call's values, if there are any: the call does not wait for
+    /// them.
+    fn _run_taking(
+        &self,
+        py: Python<'_>,
+        tensors: &Bound<'_, PyList>,
+    ) -> PyResult<(Py<PyAny>, Option<Notes>)> {
         let inside = Inside::enter(py);
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::taken(tensors, loaded.variants(&self.name)?)?;
-        let outputs = inside.detach(py, || {
-            let outputs = loaded.model.run_taking(&self.name, inputs)?;
-            outputs.check().map(|()| outputs)
-        });
-        let outputs = outputs.map_err(|error| errors::runtime(&error))?;
-        loaded.answer(py, outputs, library)
+        let outputs = inside.detach(py, || loaded.model.run_taking(&self.name, inputs));
+        let mut outputs = outputs.map_err(|error| errors::runtime(&error))?;
+        let notes = outputs.take_notes().map(Notes);
+        Ok((loaded.answer(py, outputs, library)?, notes))
     }
 
     /// The module's name.
@@ -191,6 +196,25 @@ fn streams_of(loaded: &Loaded) -> PyResult<Vec<Stream>> {
         }
     }
     Ok(streams)
+}
+
+/// The device's notes of one call's values.
+#[pyclass(frozen, module = "precast")]
+pub struct Notes(precast_runtime::Notes);
+
+#[pymethods]
+impl Notes {
+    /// Returns the tensor on the device.
+    fn tensor(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        tensors::give(py, &self.0.tensor(), Library::Torch)
+    }
+
+    /// Raises the error of a value that was out of bounds, by a copy of the tensor.
+    fn judge(&self, py: Python<'_>, notes: Vec<i64>) -> PyResult<()> {
+        let inside = Inside::enter(py);
+        let judged = inside.detach(py, || self.0.judge(&notes));
+        judged.map_err(|error| errors::runtime(&error))
+    }
 }
 
 /// A call whose inputs are taken, for another thread.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from precast import CompileConfig, maybe_compile
+from precast import CompileConfig, Error, maybe_compile
 from torch import Tensor, nn
 
 if not torch.cuda.is_available():
@@ -112,3 +112,51 @@ def test_a_backward_program_frees_what_it_has_read(tmp_path: Path) -> None:
     assert peak(True) - peak(False) > 32 << 20
     report = module.precast_report()
     assert report["artifact"] == 3, report
+
+
+class Classifier(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.out = nn.Embedding(10, 64), nn.Linear(64, 5)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(self.out(self.table(tokens).mean(1)), targets)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_a_step_does_not_wait_and_names_an_index_out_of_bounds(tmp_path: Path, mode: str) -> None:
+    torch.manual_seed(0)
+    plain = Classifier().cuda().train()
+    config = CompileConfig(kind="autograd", mode=mode, store=tmp_path, name="classifier")
+    module = maybe_compile(copy.deepcopy(plain), config)
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True) for each in (module, plain)]
+    tokens, targets = torch.randint(10, (8, 6)).cuda(), torch.randint(5, (8,)).cuda()
+
+    def step(at: int) -> Tensor:
+        loss = (module, plain)[at](tokens, targets)
+        loss.backward()
+        optimizers[at].step()
+        optimizers[at].zero_grad()
+        return loss.detach().clone()
+
+    found = [step(0) for _ in range(3)]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found += [step(0) for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected = [step(1) for _ in range(6)]
+    torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-4, atol=1e-5)
+
+    for bad in (5, -1, 1 << 40):
+        wrong = targets.clone()
+        wrong[3] = bad
+        loss = module(tokens, wrong)
+        with pytest.raises(Error, match="out of bounds"):
+            loss.backward()
+        module.zero_grad()
+    with torch.no_grad():  # the device goes on
+        torch.testing.assert_close(module(tokens, targets), plain(tokens, targets), rtol=1e-4, atol=1e-5)
+    step(0)
+    report = module.precast_report()
+    assert report["artifact"] == 6 + 3 + 2 and not report["reasons"], report

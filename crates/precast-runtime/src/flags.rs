@@ -12,13 +12,17 @@
 //!
 //! [`Outputs::check`](super::Outputs::check) waits for the tensor and reads it;
 //! [`Outputs::array`](super::Outputs::array) also calls it first. Callers that keep outputs on the device or take them
-//! as tensors must call `check`. The call itself does not wait, and a program without such inputs and checks has no
+//! as tensors must call `check`, or take the tensor ([`Outputs::take_notes`](super::Outputs::take_notes)) and judge a
+//! copy of it later, without a wait. The call itself does not wait, and a program without such inputs and checks has no
 //! notes.
 //!
 //! The inputs of a graph may be padded: there the pad value is within the bounds as well. Inputs from the host's memory
 //! were checked there, and are also clamped: another thread may have written to them since.
 
-use std::{cell::Cell, sync::Arc};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use precast_store::{
     Device,
@@ -55,7 +59,7 @@ pub(super) struct Flags {
     notes: Handle,
     /// The caller's inputs, for the position of a value.
     given: SmallVec<[Handle; 4]>,
-    good: Cell<bool>,
+    good: AtomicBool,
 }
 
 impl Watch {
@@ -104,7 +108,7 @@ impl Watch {
             watch: self.clone(),
             notes,
             given,
-            good: Cell::new(false),
+            good: AtomicBool::new(false),
         })
     }
 
@@ -162,15 +166,15 @@ impl Flags {
             watch: self.watch.clone(),
             notes,
             given: given.collect(),
-            good: Cell::new(false),
+            good: AtomicBool::new(false),
         })
     }
 
     /// Waits for the notes and reads them: fails with the value that was out of bounds.
     pub fn check(&self) -> Result<(), RuntimeError> {
-        if !self.good.get() {
+        if !self.good.load(Ordering::Relaxed) {
             self.read()?;
-            self.good.set(true);
+            self.good.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -178,7 +182,16 @@ impl Flags {
     /// As [`Self::check`], for notes that are written again and again.
     pub fn read(&self) -> Result<(), RuntimeError> {
         let notes: Result<Vec<i64>, TorchError> = self.notes.read();
-        let notes = notes.map_err(|error| self.watch.tensor(error))?;
+        self.judge(&notes.map_err(|error| self.watch.tensor(error))?)
+    }
+
+    /// Returns the tensor on the device.
+    pub fn notes(&self) -> &Handle {
+        &self.notes
+    }
+
+    /// Fails with the value that was out of bounds, by a copy of the notes.
+    pub fn judge(&self, notes: &[i64]) -> Result<(), RuntimeError> {
         let (inputs, outcomes) = notes.split_at((2 * self.watch.inputs.len()).min(notes.len()));
         for ((watched, noted), given) in self
             .watch

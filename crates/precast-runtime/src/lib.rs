@@ -141,7 +141,7 @@ pub use error::RuntimeError;
 pub use ffi::Libtorch;
 pub use model::Model;
 pub use options::{Inputs, Loading};
-pub use outputs::{Outputs, Served};
+pub use outputs::{Notes, Outputs, Served};
 pub use runtime::Runtime;
 pub use session::Session;
 pub use tensor::{Element, Tensor};

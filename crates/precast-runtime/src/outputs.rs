@@ -122,6 +122,11 @@ impl Outputs {
         self.flags.as_ref().map_or(Ok(()), Flags::check)
     }
 
+    /// Takes the device's notes of the call's values, for a caller that reads them later instead of [`Self::check`].
+    pub fn take_notes(&mut self) -> Option<Notes> {
+        self.flags.take().map(Notes)
+    }
+
     /// Returns name and tensor of each output.
     pub fn named(&self) -> impl Iterator<Item = (&str, &Tensor)> {
         let names = self.served.program.outputs.iter();
@@ -131,6 +136,25 @@ impl Outputs {
     /// Returns the tensors. Call [`Self::check`] before.
     pub fn into_vec(self) -> Vec<Tensor> {
         self.tensors.into_vec()
+    }
+}
+
+/// The device's notes of one call's values.
+///
+/// A caller that must not wait for the device copies [`Self::tensor`] to the host on the call's stream, and gives the
+/// copy to [`Self::judge`] once it is there.
+#[derive(Debug)]
+pub struct Notes(Flags);
+
+impl Notes {
+    /// Returns the notes: `int64` numbers on the device.
+    pub fn tensor(&self) -> Tensor {
+        Tensor(self.0.notes().share())
+    }
+
+    /// Fails as [`Outputs::check`] does, by a copy of the notes.
+    pub fn judge(&self, notes: &[i64]) -> Result<(), RuntimeError> {
+        self.0.judge(notes)
     }
 }
 
