@@ -2,7 +2,7 @@
 
 Where the plain comparison of a training call fails, `double` measures the distance of each of eager's values from the
 same value with more digits. That takes five more runs of eager and one with more digits, and the larger part of the
-time and memory of a start. A later comparison of the same module accepts a value that is no further from eager's than
+time and memory of a start. A later comparison of the same module accepts a value that is about as far from eager's as
 eager was from the truth, by the rule of `double`; for any other value it measures again.
 
 ```text
