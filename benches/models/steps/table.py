@@ -13,10 +13,10 @@
 
 On a GPU in bfloat16 by autocast, on a CPU in float32. Each way but `eager` has two processes: one fills its caches or
 its store, and the other one is measured, so that the first step is that of a process that starts again. With `--jobs`
-so many fill at once, and then one after the other is measured. The first step counts from the start of the process; the
-time of a step is the median of those after it. Memory is the peak of the process, on a GPU that of the device as its
-driver counts it, less what was used before. A row that fails is in the document with its error. The document is written
-after each row.
+so many fill at once, and then one after the other is measured; `--only fill` and `--only measure` with one `--folder`
+are the halves of a run. The first step counts from the start of the process; the time of a step is the median of those
+after it. Memory is the peak of the process, on a GPU that of the device as its driver counts it, less what was used
+before. A row that fails is in the document with its error. The document is written after each row.
 """
 
 from __future__ import annotations
@@ -255,10 +255,13 @@ def main() -> None:
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--folder", type=Path, help="stores and caches of an earlier run")
+    parser.add_argument("--only", choices=["fill", "measure"], help="one half of a run, with `--folder`")
     parser.add_argument("--jobs", type=int, default=1, help="how many fill their caches at once")
     parser.add_argument("--child", choices=WAYS, help=argparse.SUPPRESS)
     parser.add_argument("--project", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.only and not given.folder:
+        parser.error("`--only` needs `--folder`")
     if given.child:
         print(json.dumps(child(given.child, given.batches[0], given.steps, given.folder)))
         return
@@ -289,9 +292,15 @@ def main() -> None:
     ]
     threads = max(1, (os.cpu_count() or 1) // given.jobs)
     failures: Iterable[str | None] = (row.filled(threads) for row in rows)  # each before it is measured
-    if given.jobs > 1:
+    if given.only == "measure":
+        failures = [None] * len(rows)
+    elif given.jobs > 1 or given.only == "fill":
         with ThreadPoolExecutor(given.jobs) as pool:
             failures = list(pool.map(lambda row: row.filled(threads), rows))
+    if given.only == "fill":
+        for row, failure in zip(rows, failures, strict=True):
+            print(f"{row.names}: {failure or 'filled'}", flush=True)
+        return
     for row, failure in zip(rows, failures, strict=True):
         found: dict[str, Any] = {"error": failure}
         if failure is None:
