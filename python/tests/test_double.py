@@ -202,6 +202,18 @@ def test_what_was_measured_is_kept_for_later_processes(module: Amplifying, rows:
     assert got.ok and calls > 2, "read what others could have written"
 
 
+def test_a_module_without_a_digest_is_measured_at_each_start(module: Amplifying, rows: Tensor, tmp_path: Path) -> None:
+    def digest() -> str:
+        raise RuntimeError("no text of it is stable")
+
+    (tmp_path / "cache").mkdir()
+    config = CompileConfig(kind="autograd", smoketest_steps=1)
+    noise = Noise(tmp_path, digest)
+    got = gradients.compare(module, exactly(module), module.forward, (rows,), {}, config, None, noise)
+    assert got.ok, got.reason
+    assert not list((tmp_path / "cache").iterdir())
+
+
 def test_steps_of_one_comparison_measure_once(module: Amplifying, rows: Tensor) -> None:
     got = compare(module, exactly(module), rows)
     assert got.ok and got.steps == 3
