@@ -15,14 +15,16 @@ On a GPU in bfloat16 by autocast, on a CPU in float32. Each way but `eager` has 
 its store, and the other one is measured, so that the first step is that of a process that starts again. With `--jobs`
 so many fill at once, and then one after the other is measured; `--only fill` and `--only measure` with one `--folder`
 are the halves of a run. The first step counts from the start of the process; the time of a step is the median of those
-after it. Memory is the peak of the process, on a GPU that of the device as its driver counts it, less what was used
-before. A row that fails is in the document with its error. The document is written after each row.
+after it, and `host_ms` has that of the lines of the loop on the host. Memory is the peak of the process, on a GPU that
+of the device as its driver counts it, less what was used before. A row that fails is in the document with its error.
+The document is written after each row.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -40,6 +42,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 WAYS = ("eager", "compile", "graphs", "autograd", "autograd-graphs", "step")
+PARTS = ("forward", "backward", "update", "zero_grad")
 RATE = 1e-4
 SPEC = """schema = 1
 [model]
@@ -62,8 +65,11 @@ optimizer = "adamw"
 """
 
 
-def trainer(way: str, rows: int, store: Path) -> tuple[Callable[[], Any], Any]:
-    """Returns a function that makes one step in this process and returns the loss, and the model that it trains."""
+def trainer(way: str, rows: int, store: Path) -> tuple[Callable[..., Any], Any]:
+    """Returns a function that makes one step in this process and returns the loss, and the model that it trains.
+
+    The function calls its argument after each of `PARTS`.
+    """
     import torch
     from model import batch, device, load
 
@@ -88,14 +94,18 @@ def trainer(way: str, rows: int, store: Path) -> tuple[Callable[[], Any], Any]:
     elif way != "eager":
         model, update = torch.compile(net, mode=mode), torch.compile(optimizer.step)
 
-    def step() -> Any:
+    def step(done: Callable[[], None] = lambda: None) -> Any:
         # The gradients of a compiled backward pass are in its graph's memory until the next run.
         torch.compiler.cudagraph_mark_step_begin()
         with cast:
             loss = model(**given)
+        done()
         loss.backward()
+        done()
         update()
+        done()
         optimizer.zero_grad(set_to_none=True)
+        done()
         return loss.detach()
 
     return step, model
@@ -105,13 +115,18 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
     """Trains in one way in this process; returns milliseconds of each step, and losses."""
     step, model = trainer(way, rows, store)
     times, losses = [], []
+    parts: list[list[float]] = []
     for _ in range(steps + 1):
-        began = time.perf_counter()
-        losses.append(float(step()))  # waits for the device, as a loop that logs does
-        times.append((time.perf_counter() - began) * 1e3)
+        clock = [time.perf_counter()]
+        loss = step(lambda clock=clock: clock.append(time.perf_counter()))
+        losses.append(float(loss))  # waits for the device, as a loop that logs does
+        times.append((time.perf_counter() - clock[0]) * 1e3)
+        parts.append([(end - begin) * 1e3 for begin, end in itertools.pairwise(clock)])
         if len(times) == 1:
             print("first", flush=True)
     found: dict[str, Any] = {"ms": times, "losses": [losses[0], losses[-1]]}
+    medians = map(statistics.median, zip(*parts[1:], strict=True))
+    found["host_ms"] = {name: round(ms, 3) for name, ms in zip(PARTS, medians, strict=True)}
     if way.startswith("autograd"):
         found["fallbacks"] = model.precast_report()["reasons"]
     return found
@@ -237,7 +252,7 @@ class Row:
         else:
             found = self._python(self.env, "--folder", self.store, "--child", self.way, "--steps", self.steps)
             row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
-            row |= {key: found[key] for key in ("fallbacks",) if key in found}
+            row |= {key: found[key] for key in ("fallbacks", "host_ms") if key in found}
         numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
         return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
 
