@@ -1,7 +1,11 @@
 //! `precast run`: one module on saved inputs.
 
 use std::{
-    collections::HashMap, fs::Permissions, os::unix::fs::PermissionsExt, path::Path, time::Instant,
+    collections::HashMap,
+    fs::{File, Permissions},
+    os::unix::fs::PermissionsExt,
+    path::Path,
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result};
@@ -105,9 +109,9 @@ fn answer(
 pub(super) fn run(args: &RunArgs, context: &Context) -> Result<u8> {
     let (store, name, device) = args.place.open(context)?;
     let path = args.inputs.display();
-    let bytes = std::fs::read(&args.inputs).with_context(|| format!("can't read `{path}`"))?;
+    let file = File::open(&args.inputs).with_context(|| format!("can't read `{path}`"))?;
     let libtorch = args.place.libtorch.open()?;
-    let inputs = tensors::read(&bytes).with_context(|| format!("can't use `{path}`"))?;
+    let inputs = tensors::read(file).with_context(|| format!("can't use `{path}`"))?;
     let phases = Phases::default();
     let started = Instant::now();
     let model = phases.during(|| load(args, &store, &name, device, context))?;

@@ -20,6 +20,7 @@ mod smoke;
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     path::Path,
     time::{Duration, Instant},
 };
@@ -211,7 +212,7 @@ impl<'a> Bench<'a> {
     /// Reads the samples of a file.
     fn read(&mut self, file: &Path) -> Fallible<()> {
         let (program, device) = (&self.request.program, self.device);
-        let mut samples = tensors::read(&std::fs::read(file)?)?;
+        let mut samples = tensors::read(File::open(file)?)?;
         let mut take = |prefix: &str| -> Fallible<Sample> {
             let mut all = |kind: &str, count: usize| -> Fallible<Vec<Tensor>> {
                 let named = (0..count).map(|i| format!("{prefix}{kind}.{i}"));
@@ -251,7 +252,7 @@ impl<'a> Bench<'a> {
     /// Reads the values of the samples in float64.
     fn read_float64(&mut self, file: &Path) -> Fallible<()> {
         let program = &self.request.program;
-        let mut held = tensors::read(&std::fs::read(file)?)?;
+        let mut held = tensors::read(File::open(file)?)?;
         let outputs = program.outputs.len();
         let mut exact = float64::take(&mut held, "out", outputs)?;
         exact.extend(float64::take(&mut held, "after", program.states.len())?);

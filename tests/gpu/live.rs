@@ -21,7 +21,7 @@ fn a_change_in_place_is_read_by_artifacts_and_by_graphs() {
     let stored = store.objects().read(&release.weights.unwrap()).unwrap();
     for graphs in [Graphs::Never, Graphs::Always] {
         let runtime = Runtime::new(&store, GPU).unwrap().graphs(graphs);
-        let stored = tensors::read(&stored).unwrap();
+        let stored = tensors::read(&stored[..]).unwrap();
         let on_gpu = stored.iter().map(|(name, held)| {
             let held = held.to_device(GPU)?;
             Ok((name.clone(), held))

@@ -114,7 +114,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     );
     let runtime = runtime(&store).eager_fallback(false);
     let model = runtime.load("convnet").unwrap();
-    let case = tensors::read(&fs::read(case).unwrap()).unwrap();
+    let case = tensors::read(fs::File::open(case).unwrap()).unwrap();
     let (x, logits, scaled) = (&case["x"], &case["logits"], &case["row"]);
     let run = |x: &Tensor| model.run("classify", &[x]).unwrap().into_vec();
     let mut before = run(x);
@@ -179,7 +179,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
 
     // So that artifact follows the caller's tensors, and the others refuse them.
     let own = store.objects().read(&release.weights.unwrap()).unwrap();
-    let own = tensors::read(&own).unwrap();
+    let own = tensors::read(&own[..]).unwrap();
     let named = own.iter().map(|(name, held)| (name.clone(), held.share()));
     let live = WeightSet::of(named.collect(), Device::Cpu).unwrap();
     let refused = model.swap(&live).unwrap_err();
@@ -199,7 +199,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     let run = || plain.run("classify", &[&first]).unwrap().into_vec();
     let start = |tensor: &Tensor| tensor.narrow(0, 0, 1).unwrap();
     assert!(close(&run()[0], &start(&before[0])));
-    for (name, value) in tensors::read(&fs::read(&weights).unwrap()).unwrap() {
+    for (name, value) in tensors::read(fs::File::open(&weights).unwrap()).unwrap() {
         own[&name].share().copy_from(&value).unwrap();
     }
     let after = run();

@@ -309,7 +309,7 @@ fn a_session_forks_is_saved_and_starts_anew() {
         .to_vec::<f32>()
         .unwrap();
     let mut bytes = std::fs::read(&file).unwrap();
-    let saved = tensors::read(&bytes).unwrap();
+    let saved = tensors::read(&bytes[..]).unwrap();
     bytes.truncate(bytes.len() - 100);
     std::fs::write(&file, bytes).unwrap();
     let error = session.load(&file).unwrap_err();

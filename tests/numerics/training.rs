@@ -366,7 +366,7 @@ fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
             .contains("not-a-number")
             .then_some(path)
     });
-    let kept = tensors::read(&std::fs::read(kept.last().unwrap()).unwrap()).unwrap();
+    let kept = tensors::read(std::fs::File::open(kept.last().unwrap()).unwrap()).unwrap();
     assert_eq!(kept["ids"].shape(), [8, 2]);
     // The last checkpoint is good: the same run at a smaller rate continues.
     let (code, text) = run(&file, &["--steps", "12"]);
@@ -385,7 +385,7 @@ fn a_loss_that_is_no_number_ends_the_run_and_bad_data_begins_none() {
         .unwrap()
         .weights;
     let kept = kept_in.objects().map(&kept.unwrap()).unwrap();
-    let kept: Vec<_> = tensors::read(&kept).unwrap().into_iter().collect();
+    let kept: Vec<_> = tensors::read(&kept[..]).unwrap().into_iter().collect();
     let before = published::put(&kept_in, "chat", &kept);
     let more = ["--steps", "13", "--format", "json", "--publish", "chat"];
     let good = train(&file, &saved, &more).output().unwrap();

@@ -370,8 +370,8 @@ impl<'m> Session<'m> {
     /// Reads states from a file that [`Self::save`] wrote; other states get their first values. A file of another
     /// model, or a truncated file, changes nothing.
     pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
-        let bytes = std::fs::read(path).map_err(|error| file(path, error))?;
-        let mut read = tensors::read(&bytes).map_err(|error| file(path, error))?;
+        let from = std::fs::File::open(path).map_err(|error| file(path, error))?;
+        let mut read = tensors::read(from).map_err(|error| file(path, error))?;
         let position = read
             .remove(POSITION)
             .and_then(|one| one.to_vec::<i64>().ok());

@@ -2,13 +2,19 @@
 
 use std::{
     borrow::Cow,
+    cell::RefCell,
     collections::{BTreeMap, HashMap},
-    fs, io,
+    fs::{self, File},
+    io::{self, Read},
     path::Path,
 };
 
 use precast_store::record::Dtype;
-use safetensors::{SafeTensorError, SafeTensors, tensor::View};
+use safetensors::{
+    SafeTensorError,
+    tensor::{Metadata, View},
+};
+use tempfile::TempPath;
 
 use super::{Tensor, TorchError};
 
@@ -18,6 +24,9 @@ pub enum TensorFileError {
     /// The bytes are no safetensors file.
     #[error("not a safetensors file: {0}")]
     Format(#[from] safetensors::SafeTensorError),
+    /// The file could not be read.
+    #[error("the operating system refused to read it")]
+    Read(#[source] io::Error),
     /// The file could not be written.
     #[error("the operating system refused to write it")]
     Write(#[source] io::Error),
@@ -46,6 +55,7 @@ impl TensorFileError {
             Self::Format(_) => {
                 "`safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it"
             }
+            Self::Read(_) => "check who may read it, and the disk",
             Self::Write(error) => match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "the disk is full: free some space, or write to another one"
@@ -61,53 +71,148 @@ impl TensorFileError {
     }
 }
 
-/// Reads every tensor of a safetensors file onto the CPU; nothing refers to `bytes` afterwards.
-pub fn read(bytes: &[u8]) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
-    let file = SafeTensors::deserialize(bytes)?;
-    let mut tensors = BTreeMap::new();
-    for (name, view) in file.tensors() {
-        let dtype = view.dtype();
-        let dtype = dtype_of(dtype).ok_or_else(|| TensorFileError::Dtype {
-            name: name.clone(),
-            dtype: format!("{dtype:?}"),
-        })?;
-        let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-        let tensor = Tensor::from_bytes(view.data(), &shape, dtype)
-            .map_err(|error| refused(&name, error))?;
-        tensors.insert(name, tensor);
+/// The largest header of a safetensors file.
+const HEADER: u64 = 100_000_000;
+
+/// A safetensors file whose header was read. Tensors are read one after the other: beside them it takes the memory of
+/// one.
+pub struct TensorFile<R> {
+    rest: R,
+    header: Metadata,
+}
+
+impl<R: Read> TensorFile<R> {
+    /// Reads the header.
+    pub fn open(mut from: R) -> Result<Self, TensorFileError> {
+        let length = take(&mut from, 8)?;
+        let length = length
+            .try_into()
+            .map_err(|_| SafeTensorError::HeaderTooSmall)?;
+        let length = u64::from_le_bytes(length);
+        if length > HEADER {
+            return Err(SafeTensorError::HeaderTooLarge.into());
+        }
+        let header = take(&mut from, length)?;
+        if (header.len() as u64) < length {
+            return Err(SafeTensorError::InvalidHeaderLength.into());
+        }
+        let text = str::from_utf8(&header).map_err(SafeTensorError::InvalidHeader)?;
+        let header = serde_json::from_str(text);
+        let header = header.map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        Ok(Self { rest: from, header })
     }
-    Ok(tensors)
+
+    /// Returns a text of the header.
+    pub fn text(&self, key: &str) -> Option<&str> {
+        let texts = self.header.metadata().as_ref()?;
+        texts.get(key).map(String::as_str)
+    }
+
+    /// Reads every tensor onto the CPU.
+    pub fn tensors(mut self) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+        let mut tensors = BTreeMap::new();
+        // In the order of their bytes, which have no gaps.
+        for name in self.header.offset_keys() {
+            let Some(info) = self.header.info(&name) else {
+                continue;
+            };
+            let dtype = dtype_of(info.dtype).ok_or_else(|| TensorFileError::Dtype {
+                name: name.clone(),
+                dtype: format!("{:?}", info.dtype),
+            })?;
+            let (begin, end) = info.data_offsets;
+            let bytes = take(&mut self.rest, (end - begin) as u64)?;
+            if bytes.len() < end - begin {
+                return Err(SafeTensorError::MetadataIncompleteBuffer.into());
+            }
+            let shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
+            let tensor = Tensor::from_bytes(&bytes, &shape, dtype);
+            tensors.insert(name.clone(), tensor.map_err(|error| refused(&name, error))?);
+        }
+        match take(&mut self.rest, 1)?.is_empty() {
+            true => Ok(tensors),
+            false => Err(SafeTensorError::MetadataIncompleteBuffer.into()),
+        }
+    }
+}
+
+/// Reads so many bytes, or as many as there are.
+fn take(from: impl Read, count: u64) -> Result<Vec<u8>, TensorFileError> {
+    let mut bytes = vec![];
+    from.take(count)
+        .read_to_end(&mut bytes)
+        .map_err(TensorFileError::Read)?;
+    Ok(bytes)
+}
+
+/// Reads every tensor of a safetensors file onto the CPU.
+pub fn read(from: impl Read) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+    TensorFile::open(from)?.tensors()
 }
 
 /// Writes tensors on any device as one safetensors file: whole or not at all, unless `path` is a device or a pipe.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
-    let blobs = tensors
-        .iter()
-        .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
-    let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
-    let special = fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-    let written = if special {
+    if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         // A rename into its place would remove it.
-        safetensors::serialize(blobs, None).and_then(|bytes| Ok(fs::write(path, bytes)?))
-    } else {
-        safetensors::serialize_to_file(blobs, None, path)
-    };
-    written.map_err(|error| match error {
-        SafeTensorError::IoError(error) => TensorFileError::Write(error),
-        other => TensorFileError::Format(other),
-    })
+        return with_blobs(tensors, |blobs| {
+            Ok(fs::write(path, safetensors::serialize(blobs, None)?)?)
+        });
+    }
+    let file = beside(path, tensors, None)?;
+    file.persist(path)
+        .map_err(|error| TensorFileError::Write(error.error))
 }
 
-/// Returns tensors on any device as the bytes of a safetensors file.
-pub fn serialize(
+/// Writes tensors with texts in the header, whole or not at all, also if the machine stops.
+pub fn write_durably(
+    path: &Path,
     tensors: &[(String, Tensor)],
-    metadata: Option<HashMap<String, String>>,
-) -> Result<Vec<u8>, TensorFileError> {
+    texts: HashMap<String, String>,
+) -> Result<(), TensorFileError> {
+    let file = beside(path, tensors, Some(texts))?;
+    let sync = |path: &Path| File::open(path)?.sync_all();
+    let written = sync(&file)
+        .and_then(|()| file.persist(path).map_err(|error| error.error))
+        .and_then(|()| sync(folder(path)));
+    written.map_err(TensorFileError::Write)
+}
+
+/// Writes tensors to a file beside `path`, which is removed with the returned value.
+fn beside(
+    path: &Path,
+    tensors: &[(String, Tensor)],
+    texts: Option<HashMap<String, String>>,
+) -> Result<TempPath, TensorFileError> {
+    let file = tempfile::Builder::new()
+        .prefix(".tensors-")
+        .tempfile_in(folder(path));
+    let file = file.map_err(TensorFileError::Write)?.into_temp_path();
+    with_blobs(tensors, |blobs| {
+        safetensors::serialize_to_file(blobs, texts, &file)
+    })?;
+    Ok(file)
+}
+
+fn folder(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| *folder != Path::new(""));
+    folder.unwrap_or(Path::new("."))
+}
+
+/// Has tensors written, each as it is needed: beside the tensors there are the bytes of one.
+fn with_blobs(
+    tensors: &[(String, Tensor)],
+    write: impl FnOnce(Vec<(&str, Blob<'_>)>) -> Result<(), SafeTensorError>,
+) -> Result<(), TensorFileError> {
+    let failed = RefCell::new(None);
     let blobs = tensors
         .iter()
-        .map(|(name, tensor)| Ok((name.clone(), Blob::new(name, tensor)?)));
-    let blobs = blobs.collect::<Result<Vec<_>, TensorFileError>>()?;
-    Ok(safetensors::serialize(blobs, metadata)?)
+        .map(|(name, tensor)| Ok((name.as_str(), Blob::new(name, tensor, &failed)?)));
+    let written = write(blobs.collect::<Result<_, TensorFileError>>()?);
+    match (failed.into_inner(), written) {
+        (Some(error), _) => Err(error),
+        (None, Err(SafeTensorError::IoError(error))) => Err(TensorFileError::Write(error)),
+        (None, written) => Ok(written?),
+    }
 }
 
 /// Returns whether elements, as their bytes, are numbers: no exponent of a float has all of its bits set.
@@ -128,29 +233,38 @@ pub fn is_finite(dtype: safetensors::Dtype, bytes: &[u8]) -> bool {
     }
 }
 
-struct Blob {
+/// A tensor that is written.
+struct Blob<'a> {
+    name: &'a str,
+    tensor: &'a Tensor,
     dtype: safetensors::Dtype,
     shape: Vec<usize>,
-    data: Vec<u8>,
+    /// The first tensor whose bytes can't be made: zeros are in their place, and the file is refused.
+    failed: &'a RefCell<Option<TensorFileError>>,
 }
 
-impl Blob {
-    fn new(name: &str, tensor: &Tensor) -> Result<Self, TensorFileError> {
+impl<'a> Blob<'a> {
+    fn new(
+        name: &'a str,
+        tensor: &'a Tensor,
+        failed: &'a RefCell<Option<TensorFileError>>,
+    ) -> Result<Self, TensorFileError> {
         let dtype = tensor.dtype().ok_or_else(|| TensorFileError::Dtype {
             name: name.to_owned(),
             dtype: tensor.dtype_name(),
         })?;
-        let data = tensor.to_bytes().map_err(|error| refused(name, error))?;
         let shape = tensor.shape().iter().map(|size| *size as usize).collect();
         Ok(Self {
+            name,
+            tensor,
             dtype: dtype_to(dtype),
             shape,
-            data,
+            failed,
         })
     }
 }
 
-impl View for Blob {
+impl View for Blob<'_> {
     fn dtype(&self) -> safetensors::Dtype {
         self.dtype
     }
@@ -160,11 +274,16 @@ impl View for Blob {
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.data)
+        let bytes = self.tensor.to_bytes().unwrap_or_else(|error| {
+            let mut failed = self.failed.borrow_mut();
+            failed.get_or_insert_with(|| refused(self.name, error));
+            vec![0; self.data_len()]
+        });
+        bytes.into()
     }
 
     fn data_len(&self) -> usize {
-        self.data.len()
+        self.tensor.numel() * self.dtype.bitsize() / 8
     }
 }
 
@@ -218,7 +337,7 @@ mod tests {
             .collect();
         tensors.push(("turned".to_owned(), base.transpose(0, 1).unwrap()));
         write(&path, &tensors).unwrap();
-        let back = read(&std::fs::read(&path).unwrap()).unwrap();
+        let back = read(File::open(&path).unwrap()).unwrap();
         assert_eq!(back.len(), tensors.len());
         for (name, tensor) in &tensors {
             assert_eq!(back[name].dtype(), tensor.dtype(), "{name}");
@@ -231,10 +350,40 @@ mod tests {
 
     #[test]
     fn other_bytes_and_dtypes_are_refused() {
-        assert!(matches!(read(b"no"), Err(TensorFileError::Format(_))));
+        assert!(matches!(read(&b"no"[..]), Err(TensorFileError::Format(_))));
         let file = safetensors::serialize([("c", Complex)], None).unwrap();
-        let error = read(&file).unwrap_err().to_string();
+        let error = read(&file[..]).unwrap_err().to_string();
         assert_eq!(error, "tensor `c` has dtype C64, which modules don't take");
+    }
+
+    #[test]
+    fn a_file_that_is_cut_or_too_long_is_refused() {
+        let tensor = Tensor::from_slice(&[1f32, 2.0, 3.0], &[3]).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        let texts = HashMap::from([("key".to_owned(), "text".to_owned())]);
+        write_durably(&path, &[("x".to_owned(), tensor)], texts).unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        let whole = fs::read(&path).unwrap();
+        let file = TensorFile::open(&whole[..]).unwrap();
+        assert_eq!((file.text("key"), file.text("other")), (Some("text"), None));
+        assert_eq!(file.tensors().unwrap().len(), 1);
+        let long = [&whole[..], b"!"].concat();
+        for bytes in (0..whole.len()).map(|end| &whole[..end]).chain([&long[..]]) {
+            let error = read(bytes).unwrap_err();
+            assert!(
+                matches!(error, TensorFileError::Format(_)),
+                "{}: {error}",
+                bytes.len()
+            );
+        }
+        for length in [HEADER + 1, u64::MAX, 1 << 20] {
+            let bytes = [&length.to_le_bytes()[..], &whole[8..]].concat();
+            assert!(
+                matches!(read(&bytes[..]), Err(TensorFileError::Format(_))),
+                "{length}"
+            );
+        }
     }
 
     /// One complex number.

@@ -2,7 +2,7 @@
 //!
 //! A file is written whole: under a temporary name in its folder, flushed to the disk, then renamed over an earlier one.
 //! So a process that is killed at any moment leaves the earlier file or the new one. The header has a digest of all
-//! tensors: a changed byte is found.
+//! tensors: a changed byte is found. Tensors are written and read one after the other: states may be most of the memory.
 //!
 //! A trainer that loads a file continues as if it had not ended: the same programs on the same states give the same
 //! losses, bit for bit, on the same CPU with the same number of threads.
@@ -10,16 +10,18 @@
 use std::{
     collections::{BTreeMap, HashMap},
     fs::File,
-    io::Write as _,
     path::Path,
 };
 
 use precast_store::Digest;
-use safetensors::SafeTensors;
 use serde::{Deserialize, Serialize};
 
 use super::steps::Steps;
-use crate::{RuntimeError, Tensor, TorchError, arrays::refused, tensors};
+use crate::{
+    RuntimeError, Tensor, TorchError,
+    arrays::refused,
+    tensors::{self, TensorFile, TensorFileError},
+};
 
 /// The format of the header.
 const FORMAT: u32 = 1;
@@ -93,9 +95,8 @@ pub fn write(
 ) -> Result<(), RuntimeError> {
     let text = serde_json::to_string(header)
         .map_err(|error| wrong(path, format!("its header can't be written: {error}")))?;
-    let bytes = tensors::serialize(states, Some(HashMap::from([(KEY.to_owned(), text)])));
-    let bytes = bytes.map_err(|error| wrong(path, error.to_string()))?;
-    replace(path, &bytes).map_err(|source| unusable(path, source))
+    let texts = HashMap::from([(KEY.to_owned(), text)]);
+    tensors::write_durably(path, states, texts).map_err(|error| failed(path, error))
 }
 
 /// Reads the header and the states of a file, if it is whole and of these programs.
@@ -103,10 +104,11 @@ pub fn read(
     path: &Path,
     steps: &Steps<'_>,
 ) -> Result<(Header, BTreeMap<String, Tensor>), RuntimeError> {
-    let bytes = std::fs::read(path).map_err(|source| unusable(path, source))?;
-    let header = header(&bytes).map_err(|problem| wrong(path, problem))?;
+    let file = File::open(path).map_err(|source| unusable(path, source))?;
+    let file = TensorFile::open(file).map_err(|error| failed(path, error))?;
+    let header = header(file.text(KEY)).map_err(|problem| wrong(path, problem))?;
     header.fits(steps).map_err(|problem| wrong(path, problem))?;
-    let read = tensors::read(&bytes).map_err(|error| wrong(path, error.to_string()))?;
+    let read = file.tensors().map_err(|error| failed(path, error))?;
     let states: Vec<(String, Tensor)> = read.into_iter().collect();
     if content(&states).map_err(refused)? != header.content {
         let problem = "its tensors were changed after it was written";
@@ -153,6 +155,17 @@ fn wrong(path: &Path, problem: String) -> RuntimeError {
     }
 }
 
+fn failed(path: &Path, error: TensorFileError) -> RuntimeError {
+    match error {
+        TensorFileError::Read(source) | TensorFileError::Write(source) => unusable(path, source),
+        TensorFileError::Format(error) => wrong(
+            path,
+            format!("it is no safetensors file, or was cut off: {error}"),
+        ),
+        error => wrong(path, error.to_string()),
+    }
+}
+
 fn unusable(path: &Path, source: std::io::Error) -> RuntimeError {
     RuntimeError::CheckpointFile {
         path: path.to_owned(),
@@ -161,11 +174,7 @@ fn unusable(path: &Path, source: std::io::Error) -> RuntimeError {
 }
 
 /// Reads the header of a file.
-fn header(bytes: &[u8]) -> Result<Header, String> {
-    let (_, metadata) = SafeTensors::read_metadata(bytes)
-        .map_err(|error| format!("it is no safetensors file, or was cut off: {error}"))?;
-    let metadata = metadata.metadata().as_ref();
-    let text = metadata.and_then(|known| known.get(KEY));
+fn header(text: Option<&str>) -> Result<Header, String> {
     let text = text.ok_or("it is no checkpoint")?;
     #[derive(Deserialize)]
     struct Format {
@@ -189,19 +198,4 @@ fn content(states: &[(String, Tensor)]) -> Result<Digest, TorchError> {
         all += &format!("{name} {digest}\n");
     }
     Ok(Digest::of(all.as_bytes()))
-}
-
-/// Writes a file under a temporary name, and renames it when it is on the disk.
-fn replace(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let folder = match path.parent() {
-        Some(folder) if folder != Path::new("") => folder,
-        _ => Path::new("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .prefix(".checkpoint-")
-        .tempfile_in(folder)?;
-    file.write_all(bytes)?;
-    file.as_file().sync_all()?;
-    file.persist(path).map_err(|error| error.error)?;
-    File::open(folder)?.sync_all()
 }
