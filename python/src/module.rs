@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use precast_runtime::cuda::Stream;
+use precast_runtime::cuda::{self, Stream};
 use precast_store::Device;
 use pyo3::{
     prelude::*,
@@ -200,7 +200,7 @@ fn streams_of(loaded: &Loaded) -> PyResult<Vec<Stream>> {
 
 /// The device's notes of one call's values.
 #[pyclass(frozen, module = "precast")]
-pub struct Notes(precast_runtime::Notes);
+pub struct Notes(cuda::Notes);
 
 #[pymethods]
 impl Notes {

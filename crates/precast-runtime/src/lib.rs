@@ -141,7 +141,7 @@ pub use error::RuntimeError;
 pub use ffi::Libtorch;
 pub use model::Model;
 pub use options::{Inputs, Loading};
-pub use outputs::{Notes, Outputs, Served};
+pub use outputs::{Outputs, Served};
 pub use runtime::Runtime;
 pub use session::Session;
 pub use tensor::{Element, Tensor};
@@ -163,6 +163,7 @@ pub mod cuda {
     pub use crate::fixed::{Fixed, Static};
     pub use crate::host::{device_memory, synchronize};
     pub use crate::options::Graphs;
+    pub use crate::outputs::Notes;
 }
 
 /// The kinds and the parts of a [`RuntimeError`], and the error of libtorch and CUDA.
