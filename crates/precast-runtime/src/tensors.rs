@@ -55,7 +55,10 @@ impl TensorFileError {
             Self::Format(_) => {
                 "`safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it"
             }
-            Self::Read(_) => "check who may read it, and the disk",
+            Self::Read(error) => match error.kind() {
+                io::ErrorKind::IsADirectory => "give a file: this is a folder",
+                _ => "check who may read it, and the disk",
+            },
             Self::Write(error) => match error.kind() {
                 io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
                     "the disk is full: free some space, or write to another one"

@@ -400,6 +400,7 @@ pub(super) fn runtime_errors() -> Vec<Error> {
     let mut all: Vec<Error> = all.into_iter().map(Into::into).collect();
     all.extend([
         TensorFileError::Format(safetensors::SafeTensorError::HeaderTooSmall).into(),
+        TensorFileError::Read(io(ErrorKind::IsADirectory)).into(),
         TensorFileError::Write(io(ErrorKind::StorageFull)).into(),
         TensorFileError::Write(io(ErrorKind::NotFound)).into(),
         TensorFileError::Write(io(ErrorKind::PermissionDenied)).into(),
