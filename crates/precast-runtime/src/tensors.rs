@@ -156,10 +156,13 @@ pub fn read(from: impl Read) -> Result<BTreeMap<String, Tensor>, TensorFileError
 /// Writes tensors on any device as one safetensors file: whole or not at all, unless `path` is a device or a pipe.
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
-        // A rename into its place would remove it.
-        return with_blobs(tensors, |blobs| {
-            Ok(fs::write(path, safetensors::serialize(blobs, None)?)?)
-        });
+        // A rename into its place would remove it. Nothing is written before all bytes are there.
+        let mut bytes = vec![];
+        with_blobs(tensors, |blobs| {
+            bytes = safetensors::serialize(blobs, None)?;
+            Ok(())
+        })?;
+        return fs::write(path, bytes).map_err(TensorFileError::Write);
     }
     let file = beside(path, tensors, None)?;
     file.persist(path)
