@@ -93,6 +93,33 @@ def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) ->
     assert report["artifact"] == 6, report
 
 
+def test_a_graph_keeps_what_its_products_write(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    # Products of few values from many are sums of parts, which cuBLAS keeps in its workspace.
+    plain = nn.Linear(1 << 16, 16, bias=False).cuda().train()
+    config = CompileConfig(kind="autograd", mode="reduce-overhead", store=tmp_path, name="narrow")
+    module = maybe_compile(copy.deepcopy(plain), config)
+    x = torch.randn(16, 1 << 16, device="cuda")
+
+    def answer(net: nn.Module) -> Tensor:
+        y = net(x)
+        y.square().mean().backward()
+        net.zero_grad()
+        return y.detach().clone()
+
+    expected = answer(plain)
+    torch.testing.assert_close(answer(module), expected, rtol=1e-3, atol=1e-3)
+    # As `torch.compile(mode="reduce-overhead")` does before it captures.
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    others = [torch.zeros(1 << 18, device="cuda") for _ in range(1 << 10)]
+    for _ in range(3):
+        torch.testing.assert_close(answer(module), expected, rtol=1e-3, atol=1e-3)
+    assert not any(other.any() for other in others)
+    report = module.precast_report()
+    assert report["artifact"] == 4, report
+
+
 def test_a_backward_program_frees_what_it_has_read(tmp_path: Path) -> None:
     wide = [nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(6)]
     config = CompileConfig(kind="autograd", store=tmp_path, name="wide")

@@ -3,7 +3,12 @@
 // Every function is extern "C", returns 0 or 1 with a text in `precast_cuda_last_error`, and throws nothing.
 
 #include <ATen/core/CachingHostAllocator.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/cuda/CUDAGraph.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/mm.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAGuard.h>
@@ -78,6 +83,41 @@ struct Graph {
     } catch (...) {
     }
     (void)cudaGetLastError();
+  }
+};
+
+// The memory of cuBLAS's workspaces of one device that graphs write. The pool is never released, and has no other memory.
+struct Workspaces {
+  c10::cuda::MempoolId_t pool = at::cuda::graph_pool_handle();
+  // An allocator enters a pool once at a time.
+  std::mutex entered;
+
+  // Has torch make the workspaces of this thread and its current stream, if there are none.
+  void make(Index device) {
+    const at::NoGradGuard no_grad;
+    const auto stream = c10::cuda::getCurrentCUDAStream(device).stream();
+    const auto a = at::zeros({8, 8}, at::TensorOptions().device(at::Device(at::kCUDA, device)));
+    auto product = at::zeros_like(a);
+    const auto bias = a.select(0, 0);
+    std::lock_guard<std::mutex> held(entered);
+    allocator::beginAllocateToPool(device, pool, [stream](cudaStream_t other) { return other == stream; });
+    try {
+      at::mm_out(product, a, a);
+      // Of cublasLt, where torch has another one for it.
+      at::addmm_out(product, bias, a, a);
+    } catch (...) {
+      allocator::endAllocateToPool(device, pool);
+      throw;
+    }
+    allocator::endAllocateToPool(device, pool);
+  }
+
+  static Workspaces& of(Index device) {
+    // Never freed: graphs may be replayed until the process ends.
+    static auto* all = new std::map<Index, Workspaces>;
+    static auto* lock = new std::mutex;
+    std::lock_guard<std::mutex> held(*lock);
+    return (*all)[device];
   }
 };
 
@@ -217,6 +257,16 @@ EXPORT int32_t precast_cuda_pool_new(uint64_t* a, uint64_t* b) {
     const auto pool = at::cuda::graph_pool_handle();
     *a = pool.first;
     *b = pool.second;
+  });
+}
+// Makes cuBLAS's workspaces of this thread and its current stream, for graphs that are captured on them. A graph has their
+// addresses. Torch frees them when other code asks for that, as `torch.compile` does before it captures: then nothing but
+// the next workspace of this stream gets their memory.
+EXPORT int32_t precast_cuda_workspaces(int32_t device) {
+  return guarded([&] {
+    const auto index = static_cast<Index>(device);
+    c10::cuda::CUDAGuard guard(index);
+    Workspaces::of(index).make(index);
   });
 }
 // Begins to capture this thread's launches on its current stream, which must not be the default one.

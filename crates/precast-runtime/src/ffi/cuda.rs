@@ -62,6 +62,7 @@ declare! {
     scope_enter: "precast_cuda_scope_enter" => unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
     scope_leave: "precast_cuda_scope_leave" => unsafe extern "C" fn(Ptr);
     pool_new: "precast_cuda_pool_new" => unsafe extern "C" fn(*mut u64, *mut u64) -> i32;
+    workspaces: "precast_cuda_workspaces" => unsafe extern "C" fn(i32) -> i32;
     graph_begin: "precast_cuda_graph_begin" => unsafe extern "C" fn(u64, u64, i32, *mut Ptr) -> i32;
     graph_end: "precast_cuda_graph_end" => unsafe extern "C" fn(Ptr) -> i32;
     graph_replay: "precast_cuda_graph_replay" => unsafe extern "C" fn(Ptr) -> i32;

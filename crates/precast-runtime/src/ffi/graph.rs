@@ -33,6 +33,14 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
+    /// Makes cuBLAS's workspaces of this thread and its current stream in memory that stays as it is, whatever frees them:
+    /// graphs that are captured on this thread and stream write there.
+    pub fn workspaces(device: usize) -> Result<(), TorchError> {
+        let functions = cuda()?.functions()?;
+        // SAFETY: the shim's own function; torch makes workspaces on any thread.
+        functions.check(unsafe { (functions.workspaces)(ordinal(device)?) })
+    }
+
     /// Captures the launches of `work` on the thread's current stream, which must not be the default one.
     ///
     /// When `work` or the capture fails, the capture is ended and the reason returned; the stream can be used again.
