@@ -183,3 +183,63 @@ def test_a_module_is_wrapped_and_follows_its_parameters(cuda_store: Path, tmp_pa
             torch.testing.assert_close(wrapped(IDS, MASK), module(IDS, MASK), rtol=1e-4, atol=1e-5)
     report = wrapped.precast_report()
     assert report["artifact"] >= 2 and report["original"] == 0, report
+
+
+COUNTS = """
+import torch
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wide, self.narrow = torch.nn.Linear(64, 1 << 14), torch.nn.Linear(1 << 14, 8)
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x):
+        self.seen += self.narrow(self.wide(x).relu()).sum(0)
+        return self.seen.clone()
+
+def load():
+    torch.manual_seed(0)
+    return Net().eval()
+"""
+
+
+def test_a_session_with_a_graph_holds_the_memory_of_one_graph(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(COUNTS)
+    (tmp_path / "precast.toml").write_text(
+        """schema = 1
+[model]
+name = "counts"
+entry = "net:load"
+[target]
+device = "cuda"
+[compile]
+mode = "reduce-overhead"
+[[module]]
+name = "net"
+inputs.x = { dtype = "float32", shape = [1024, 64] }
+"""
+    )
+    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
+    build = [command(), "build", "-f", tmp_path / "precast.toml", "--store", tmp_path / "store", "-q"]
+    subprocess.run(build, env=environment, check=True, timeout=600)
+    x = torch.ones(1024, 64, device="cuda")
+
+    def pools() -> dict[tuple[int, int], int]:
+        """Returns the bytes of the pools of graphs."""
+        held: dict[tuple[int, int], int] = {}
+        for segment in torch.cuda.memory_snapshot():
+            pool = segment["segment_pool_id"]
+            held[pool] = held.get(pool, 0) + segment["total_size"]
+        return {pool: size for pool, size in held.items() if pool != (0, 0)}
+
+    torch.cuda.empty_cache()
+    before = pools()
+    with precast.load(tmp_path / "store", "counts", device="cuda") as model:
+        session = model.session()
+        first = session.run("net", x)
+        assert torch.equal(session.run("net", x), first * 2)
+        # Its hidden values take 64 MiB. A first graph in a process brings the workspace of its products.
+        new = {pool: size >> 20 for pool, size in pools().items() if pool not in before}
+        assert sum(size >= 64 for size in new.values()) == 1, new
+        session.close()

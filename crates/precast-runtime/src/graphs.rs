@@ -151,6 +151,8 @@ impl Shared {
     fn enter_pool(&self) -> Result<GraphPool, TorchError> {
         let mut pool = self.pool.lock().unwrap_or_else(PoisonError::into_inner);
         if pool.1 == 0 {
+            // The allocator keeps the memory of a pool without graphs, and gives none of it to another pool.
+            host::release();
             pool.0 = GraphPool::new()?;
         }
         pool.1 += 1;
