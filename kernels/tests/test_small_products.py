@@ -84,7 +84,7 @@ class SmallProductsTest(Project):
 
     def test_small_products_are_own_code_for_any_number_of_rows(self) -> None:
         opened = self.open(MODEL)
-        for rows in (1, 5, 8, 19):
+        for rows in (1, 19):
             code, shapes = self.compiled(opened, rows)
             # Of ten columns, a vector would hold more zeros than values.
             self.assertEqual(code.count("aoti_torch_cpu_addmm_out("), 1, code)

@@ -1,4 +1,4 @@
-"""`maybe_compile` on five architectures of transformers; `benches/architectures.py` has twenty, and more libraries."""
+"""`maybe_compile` on three architectures of transformers; `benches/architectures.py`, by hand, has more than twenty."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "t5", "vit", "resnet"])
+@pytest.mark.parametrize("name", ["llama", "t5", "resnet"])
 def test_an_architecture_answers_as_eager_at_every_size(
     name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
