@@ -33,8 +33,8 @@ pub struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Makes cuBLAS's workspaces of this thread and its current stream in memory that stays as it is, whatever frees them:
-    /// graphs that are captured on this thread and stream write there.
+    /// Makes cuBLAS's workspaces of this thread and its current stream, in memory that nothing else gets, also after they
+    /// are freed: graphs that are captured on this thread and stream write there.
     pub fn workspaces(device: usize) -> Result<(), TorchError> {
         let functions = cuda()?.functions()?;
         // SAFETY: the shim's own function; torch makes workspaces on any thread.
