@@ -1,13 +1,13 @@
 //! A program as one CUDA graph: all its steps are launched at once.
 //!
 //! One thread of a device captures all programs: cuBLAS keeps a workspace of 33 MiB for each thread and stream that
-//! multiplies. Graphs write to it. Other code in the process may have torch free all workspaces, as `torch.compile` does
-//! before it captures, so this one is made in a pool of its own, which gives its memory to nobody else. The thread
-//! captures a program after a few plain runs on the stream of the capture, so that kernels and the
-//! workspace are loaded. These warm-ups write states. A state that a call or the caller has written is not given to them:
-//! they get another tensor for it. The others, which have their first values, get these again afterwards. So the first
-//! step of a training takes no second copy of parameters and moments. A capture itself runs nothing and changes no state.
-//! A graph reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
+//! multiplies. Graphs write to it. Other code in the process may have torch free all workspaces, as `torch.compile`
+//! does before it captures, so this one is made in a pool of its own, which gives its memory to nobody else. The thread
+//! captures a program after a few plain runs on the stream of the capture, so that kernels and the workspace are
+//! loaded. These warm-ups write states. A state that a call or the caller has written is not given to them: they get
+//! another tensor for it. The others, which have their first values, get these again afterwards. So the first step of a
+//! training takes no second copy of parameters and moments. A capture itself runs nothing and changes no state. A graph
+//! reads static inputs and writes static outputs, because its kernels have their addresses as arguments. A caller
 //! writes its inputs to the static ones, padded where they are smaller than the bucket, and copies the outputs.
 //!
 //! The graph itself notes bad values: see flags.rs.
