@@ -10,7 +10,8 @@ PY     := $(VENV)/bin/python
 STORE  ?= artifacts
 DEMO   := examples/minilm
 
-# .venv is up to date when it was filled from exactly this requirements.txt, whatever the time stamps say.
+# .venv is up to date when it was filled from exactly this requirements.txt, whatever the time stamps say. Python compiles a
+# module when it is first imported: pip would compile 9,800, of which a process needs a third.
 STAMP := $(VENV)/requirements.txt
 ifneq ($(shell cmp -s requirements.txt $(STAMP) && test -e $(VENV)/libtorch/lib && echo same),same)
 $(STAMP): FORCE
@@ -54,7 +55,7 @@ venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 2; }
 	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --no-deps --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --no-deps --no-compile --disable-pip-version-check -r requirements.txt
 	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
 	@cp requirements.txt $@
 
@@ -74,7 +75,7 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 .venv-torch-%/requirements.txt: requirements/torch-%.txt requirements.txt
 	@$(@D)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(@D)
 	@{ awk -F== 'FNR == NR { if (!/^#/) other[$$1]; next } !($$1 in other)' $^; cat $<; } > $@.new
-	$(@D)/bin/python -m pip install --no-deps --no-cache-dir --disable-pip-version-check -r $@.new
+	$(@D)/bin/python -m pip install --no-deps --no-compile --no-cache-dir --disable-pip-version-check -r $@.new
 	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
 	@ln -sfn "$$($(@D)/bin/python -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(@D)"))')" $(@D)/libtorch
 	@mv $@.new $@

@@ -24,6 +24,14 @@ IDS = torch.arange(12).view(3, 4).cuda()
 MASK = torch.ones(3, 4, dtype=torch.int64).cuda()
 
 
+def built(folder: Path) -> Path:
+    """Builds the spec of a folder; returns its store."""
+    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
+    arguments = [command(), "build", "-f", folder / "precast.toml", "--store", folder / "artifacts", "-q"]
+    subprocess.run(arguments, env=environment, check=True, timeout=600)
+    return folder / "artifacts"
+
+
 @pytest.fixture(scope="module")
 def cuda_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the model `tiny` for CUDA."""
@@ -31,10 +39,7 @@ def cuda_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for file in (HERE / "model").glob("*.*"):
         text = file.read_text().replace("[[module]]", '[target]\ndevice = "cuda"\n\n[[module]]', 1)
         (folder / file.name).write_text(text if file.suffix == ".toml" else file.read_text())
-    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
-    arguments = [command(), "build", "-f", folder / "precast.toml", "--store", folder / "artifacts", "-q"]
-    subprocess.run(arguments, env=environment, check=True, timeout=600)
-    return folder / "artifacts"
+    return built(folder)
 
 
 @pytest.fixture
@@ -220,9 +225,7 @@ name = "net"
 inputs.x = { dtype = "float32", shape = [1024, 64] }
 """
     )
-    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
-    build = [command(), "build", "-f", tmp_path / "precast.toml", "--store", tmp_path / "store", "-q"]
-    subprocess.run(build, env=environment, check=True, timeout=600)
+    store = built(tmp_path)
     x = torch.ones(1024, 64, device="cuda")
 
     def pools() -> dict[tuple[int, int], int]:
@@ -235,7 +238,7 @@ inputs.x = { dtype = "float32", shape = [1024, 64] }
 
     torch.cuda.empty_cache()
     before = pools()
-    with precast.load(tmp_path / "store", "counts", device="cuda") as model:
+    with precast.load(store, "counts", device="cuda") as model:
         session = model.session()
         first = session.run("net", x)
         assert torch.equal(session.run("net", x), first * 2)

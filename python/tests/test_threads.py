@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import precast
 import pytest
 import torch
+from conftest import CALLS
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -90,8 +91,8 @@ def test_many_calls_leave_memory_and_reference_counts_as_they_were(model: precas
     gc.collect()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     counts = [sys.getrefcount(each) for each in (ids, mask, model, model.encode)]
-    calls(100_000)
-    refused(5000)
+    calls(CALLS)
+    refused(CALLS // 20)
     gc.collect()
     assert [sys.getrefcount(each) for each in (ids, mask, model, model.encode)] == counts
     # KiB. A leak of one structure for each call would be ten times as much.

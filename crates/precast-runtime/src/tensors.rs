@@ -157,11 +157,7 @@ pub fn read(from: impl Read) -> Result<BTreeMap<String, Tensor>, TensorFileError
 pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFileError> {
     if fs::metadata(path).is_ok_and(|meta| !meta.is_file()) {
         // A rename into its place would remove it. Nothing is written before all bytes are there.
-        let mut bytes = vec![];
-        with_blobs(tensors, |blobs| {
-            bytes = safetensors::serialize(blobs, None)?;
-            Ok(())
-        })?;
+        let bytes = with_blobs(tensors, |blobs| safetensors::serialize(blobs, None))?;
         return fs::write(path, bytes).map_err(TensorFileError::Write);
     }
     let file = beside(path, tensors, None)?;
@@ -205,10 +201,10 @@ fn folder(path: &Path) -> &Path {
 }
 
 /// Has tensors written, each as it is needed: beside the tensors there are the bytes of one.
-fn with_blobs(
+fn with_blobs<T>(
     tensors: &[(String, Tensor)],
-    write: impl FnOnce(Vec<(&str, Blob<'_>)>) -> Result<(), SafeTensorError>,
-) -> Result<(), TensorFileError> {
+    write: impl FnOnce(Vec<(&str, Blob<'_>)>) -> Result<T, SafeTensorError>,
+) -> Result<T, TensorFileError> {
     let failed = RefCell::new(None);
     let blobs = tensors
         .iter()

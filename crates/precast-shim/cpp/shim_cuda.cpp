@@ -111,20 +111,13 @@ struct Workspaces {
     }
     allocator::endAllocateToPool(device, pool);
   }
-
-  static Workspaces& of(Index device) {
-    // Never freed: graphs may be replayed until the process ends.
-    static auto* all = new std::map<Index, Workspaces>;
-    static auto* lock = new std::mutex;
-    std::lock_guard<std::mutex> held(*lock);
-    return (*all)[device];
-  }
 };
 
-// Returns the buffers of uploads to one device, made once and kept.
-uploads::Staging& staging(int32_t device) {
-  // Never freed: CUDA may be gone before statics are.
-  static auto* all = new std::map<int32_t, uploads::Staging>;
+// Returns what the process keeps of this kind for one device, made once.
+template <class Kept>
+Kept& kept(Index device) {
+  // Never freed: CUDA may be gone before statics are, and graphs may be replayed until the process ends.
+  static auto* all = new std::map<Index, Kept>;
   static auto* lock = new std::mutex;
   std::lock_guard<std::mutex> held(*lock);
   return (*all)[device];
@@ -266,7 +259,7 @@ EXPORT int32_t precast_cuda_workspaces(int32_t device) {
   return guarded([&] {
     const auto index = static_cast<Index>(device);
     c10::cuda::CUDAGuard guard(index);
-    Workspaces::of(index).make(index);
+    kept<Workspaces>(index).make(index);
   });
 }
 // Begins to capture this thread's launches on its current stream, which must not be the default one.
@@ -318,11 +311,12 @@ EXPORT int32_t precast_cuda_upload(
     uint64_t limit) {
   int unread = 0;
   const int32_t failed = guarded([&] {
-    c10::cuda::CUDAGuard guard(static_cast<Index>(device));
+    const auto index = static_cast<Index>(device);
+    c10::cuda::CUDAGuard guard(index);
     // Earlier work on torch's stream may still use memory that the allocator has just given to `block`.
-    const cudaStream_t after = c10::cuda::getCurrentCUDAStream(static_cast<Index>(device)).stream();
+    const cudaStream_t after = c10::cuda::getCurrentCUDAStream(index).stream();
     const uploads::Outcome outcome =
-        uploads::upload(staging(device), after, block, bytes, file, pieces, n, threads, limit);
+        uploads::upload(kept<uploads::Staging>(index), after, block, bytes, file, pieces, n, threads, limit);
     C10_CUDA_CHECK(outcome.cuda);
     unread = outcome.file;
   });
