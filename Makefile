@@ -10,8 +10,7 @@ PY     := $(VENV)/bin/python
 STORE  ?= artifacts
 DEMO   := examples/minilm
 
-# .venv is up to date when it was filled from exactly this requirements.txt, whatever the time stamps say. Python compiles a
-# module when it is first imported: pip would compile 9,800, of which a process needs a third.
+# .venv is up to date when it was filled from exactly this requirements.txt, whatever the time stamps say.
 STAMP := $(VENV)/requirements.txt
 ifneq ($(shell cmp -s requirements.txt $(STAMP) && test -e $(VENV)/libtorch/lib && echo same),same)
 $(STAMP): FORCE
@@ -52,6 +51,7 @@ example-c: build lib venv # the programs in C and Go
 
 venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
+# Without `--no-compile` pip compiles 9,800 modules of Python, of which a process imports a third.
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 2; }
 	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)

@@ -12,8 +12,6 @@ import precast
 import pytest
 
 HERE = Path(__file__).parent
-# How many calls must keep nothing: fifty bytes a call would show. By hand also 100,000, where ten would.
-CALLS = int(os.environ.get("PRECAST_TEST_CALLS", "20000"))
 
 
 def command() -> str:

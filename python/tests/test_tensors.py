@@ -15,7 +15,6 @@ import numpy as np
 import precast
 import pytest
 import torch
-from conftest import CALLS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -119,7 +118,7 @@ def test_one_tensor_in_two_threads_and_changed_by_a_third(model: precast.Model) 
     assert not wrong
 
 
-def test_many_calls_keep_nothing(in_process: Run) -> None:
+def test_20000_calls_keep_nothing(in_process: Run) -> None:
     done = in_process(
         "import gc, resource, sys, torch\n"
         "ids = torch.ones(2, 3, dtype=torch.int64)\n"
@@ -133,9 +132,9 @@ def test_many_calls_keep_nothing(in_process: Run) -> None:
         "    held = sys.getrefcount(ids), sys.getrefcount(x), uses(ids), uses(x)\n"
         "    return held, len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "work(1000)\n"
-        f"(before, objects, memory), (after, more, later) = work(1000), work({CALLS // 2})\n"
+        "(before, objects, memory), (after, more, later) = work(1000), work(10_000)\n"
         "assert before == after, (before, after)\n"
-        "assert more - objects < 100 and later - memory < 1024, (objects, more, memory, later)\n"
+        "assert more - objects < 100 and later - memory < 200, (objects, more, memory, later)\n"
     )
     assert not done.returncode, done.stderr
 
@@ -312,7 +311,7 @@ def test_arrays_in_threads(model: precast.Model) -> None:
     assert not wrong
 
 
-def test_many_calls_with_arrays_keep_nothing(in_process: Run) -> None:
+def test_20000_calls_with_arrays_keep_nothing(in_process: Run) -> None:
     done = in_process(
         "import gc, numpy, resource, sys\n"
         "ids, x, one = (numpy.ones(2 * [3], t) for t in ('int64', 'float32', 'float32'))\n"
@@ -327,9 +326,9 @@ def test_many_calls_with_arrays_keep_nothing(in_process: Run) -> None:
         "    held = owner, *map(sys.getrefcount, (ids, x, one, x.dtype, numpy.ndarray))\n"
         "    return held, len(gc.get_objects()), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "work(1000)\n"
-        f"(before, objects, memory), (after, more, later) = work(1000), work({CALLS // 2})\n"
+        "(before, objects, memory), (after, more, later) = work(1000), work(10_000)\n"
         "assert 'torch' not in sys.modules and before == after, (before, after)\n"
-        "assert more - objects < 100 and later - memory < 1024, (objects, more, memory, later)\n"
+        "assert more - objects < 100 and later - memory < 200, (objects, more, memory, later)\n"
     )
     assert not done.returncode, done.stderr
 
