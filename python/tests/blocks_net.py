@@ -48,6 +48,15 @@ def config(store: Path | str, **settings: Any) -> CompileConfig:
     return CompileConfig(kind="autograd", store=store, **settings)
 
 
+# A thread of gloo frees the tensors of a call after the call has returned. If that is at the end of the process, Python
+# before 3.14 aborts it: also in a process without Precast. So these processes end without closing the interpreter.
+END = """
+import os, sys
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
 def in_two_processes(code: str, *arguments: Any) -> list[str]:
     """Runs code in two processes of a gloo group; returns their outputs."""
     with socket.socket() as free:
@@ -57,7 +66,7 @@ def in_two_processes(code: str, *arguments: Any) -> list[str]:
     own = {"PYTHONPATH": path, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", code, *map(str, arguments)],
+            [sys.executable, "-c", code + END, *map(str, arguments)],
             env={**os.environ, **own, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
