@@ -51,11 +51,10 @@ example-c: build lib venv # the programs in C and Go
 
 venv: $(STAMP) $(VENV)/kernels.stamp ## .venv with torch and the example's model, from requirements.txt, and the graph passes
 
-# Without `--no-compile` pip compiles 9,800 modules of Python, of which a process imports a third.
 $(STAMP):
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one with \`make PYTHON=/path/to/python3\`" >&2; exit 2; }
 	@$(PY) -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(VENV)
-	$(PY) -m pip install --no-deps --no-compile --disable-pip-version-check -r requirements.txt
+	$(PY) -m pip install --no-deps --disable-pip-version-check -r requirements.txt
 	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(VENV)"))')" $(VENV)/libtorch
 	@cp requirements.txt $@
 
@@ -75,7 +74,7 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 .venv-torch-%/requirements.txt: requirements/torch-%.txt requirements.txt
 	@$(@D)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(@D)
 	@{ awk -F== 'FNR == NR { if (!/^#/) other[$$1]; next } !($$1 in other)' $^; cat $<; } > $@.new
-	$(@D)/bin/python -m pip install --no-deps --no-compile --no-cache-dir --disable-pip-version-check -r $@.new
+	$(@D)/bin/python -m pip install --no-deps --no-cache-dir --disable-pip-version-check -r $@.new
 	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
 	@ln -sfn "$$($(@D)/bin/python -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(@D)"))')" $(@D)/libtorch
 	@mv $@.new $@
