@@ -127,6 +127,7 @@ fn built(folder: &Path, programs: usize) -> (Spec, Store) {
         shims: vec![],
         weights: None,
         aliases: BTreeMap::new(),
+        assets: BTreeMap::new(),
         entry,
         provenance: Default::default(),
     };

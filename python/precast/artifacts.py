@@ -1,91 +1,95 @@
-"""The engine of the backend `"precast"`: a release from the store, bound to the module's own tensors."""
+"""The engine of the backend `"precast"`: the programs of a release, bound to the module's own tensors.
+
+A call is answered if its arguments are those of the traced call but for the values of tensors: containers of the same
+types, the same keys, equal constants. Other arguments are compared with the facts of the release's contract once; the
+form that they have is kept.
+"""
 
 from __future__ import annotations
 
+import enum
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from . import batches, exported, parts, sharding
-from .capture import held_under
-from .engine import CompileFailed, Refused
-from .errors import BadInput, BuildError, Busy, Error, LoadError, NoFit, NotFound
-from .guard import constants
+from . import batches, captured, exported, parts
+from .capture import Capture, check_build
+from .contract import Contract
+from .engine import CompileFailed
+from .errors import BadInput, BuildError, Busy, Error, NoFit
 from .loading import load
-from .spec import Compile, Gate
+from .refusal import Refused
+from .spec import Compile, Gate, Module
+from .torch_private import sharding
+from .traced import Traced
 
 if TYPE_CHECKING:
     from ._native import Model
     from .config import CompileConfig
-    from .parts import Part
     from .region import Region
 
-_MISSING = object()
+FORMS = 64
+"""Forms of arguments whose answers are known; more are compared at each call."""
+
+
+class Release(NamedTuple):
+    """A release that holds for a region, and what it was found or built by."""
+
+    model: str
+    name: str
+    contract: Contract
+    built: bool
+    """Whether it was built now, for this region."""
+    owner: str
+    """The region that it was captured for."""
+    seconds: float
+
+
+class Captured(NamedTuple):
+    """A region that was captured for a build."""
+
+    part: parts.Part
+    contract: Contract
+    code: str
+    """The text of its graph."""
 
 
 class ArtifactEngine:
-    """Answers from the release with the digest of the module and the settings; builds it if the store lacks it."""
+    """Answers from a release, with the module's own tensors."""
 
     guarded = True
+    kind = "inference"
     _LENDS = False
     """Whether the release's CUDA graphs give their outputs without a copy."""
 
-    def __init__(self, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        config, self._net = region.config, region.bare()
-        self._region, self._names = region, region.names
-        self._pads = bool(config.pad)
-        tensors, others = batches.flat(args, kwargs, self._names)
-        self._defaults = _defaults(self._net)
-        self._others = self._given(others)
-        shared = region.shared
-        # The names of tensors in the release are those of this module.
-        self._held = held_under(self._net, shared.part if shared is not None else "")
-        self._prepare(args, kwargs)
-        self._model = self._obtained(args, kwargs, tensors)
-        self._tied = _tied(self._weights())
-        self._fixed = {name: tensor.detach().clone() for name, tensor in constants(self._net)}
-        self._places: dict[tuple[Any, ...], list[int]] = {}
-        self._template: Any = _MISSING
+    def __init__(self, region: Region, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._region, self._release, self.contract = region, release, release.contract
+        self._names, self._pads = region.names, bool(region.config.pad)
+        self.sample = (args, kwargs)
+        self._defaults = _defaults(region.module)
+        self._forms: dict[Any, list[int] | Refused] = {}
+        self._template: Any = None
+        self.notes: dict[str, Any] = {"name": release.model, "release": release.name, "built": release.built}
+        if region.name:
+            self.notes["shares"] = release.owner
+        tensors, _ = batches.flat(args, kwargs, self._names)
+        self._alias = _aliases(list(tensors.values()))
+        self._prepare(tensors)
+        self._model = self._loaded(tensors)
         self._open()
         self._exact = {shapes: number for number, shapes in enumerate(self._sizes(tensors))}
+        self._accept(self._form(args, kwargs, []), args, kwargs)
 
-    def _obtained(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: dict[str, Tensor]) -> Model:
-        """Returns the named release, the one that equal regions share, or the one with the digest of the module.
-
-        The last is built if there is none.
-        """
-        config, shared = self._region.config, self._region.shared
-        if config.release is not None:
-            self.notes: dict[str, Any] = {"release": config.release, "built": False}
-            return self._loaded(config.store, config.release, tensors)
-        if shared is not None:
-            self.notes = {"name": shared.name, "release": shared.digest, "built": shared.built, "shares": shared.owner}
-            return self._loaded(config.store, f"{shared.name}@{shared.digest}", tensors)
-        settings = self._settings(self._region, args, kwargs)
-        digest = exported.digest(self._net, (args, kwargs), **settings, **self._distinguished(self._region))
-        name = self._release_name(config.name or type(self._net).__name__)
-        self.notes = {"name": name, "release": digest, "built": False}
-        model = self._found(config.store, f"{name}@{digest}", tensors)
-        if model is None:
-            self._build(args, kwargs, config, name=name, release=digest, **settings)
-            self.notes["built"] = True
-            model = self._loaded(config.store, f"{name}@{digest}", tensors)
-        return model
-
-    def _release_name(self, name: str) -> str:
-        return f"{name}.{self._region.name}" if self._region.name else name
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Takes the inputs of the sample, before the digest."""
+    def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes what the load needs."""
 
     @staticmethod
-    def _settings(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns the settings of a build."""
+    def request(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the settings of a build, without those of its spec alone."""
         config = region.config
         tensors, _ = batches.flat(args, kwargs, region.names)
         fills = config.pad if not isinstance(config.pad, bool) else {}
@@ -96,30 +100,45 @@ class ArtifactEngine:
             "mode": config.mode,
             "dynamic": config.dynamic,
             "options": {"freezing": False, **config.options},
+            "rtol": config.rtol,
+            "atol": config.atol,
         }
-        if config.rtol is not None or config.atol is not None:
-            settings["gate"] = Gate(rtol=config.rtol, atol=config.atol)
         return settings
 
-    @staticmethod
-    def _distinguished(region: Any) -> dict[str, Any]:
-        """Returns further values that the digest covers."""
-        return {}
-
     @classmethod
-    def request(cls, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Returns all values that the digest of a region covers beside its module and its inputs."""
-        return {**cls._settings(region, args, kwargs), **cls._distinguished(region)}
-
-    @classmethod
-    def part(cls, region: Region, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+    def part(cls, region: Region, args: tuple[Any, ...], kwargs: dict[str, Any], under: str) -> Captured:
         """Captures a region as the part of a build."""
-        return parts.of_call(name, region.bare(), (args, kwargs), **cls._settings(region, args, kwargs))
+        settings = cls.request(region, args, kwargs)
+        source = Traced(region.net, region.own, args, kwargs, region.names, under)
+        given = {name: source.tensors[name] for name in source.names}
+        shapes = {name: axes for name, axes in region.shapes.items() if name in given}
+        dims, points = exported.sizes_of(source.names, list(given.values()), shapes, region.points or None)
+        device = check_build({**source.weights(), **given})
+        pad = {name: value for name, value in (settings["pad"] or {}).items() if name in given}
+        inputs = exported.inputs_of(source.names, list(given.values()), dims, pad, {})
+        programs = Capture(source, list(given.values()), dims, points).programs()
+        source.measure()
+        count = sum(kind == "output" for kind, _ in source.results or ())
+        nesting = {"tuple": [{"tensor": at} for at in range(count)]}
+        at = parts.called(under)
+        module = Module(
+            at,
+            method=at,
+            inputs=inputs,
+            buckets=exported.buckets_of(region.points or None),
+            gate=gate(region.config),
+            mode=settings["mode"],
+            dynamic=settings["dynamic"],
+            options=settings["options"],
+        )
+        function = captured.Function(given, dims, nesting, programs)
+        contract = Contract.of(source)
+        part = parts.Part(under, device, source.held(), {at: function}, [module], contract.document())
+        return Captured(part, contract, source.code)
 
     def _open(self) -> None:
         """Takes the programs of the loaded release."""
-        shared = self._region.shared
-        self._run = self._model["forward" if shared is None else parts.called(shared.part)]
+        self._run = self._model[parts.called(self.contract.under)]
         self._inputs = tuple(self._run.inputs)
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,45 +148,92 @@ class ArtifactEngine:
             raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
         with refusals():
             answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
-        return self._nested(answer)
+        return self._nested(answer, args, kwargs)
 
     def learn(self, answer: Any) -> None:
         """Takes an answer of the module; all answers have its structure."""
-        if self._template is _MISSING:
-            self._template = batches.mapped(answer, lambda _, tensor: tensor.new_empty(0))
+        if self._template is None:
+            self._template = (batches.mapped(answer, lambda _, tensor: tensor.new_empty(0)), isinstance(answer, Tensor))
 
     def _in_order(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
-        """Returns the tensors of a call in the order of the release. Raises `Refused` for other inputs."""
-        values, form = (*args, *kwargs.values()), (len(args), *kwargs)
-        plain = all(type(value) is Tensor for value in values)
-        places = self._places.get(form) if plain else None
-        if places is not None:
-            given = [values[place] for place in places]
-        else:
-            tensors, others = batches.flat(args, kwargs, self._names)
-            if tensors.keys() != set(self._inputs) or self._given(others) != self._others:
-                raise Refused("inputs", self._other_inputs(tensors, others))
-            given = [tensors[name] for name in self._inputs]
-            if plain:
-                names = list(tensors)
-                self._places[form] = [names.index(name) for name in self._inputs]
-            for name, tensor in zip(self._inputs, given, strict=True):
-                if type(tensor) not in (Tensor, nn.Parameter):
-                    raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
+        """Returns the tensors of a call in the order of the release. Raises `Refused` for other arguments."""
+        leaves: list[Tensor] = []
+        form = self._form(args, kwargs, leaves)
+        places = self._forms.get(form)
+        if places is None:
+            places = self._accept(form, args, kwargs)
+        if isinstance(places, Refused):
+            raise places
+        given = [leaves[place] for place in places]
+        for name, tensor in zip(self._inputs, given, strict=True):
+            if type(tensor) is not Tensor and type(tensor) is not nn.Parameter:
+                raise Refused("inputs", f"input `{name}` is a `{type(tensor).__name__}`")
         return given
+
+    def _form(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Tensor]) -> Any:
+        """Returns the form of arguments: containers, keys, constants, and tensors that are one object.
+
+        Appends the tensors in order.
+        """
+        form: Any
+        if all(type(value) is Tensor for value in args) and all(type(value) is Tensor for value in kwargs.values()):
+            leaves += args
+            leaves += kwargs.values()
+            form = (len(args), *kwargs)
+        else:
+            named = [(key, _form_of(value, leaves)) for key, value in kwargs.items()]
+            form = (tuple(_form_of(value, leaves) for value in args), *named)
+        return (form, _aliases(leaves)) if len({*map(id, leaves)}) < len(leaves) else form
+
+    def _accept(self, form: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int] | Refused:
+        """Returns the places of the inputs among the tensors of this form, or why the programs do not take it."""
+        try:
+            found: list[int] | Refused = self._places(args, kwargs)
+        except Refused as refused:
+            found = refused
+        if len(self._forms) < FORMS and not _has_objects(form):
+            self._forms[form] = found
+        return found
+
+    def _places(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        tensors, _ = batches.flat(args, kwargs, self._names)
+        if odd := sorted(set(self.contract.inputs) - tensors.keys()):
+            raise Refused("inputs", f"input `{odd[0]}` is missing")
+        if _aliases(list(tensors.values())) != self._alias:
+            raise Refused("inputs", "other tensors among the inputs are one object than in the sample batch")
+        given = self._as_sampled(args, kwargs)
+        roots = {"net": self._region.net, "own": self._region.own, "args": given[0], "kwargs": given[1]}
+        record = self.contract.record
+        if (difference := record.differs(record.live(roots), of_inputs=True)) is not None:
+            raise Refused("inputs", str(difference))
+        names = list(tensors)
+        return [names.index(name) for name in self._inputs]
+
+    def _as_sampled(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the arguments as the sample passes them: by position or by name, defaults left out or given."""
+        positional, named = self.sample
+        given = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if len(args) > len(self._names):
+            return args, kwargs
+        for name in self._names[: len(positional)]:
+            if name not in given:
+                given[name] = self._defaults.get(name)
+        ordered = [given.pop(name) for name in self._names[: len(positional)]]
+        ordered += positional[len(ordered) :]  # of `*args`
+        found: dict[str, Any] = {}
+        for name in named:
+            found[name] = given.pop(name) if name in given else self._defaults.get(name)
+        for name, value in given.items():
+            default = self._defaults.get(name, given)
+            if not (value is default or (type(value) is type(default) and value == default)):
+                found[name] = value
+        return tuple(ordered), found
 
     def bind(self) -> None:
         """Binds the tensors that the module has now."""
-        for name, tensor in constants(self._net):
-            if not torch.equal(tensor, self._fixed.get(name, tensor.new_empty(0))):
-                raise Refused("parameters", f"`{name}` has other values than in the build, and is no parameter")
         weights = self._weights()
         if (detail := sharding.unbindable(weights)) is not None:
             raise Refused("parameters", detail)
-        now = _tied(weights)
-        for name, first in self._tied.items():
-            if now.get(name) != now.get(first):
-                raise Refused("parameters", f"`{name}` and `{first}` were one tensor in the build, and are two now")
         try:
             self._model.swap(weights)
         except Error as error:
@@ -177,46 +243,41 @@ class ArtifactEngine:
         """Frees the artifacts after their last call."""
         self._model.close()
 
-    def _build(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
-    ) -> None:
-        """Builds the release. Its programs are all there, or `CompileFailed` names the causes."""
-        with causes():
-            exported.build(self._net, (args, kwargs), name=name, **build_settings(config), **settings)
-
-    def _found(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model | None:
-        """Returns the release, or `None` if the store lacks it, or has none for this host."""
-        try:
-            return self._loaded(store, release, tensors)
-        except (NotFound, LoadError):
-            return None
-
-    def _loaded(self, store: str | Path, release: str, tensors: dict[str, Tensor]) -> Model:
-        device = str(device_of_load(self._net, tensors))
-        return load(store, release, device=device, weights=self._weights(), _lend=self._LENDS)
+    def _loaded(self, tensors: Mapping[str, Tensor]) -> Model:
+        weights = self._weights()
+        device = str(next(iter([*weights.values(), *tensors.values()])).device)
+        release = "@".join(filter(None, (self._release.model, self._release.name)))
+        return load(self._region.config.store, release, device=device, weights=weights, _lend=self._LENDS)
 
     def _weights(self) -> dict[str, Tensor]:
-        return exported.parameters(self._held)
+        live = self.contract.record.live(self._region.roots(*self.sample))
+        return self.contract.weights(live)
 
-    def _given(self, others: dict[str, Any]) -> dict[str, tuple[type, Any]]:
-        """Returns the other values of a call, with their types. Values equal to a parameter's default are left out."""
-        return {
-            name: (type(value), value)
-            for name, value in others.items()
-            if not (type(self._defaults.get(name, _MISSING)) is type(value) and self._defaults[name] == value)
-        }
+    def _nested(self, answer: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        template, single = self._template
+        results = self.contract.results
+        if single:
+            return self._leaf(results[0], answer, args, kwargs)
+        leaves = iter([one for one in results if one[0] != "value"])
+        return batches.mapped(template, lambda *_: self._leaf(next(leaves), answer, args, kwargs))
 
-    def _nested(self, answer: Any) -> Any:
-        if isinstance(self._template, Tensor) and isinstance(answer, Tensor):
-            return answer
-        found = iter(batches.tensors(answer))
-        return batches.mapped(self._template, lambda *_: next(found))
+    def _leaf(self, result: Any, answer: Sequence[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        kind, where = result
+        if kind == "output":
+            return answer[where]
+        if kind == "input":
+            return batches.flat(args, kwargs, self._names)[0][where]
+        record = self.contract.record
+        found: Tensor = record.live(self._region.roots(*self.sample)).value(record.weights[where])
+        return found
 
-    def _sizes(self, tensors: dict[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
+    def _sizes(self, tensors: Mapping[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
         """Returns the shapes of the inputs in each bucket."""
         return [self._shapes(self._region, tensors, point) for point in self._region.points or [{}]]
 
-    def _shapes(self, region: Region, tensors: dict[str, Tensor], point: dict[str, int]) -> tuple[tuple[int, ...], ...]:
+    def _shapes(
+        self, region: Region, tensors: Mapping[str, Tensor], point: dict[str, int]
+    ) -> tuple[tuple[int, ...], ...]:
         """Returns the shapes of the inputs in a bucket."""
         return tuple(
             tuple(
@@ -226,13 +287,37 @@ class ArtifactEngine:
             for name, tensor in ((name, tensors[name]) for name in self._inputs)
         )
 
-    def _other_inputs(self, tensors: dict[str, Tensor], others: dict[str, Any]) -> str:
-        if odd := sorted(tensors.keys() ^ set(self._inputs)):
-            return f"input `{odd[0]}` is {'new' if odd[0] in tensors else 'missing'}"
-        given = self._given(others)
-        odd = sorted(key for key in given.keys() | self._others.keys() if given.get(key) != self._others.get(key))
-        was = self._others.get(odd[0], (None, "left out"))[1]
-        return f"`{odd[0]}` is {given.get(odd[0], (None, 'left out'))[1]!r}, and was {was!r} in the sample batch"
+
+class _Object:
+    """The form of a value that can change, so that no answer is known for it."""
+
+
+def _form_of(value: Any, leaves: list[Tensor]) -> Any:
+    kind = type(value)
+    if isinstance(value, Tensor):
+        leaves.append(value)
+        return Tensor
+    if kind is list or kind is tuple:
+        return (kind, *[_form_of(inner, leaves) for inner in value])
+    if kind is dict:
+        return (kind, *[(key, _form_of(inner, leaves)) for key, inner in value.items()])
+    # Numbers of two types are equal, and no constant of each other.
+    if kind is float:
+        return kind, value.hex()
+    return (kind, value) if kind in _CONSTANTS or isinstance(value, (type, enum.Enum)) else _Object
+
+
+_CONSTANTS = {type(None), bool, int, str, bytes, torch.dtype, torch.device, torch.layout, torch.memory_format}
+
+
+def _has_objects(form: Any) -> bool:
+    return form is _Object or (isinstance(form, tuple) and any(map(_has_objects, form)))
+
+
+def _aliases(tensors: Sequence[Tensor]) -> tuple[int, ...]:
+    """Returns the number of the first tensor that is the same object, for each."""
+    first: dict[int, int] = {}
+    return tuple(first.setdefault(id(one), at) for at, one in enumerate(tensors))
 
 
 @contextmanager
@@ -259,20 +344,17 @@ def causes() -> Iterator[None]:
         raise CompileFailed("; ".join(error.failures[:3])) from error
 
 
+def gate(config: CompileConfig) -> Gate | None:
+    """Returns the tolerances of a build."""
+    if config.rtol is None and config.atol is None:
+        return None
+    return Gate(rtol=config.rtol, atol=config.atol)
+
+
 def build_settings(config: CompileConfig) -> dict[str, Any]:
     """Returns the settings of each build."""
     compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
     return {"compile": compile_, "store": config.store, "progress": False}
-
-
-def _tied(weights: dict[str, Tensor]) -> dict[str, str]:
-    """Returns for each name the first name with the same memory."""
-    first: dict[Any, str] = {}
-    return {
-        name: first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name)
-        for name, tensor in weights.items()
-        if tensor.numel()
-    }
 
 
 def _defaults(net: nn.Module) -> dict[str, Any]:
@@ -281,9 +363,3 @@ def _defaults(net: nn.Module) -> dict[str, Any]:
     except (TypeError, ValueError):
         return {}
     return {each.name: each.default for each in parameters if each.default is not each.empty}
-
-
-def device_of_load(net: nn.Module, tensors: dict[str, Tensor]) -> torch.device:
-    """Returns the device of a module and its inputs."""
-    first = next(iter([*net.parameters(), *net.buffers(), *tensors.values()]))
-    return first.device

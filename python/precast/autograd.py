@@ -10,27 +10,25 @@ The forward program writes no buffer: the function copies the new values into th
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from . import batches, captured, pairs, parts, sharding
-from .artifacts import ArtifactEngine, build_settings, causes, device_of_load, refusals
-from .capture import check_build
-from .draws import Draw
-from .engine import Passed, Refused
-from .errors import CallFailed, Error
+from . import batches, exported, pairs, parts
+from .artifacts import ArtifactEngine, Captured, gate, refusals
+from .capture import check_build, failure, resized
+from .contract import Contract
+from .engine import Passed
+from .errors import BuildError, CallFailed, Error
 from .late import Late
-from .nesting import call_of
-from .regions import resized
+from .refusal import Refused
+from .torch_private import sharding
+from .torch_private.draws import Draw
+from .traced import Traced, prefixed
 
 if TYPE_CHECKING:
-    from .config import CompileConfig
-    from .joint import Pair
-    from .nesting import Call
-    from .parts import Part
     from .region import Region
     from .training import PairRegion
 
@@ -43,101 +41,78 @@ class PairEngine(ArtifactEngine):
     """Answers with gradients, by the pair of the exact sizes of a call."""
 
     _region: PairRegion
+    kind = "autograd"
     _LENDS = True
 
-    def _release_name(self, name: str) -> str:
-        # Equal submodules have equal digests, and share one release.
-        return f"{name}.{type(self._net).__name__}.training" if self._region.name else f"{name}.training"
-
-    def _prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._device = next(iter([*self._net.parameters(), *self._net.buffers()])).device
+    def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
         self._binding = threading.Lock()
         self.late = Late()
+        self._device = next(iter([*self._weights().values(), *tensors.values()])).device
 
     @staticmethod
-    def _settings(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        settings = ArtifactEngine._settings(region, args, kwargs)
-        tensors, _ = batches.flat(args, kwargs, region.names)
-        if device_of_load(region.module, tensors).type == "cpu":
+    def request(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        settings = ArtifactEngine.request(region, args, kwargs)
+        tensors = [*region.module.parameters(), *batches.tensors((args, kwargs))]
+        if tensors[0].device.type == "cpu":
             # Convolutions of a training are slower in channels-last order: each gradient of a filter is converted.
             settings["options"] = {"layout_optimization": False, **settings["options"]}
-        return settings
-
-    @staticmethod
-    def _distinguished(region: PairRegion) -> dict[str, Any]:
-        return {"kind": "autograd", "format": _FORMAT, "state": region.captured}
+        return settings | {"format": _FORMAT}
 
     @classmethod
-    def part(cls, region: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+    def part(cls, region: Any, args: tuple[Any, ...], kwargs: dict[str, Any], under: str) -> Captured:
         """Captures the pairs of a region as the part of a build."""
-        call, found = cls._captures(region, args, kwargs, name)
-        settings = cls._settings(region, args, kwargs)
-        kept = {key: settings[key] for key in ("gate", "mode", "options") if key in settings}
-        return parts.of_pairs(name, region.bare(), call, found, **kept)
-
-    @staticmethod
-    def _captures(
-        region: PairRegion, args: tuple[Any, ...], kwargs: dict[str, Any], under: str = ""
-    ) -> tuple[Call, list[Pair]]:
-        """Returns the pair of each bucket, and the call of the last one."""
         from . import joint  # imports Inductor, which a process that finds its release does not need
 
-        net, found = region.bare(), []
-        for point in region.points or [{}]:
-            given = resized((args, kwargs), region.shapes, region.names, point)
-            call = call_of(net.forward, given)
-            check_build(net, call)
-            found.append(joint.capture(net, call, region.captured.inputs, under))
-        return call, found
-
-    def _build(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any], config: CompileConfig, *, name: str, **settings: Any
-    ) -> None:
-        call, captures = self._captures(self._region, args, kwargs)
-        for key in ("shapes", "buckets", "pad", "dynamic"):
-            settings.pop(key, None)
-        with causes():
-            pairs.build(self._net, call, captures, name=name, **build_settings(config), **settings)
-
-    def _weights(self) -> dict[str, Tensor]:
-        if self._region.config.release is None:
-            return super()._weights()
-        # A build of a spec has the tensors without a place in the state dict as weights, too.
-        return {name: tensor.detach() for name, tensor, _ in captured.tensors_of(self._held)}
-
-    def _sizes(self, tensors: dict[str, Tensor]) -> list[tuple[tuple[int, ...], ...]]:
-        if self._region.config.release is None:
-            return super()._sizes(tensors)
-        shapes = [pair.forward.shapes for pair in self._pairs]
-        return [tuple(tuple(one[name]) for name in self._inputs) for one in shapes]
-
-    def at_bucket(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Returns the arguments at the sizes of a bucket: their own, or those of the last one."""
-        tensors, _ = batches.flat(args, kwargs, self._names)
-        if (
-            set(tensors) != set(self._inputs)
-            or tuple(tuple(tensors[name].shape) for name in self._inputs) in self._exact
-        ):
-            return args, kwargs
-        last = dict(zip(self._inputs, list(self._exact)[-1], strict=True))
-        if any(len(shape) != tensors[name].dim() for name, shape in last.items()):
-            return args, kwargs
-        dims = {name: [f"{name}.{axis}" for axis in range(len(shape))] for name, shape in last.items()}
-        sizes = {dim: size for name, shape in last.items() for dim, size in zip(dims[name], shape, strict=True)}
-        return resized((args, kwargs), dims, self._names, sizes)
+        source = Traced(region.net, region.own, args, kwargs, region.names, under)
+        given = [source.tensors[name] for name in source.names]
+        shapes = {name: axes for name, axes in region.shapes.items() if name in source.names}
+        dims, points = exported.sizes_of(source.names, given, shapes, region.points or None)
+        device = check_build({**source.weights(), **dict(zip(source.names, given, strict=True))})
+        grads = dict(zip(source.tensors, region.captured.inputs, strict=True))
+        found = []
+        for point in points:
+            inputs = [
+                resized(tensor, {axis: point[dim] for axis, dim in enumerate(axes) if dim is not None}).requires_grad_(
+                    grads[name] and tensor.is_floating_point()
+                )
+                for name, tensor, axes in zip(source.names, given, dims, strict=True)
+            ]
+            flat = source.at(inputs, [[] for _ in inputs])
+            try:
+                found.append(joint.capture(flat, source.names, inputs))
+            except BuildError:
+                raise
+            except Exception as error:
+                raise failure(source, error) from error
+        settings = cls.request(region, args, kwargs)
+        functions, modules = pairs.functions_of(source.weights(), found, gate(region.config), under)
+        for module in modules:
+            module.mode, module.options = settings["mode"], settings["options"]
+        contract = Contract.of(source)
+        part = parts.Part(under, device, source.held(), functions, modules, contract.document(), pairs.IMPORTS)
+        return Captured(part, contract, source.code)
 
     def _open(self) -> None:
         count = len(self._region.points or [{}])
         own = self._weights()
-        if self._region.config.release is None:
-            shared = self._region.shared
-            under = shared.part if shared is not None else ""
-            named = [pairs.names(number, count, under) for number in range(count)]
-        else:
-            named = pairs.found(self._model)
-        self._pairs = [_Pair(self, self._model[one], self._model[other], own) for one, other in named]
+        named = [pairs.names(number, count, self.contract.under) for number in range(count)]
+        self._take([(self._model[one], self._model[other]) for one, other in named], own)
+
+    def _take(self, programs: Sequence[tuple[Any, Any]], own: dict[str, Tensor]) -> None:
+        """Takes the forward and the backward program of each bucket."""
+        self._pairs = [_Pair(self, forward, backward, own) for forward, backward in programs]
         self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
         self._bound = {name: tensor.data_ptr() for name, tensor in own.items()}
+
+    def tables(self) -> dict[str, tuple[dict[str, Any], str]]:
+        """Returns the table of the module that has each tensor, and its name there."""
+        record, found = self.contract.record, {}
+        live = record.live(self._region.roots(*self.sample))
+        for name, node in record.weights.items():
+            parent, _, key = record.nodes[node]
+            holder = live.value(parent)
+            found[prefixed(self.contract.under, name)] = (holder if isinstance(holder, dict) else vars(holder), key)
+        return found
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, with gradients if they are recorded."""
@@ -146,12 +121,7 @@ class PairEngine(ArtifactEngine):
         if number is None:
             sizes = [list(each.shape) for each in given]
             raise Refused("shape", f"no bucket has exactly {sizes}, and a training call is not padded")
-        return self._nested(self._pairs[number](given))
-
-    def _nested(self, answer: Any) -> Any:
-        if isinstance(self._template, Tensor):
-            return answer[0]
-        return super()._nested(answer)
+        return self._nested(self._pairs[number](given), args, kwargs)
 
     def bind(self) -> None:
         """Binds the tensors that the module has now."""
@@ -204,15 +174,16 @@ class _Pair:
         wanted = [f"grad.input.{name}" for name in self.inputs[: len(self.inputs) - len(self.draws)]]
         wanted += [f"grad.parameter.{name}" for name in self.parameters]
         self.gradients = [gradients.get(name) for name in wanted]
+        tables = engine.tables()
         # Where the module has its tensors. A guard has compared the tree of submodules before each call.
         # By dtype: those of one dtype are written by one kernel.
         self.buffers: dict[torch.dtype, list[tuple[int, dict[str, Any], str]]] = {}
         for at, name in enumerate(outputs):
             if name.startswith("buffer."):
-                table, key = _place(engine._held, name.removeprefix("buffer."))
+                table, key = tables[name.removeprefix("buffer.")]
                 self.buffers.setdefault(table[key].dtype, []).append((at, table, key))
-        self.own = [_place(engine._held, name) for name in self.parameters]
-        self.held = [_place(engine._held, name) for name in self.weights]
+        self.own = [tables[name] for name in self.parameters]
+        self.held = [tables[name] for name in self.weights]
 
     def __call__(self, given: Sequence[Tensor]) -> list[Tensor]:
         """Returns the results of a call."""
@@ -281,11 +252,3 @@ class _Function(torch.autograd.Function):
         pair.engine.late.add(notes)
         found = list(answer.values())
         return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
-
-
-def _place(net: torch.nn.Module, name: str) -> tuple[dict[str, Any], str]:
-    """Returns the table of a submodule that has a tensor, and its name there."""
-    owner, _, leaf = name.rpartition(".")
-    module = net.get_submodule(owner)
-    tables = (module._parameters, module._buffers, vars(module))
-    return next(table for table in tables if leaf in table), leaf

@@ -57,6 +57,24 @@ def flat(
     return found, others
 
 
+def replaced(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], names: Sequence[str], tensors: Mapping[str, Tensor]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns the arguments of a call with other tensors, by the names that `flat` gives them."""
+
+    def walk(name: str, value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return tensors.get(name, value)
+        if type(value) in (list, tuple):
+            return type(value)(walk(f"{name}.{at}", inner) for at, inner in enumerate(value))
+        if type(value) is dict:
+            return {key: walk(f"{name}.{key}", inner) for key, inner in value.items()}
+        return value
+
+    positional = tuple(walk(names[at] if at < len(names) else f"args.{at}", value) for at, value in enumerate(args))
+    return positional, {name: walk(name, value) for name, value in kwargs.items()}
+
+
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yields the leaves of nested containers, each with its path, as `hidden_states[0]`."""
     if isinstance(value, Mapping):
@@ -75,6 +93,14 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 def tensors(value: Any) -> list[Tensor]:
     """Returns the tensors of nested containers."""
     return [leaf for _, leaf in leaves(value) if isinstance(leaf, Tensor)]
+
+
+def named(values: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """Returns the tensors of values by their nouns and paths: the names that comparisons give a judge."""
+    found: dict[str, Tensor | None] = {}
+    for noun, each in values.items():
+        found |= {f"{noun} {path}": one for path, one in leaves(each) if isinstance(one, Tensor)}
+    return found
 
 
 def plain(value: Any) -> bool:
@@ -118,12 +144,13 @@ def difference(
     atol: float | None = None,
     noun: str = "output",
     judge: Callable[[str, Tensor], str | None] | None = None,
+    judged: Callable[[Tensor], bool] = lambda _: False,
 ) -> tuple[str | None, float]:
     """Compares an answer with eager's.
 
     Returns the first difference beyond the tolerance, if any, and the largest error, relative to the largest value of
     its tensor. Types of containers, dtypes, shapes, and the places of NaN and infinity must be equal. `judge` says why
-    a tensor beyond its tolerance is refused, or accepts it by `None`.
+    a tensor beyond its tolerance is refused, or accepts it by `None`; of a tensor that `judged` names it decides alone.
     """
     if kinds(got) != kinds(expected):
         return f"the structure is {kinds(got)}, eager's is {kinds(expected)}", float("inf")
@@ -131,15 +158,16 @@ def difference(
     for (path, mine), (_, eager) in zip(leaves(got), leaves(expected), strict=True):
         where = f"{noun} `{path}`" if path else f"the {noun}"
         if not isinstance(eager, Tensor):
-            if isinstance(mine, Tensor) or mine != eager:
+            if isinstance(mine, Tensor) or not (mine is eager or mine == eager or (mine != mine and eager != eager)):
                 return f"{where} is {_short(mine)}, eager's is {_short(eager)}", float("inf")
             continue
         problem, error = _difference(mine, eager, rtol, atol)
         worst = max(worst, error)
-        if problem is not None:
-            refused = judge(f"{noun} {path}", mine) if judge is not None and error < float("inf") else ""
+        compared = judge is not None and error < float("inf")
+        if problem is not None or (compared and judged(eager)):
+            refused = judge(f"{noun} {path}", mine) if compared and judge is not None else ""
             if refused is not None:
-                return f"{where} {problem}{refused}", worst
+                return f"{where} {problem or 'differs from eager'}{refused}", worst
     return None, worst
 
 

@@ -14,11 +14,12 @@ from __future__ import annotations
 import contextlib
 import itertools
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from torch.export import Dim, ExportedProgram
 
 from .errors import BadInput, BuildError
@@ -31,46 +32,68 @@ _MIN = 2
 _NEAR = 1e-3
 
 
-class Capture:
-    """The capture of one method of a module, at the sizes in `points` and where it can at all others.
+class Source(Protocol):
+    """A function of tensors that is captured: of a module that is called as it is (`Plain`), or traced (`traced`)."""
 
-    `dims` has the bucketed dimension of each axis of each input, None for a fixed size. With `under` the names of
-    tensors begin with it.
+    net: torch.nn.Module
+    method: str
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tensors."""
+
+    def at(self, inputs: Sequence[Tensor], free: Sequence[Sequence[int]]) -> Flat:
+        """Returns the function for inputs of these sizes. Axes in `free` may have other sizes too."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the tensors that programs read, by name."""
+
+    def eager(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what the module itself returns."""
+
+    def near(self, given: Sequence[Tensor], wanted: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Returns whether a program's results are the module's, but for rounding."""
+
+
+class Flat(torch.nn.Module):
+    """A function of tensors in order, which returns tensors in order. Its submodule `m` has the weights."""
+
+    conditions: Sequence[str] = ()
+    """Conditions on sizes, as expressions over `L["tensors"]`."""
+
+    def fixed(self, input: int, axis: int) -> bool:
+        """Returns whether the function is for one size of an axis."""
+        return False
+
+
+class Capture:
+    """The capture of a function at the sizes in `points`, and where it can at all others.
+
+    `dims` has the bucketed dimension of each axis of each input, None for a fixed size.
     """
 
     def __init__(
-        self,
-        net: torch.nn.Module,
-        method: str,
-        call: Call,
-        dims: list[list[str | None]],
-        points: list[Sizes],
-        under: str = "",
+        self, source: Source, tensors: Sequence[Tensor], dims: list[list[str | None]], points: list[Sizes]
     ) -> None:
-        self.net, self.call, self.dims, self.points = net, call, dims, points
-        self.flat = Flat(net, method, call, under)
+        self.source, self.tensors, self.dims, self.points = source, list(tensors), dims, points
         self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
 
     def programs(self) -> list[Program]:
         """Returns programs for all points; raises `BuildError` if the module can't be captured at one of them."""
-        with undisturbed(self.net):
+        with undisturbed(self.source.net):
             found = [one for one in self._dynamic() if all(self._agrees(one, sizes) for sizes in self._within(one))]
             for sizes in self.points:
                 if any(self._takes(one, sizes) for one in found):
                     continue
-                one = Program(self._export(sizes), {dim: (size, size) for dim, size in sizes.items()}, [])
+                exported = self._export(sizes)[1]
+                one = Program(exported, {dim: (size, size) for dim, size in sizes.items()}, [])
                 if not self._agrees(one, sizes):
                     raise BuildError(
-                        f"{_named(self.net, self.flat.method)} gives other answers than its captured graph{_at(sizes)}",
+                        f"{named(self.source)} gives other answers than its captured graph{_at(sizes)}",
                         hint="keep what changes between calls in a registered buffer; take random values as an input",
                     )
                 found.append(one)
         return found
-
-    @property
-    def outputs(self) -> Any:
-        """The nesting of the result, after a capture."""
-        return self.flat.outputs
 
     def _dynamic(self) -> Iterator[Program]:
         """Yields programs for ranges of sizes: for any, and for each set of dimensions at size 1."""
@@ -97,7 +120,7 @@ class Capture:
         if not free and not fixed:
             return None
         try:
-            exported = self._export(sizes, free)
+            flat, exported = self._export(sizes, free)
         except BuildError:
             return None
         # Private: torch's conditions of a capture. Without them each bucket is captured alone.
@@ -107,14 +130,16 @@ class Capture:
         bounds = {str(symbol): bound for symbol, bound in exported.range_constraints.items()}
         ends: dict[str, list[tuple[int, int | None]]] = {dim: [(_MIN, None)] for dim in free}
         placeholders = [node for node in exported.graph.nodes if node.op == "placeholder"]
-        for node, dims in zip(placeholders[-len(self.dims) :], self.dims, strict=True):
-            for size, dim in zip(node.meta["val"].shape, dims, strict=True):
-                if dim in free:
+        for input_, (node, dims) in enumerate(zip(placeholders[-len(self.dims) :], self.dims, strict=True)):
+            for axis, (size, dim) in enumerate(zip(node.meta["val"].shape, dims, strict=True)):
+                if dim in free and flat.fixed(input_, axis):
+                    ends[dim].append((sizes[dim], sizes[dim]))
+                elif dim in free:
                     bound = bounds.get(str(size))
                     # A number, or a multiple of another size, is fixed.
                     ends[dim].append((sizes[dim], sizes[dim]) if bound is None else _ends(bound))
         ranges = {dim: _narrowest(ends.get(dim, [(size, size)])) for dim, size in sizes.items()}
-        return Program(tidied(exported), ranges, list(guards))
+        return Program(tidied(exported), ranges, [*guards, *flat.conditions])
 
     def _within(self, program: Program) -> list[Sizes]:
         """Returns the sizes at which a program is compared with the module."""
@@ -127,88 +152,104 @@ class Capture:
     def _takes(self, program: Program, sizes: Sizes) -> bool:
         return program.takes(sizes, self._inputs(sizes))
 
-    def _export(self, sizes: Sizes, free: Sequence[str] = ()) -> ExportedProgram:
-        """Returns the program at these sizes, with some dimensions free."""
+    def _export(self, sizes: Sizes, free: Sequence[str] = ()) -> tuple[Flat, ExportedProgram]:
+        """Returns the function and its program at these sizes, with some dimensions free."""
         inputs, shapes = self._inputs(sizes), None
+        axes = [[at for at, dim in enumerate(dims) if dim in free] for dims in self.dims]
+        flat = self.source.at(inputs, axes)
         if free:
-            shapes = {
-                "tensors": tuple({at: Dim.AUTO for at, dim in enumerate(dims) if dim in free} for dims in self.dims)
-            }
+            kept = [[at for at in some if not flat.fixed(number, at)] for number, some in enumerate(axes)]
+            shapes = {"tensors": tuple(dict.fromkeys(some, Dim.AUTO) for some in kept)}
         first: Exception | None = None
         # Not strictly first, as a build captures.
         for strict in (False,) if free else (False, True):
             try:
                 with quiet():
-                    program = torch.export.export(self.flat, inputs, dynamic_shapes=shapes, strict=strict)
-                    return program if free else tidied(program)
+                    program = torch.export.export(flat, inputs, dynamic_shapes=shapes, strict=strict)
+                    return flat, program if free else tidied(program)
             except BuildError:
                 raise
             except Exception as error:
                 first = first or error
         assert first is not None
-        raise failure(self.net, self.flat.method, first, sizes) from first
+        raise failure(self.source, first, sizes) from first
 
-    def _inputs(self, sizes: Sizes) -> tuple[torch.Tensor, ...]:
+    def _inputs(self, sizes: Sizes) -> tuple[Tensor, ...]:
         """Returns the example inputs at other sizes."""
         return tuple(
             resized(tensor, {axis: sizes[dim] for axis, dim in enumerate(dims) if dim is not None})
-            for tensor, dims in zip(self.call.tensors, self.dims, strict=True)
+            for tensor, dims in zip(self.tensors, self.dims, strict=True)
         )
 
     def _agrees(self, program: Program, sizes: Sizes) -> bool:
         """Returns whether a program and the module give the same answer."""
         inputs = self._inputs(sizes)
-        held: dict[str, torch.Tensor] = dict(self.flat.m.named_parameters(remove_duplicate=False))
-        held |= {name: tensor.clone() for name, tensor in self.flat.m.named_buffers(remove_duplicate=False)}
+        buffers = {id(one) for one in self.source.net.buffers()}
+        held = {name: one.clone() if id(one) in buffers else one for name, one in self.source.weights().items()}
         with torch.random.fork_rng(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
             answers = []
             try:
                 # A module that keeps state in Python gives another answer to the second call.
                 for _ in range(2 if sizes == self.points[0] else 1):
                     torch.manual_seed(0)
-                    with undisturbed(self.net):
-                        answers.append(self.flat(*(tensor.clone() for tensor in inputs)))
+                    with undisturbed(self.source.net):
+                        answers.append(self.source.eager([tensor.clone() for tensor in inputs]))
             except Exception as error:
                 if sizes in self.points:
-                    raise failure(self.net, self.flat.method, error, sizes) from error
+                    raise failure(self.source, error, sizes) from error
                 return False
             torch.manual_seed(0)
             try:
                 given = program.run(held.__getitem__, [tensor.clone() for tensor in inputs])
             except Exception:  # an operator refuses sizes that the capture allows
                 return False
-        return all(len(given) == len(wanted) and all(map(_near, given, wanted)) for wanted in answers)
+        same = all(len(given) == len(wanted) for wanted in answers)
+        return same and all(self.source.near(given, wanted, inputs) for wanted in answers)
 
 
-class Flat(torch.nn.Module):
+class Plain:
+    """A method of a module, called as it is."""
+
+    def __init__(self, net: torch.nn.Module, method: str, call: Call) -> None:
+        self.net, self.method, self.call, self.names = net, method, call, call.names
+        self.flat = _Called(net, method, call)
+
+    def at(self, inputs: Sequence[Tensor], free: Sequence[Sequence[int]]) -> Flat:
+        """Returns the method as a function of tensors."""
+        return self.flat
+
+    def weights(self) -> dict[str, Tensor]:
+        """Returns the parameters and buffers."""
+        own = [self.net.named_parameters(remove_duplicate=False), self.net.named_buffers(remove_duplicate=False)]
+        return dict(itertools.chain.from_iterable(own))
+
+    def eager(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Returns what the method returns."""
+        return list(self.flat(*inputs))
+
+    def near(self, given: Sequence[Tensor], wanted: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+        """Returns whether all results are near to the module's, as a share of their largest value."""
+        return all(map(near, given, wanted))
+
+
+class _Called(Flat):
     """Calls a method of a module with tensors in order, and returns the tensors of its result in order."""
 
-    def __init__(self, net: torch.nn.Module, method: str, call: Call, under: str = "") -> None:
+    def __init__(self, net: torch.nn.Module, method: str, call: Call) -> None:
         super().__init__()
-        self.m = held_under(net, under)
-        self.method, self.call, self.under = method, call, under
+        self.m, self.method, self.call = net, method, call
         self.outputs: Any = None
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
         args, kwargs = self.call.arguments(tensors)
-        net = getattr(self.m, self.under) if self.under else self.m
         # `forward` is called through `__call__`, so that hooks run.
-        function = net if self.method == "forward" else getattr(net, self.method)
+        function = self.m if self.method == "forward" else getattr(self.m, self.method)
         found: list[Any] = []
         with _written_in_place(self.m):
             self.outputs = nest(function(*args, **kwargs), found)
         if not found:
             raise BuildError("the module returns no tensor")
         return tuple(found)
-
-
-def held_under(net: torch.nn.Module, name: str) -> torch.nn.Module:
-    """Returns a module with `net` as its submodule of this name; `net` itself for an empty name."""
-    if not name:
-        return net
-    holder = torch.nn.Module()
-    holder.add_module(name, net)
-    return holder
 
 
 @contextlib.contextmanager
@@ -250,13 +291,12 @@ def undisturbed(net: torch.nn.Module) -> Iterator[None]:
                     buffer.copy_(value)
 
 
-def device_of(net: torch.nn.Module, call: Call) -> str:
+def device_of(tensors: Mapping[str, Tensor]) -> str:
     """Returns the kind of the device that a module and its inputs are on, `cpu` or `cuda`; refuses others, and several.
 
     A release is for a kind of device: one that was built on the first GPU is loaded on any of them.
     """
-    own = [*net.named_parameters(), *net.named_buffers(), *zip(call.names, call.tensors, strict=True)]
-    found = {tensor.device for _, tensor in own}
+    found = {tensor.device for tensor in tensors.values()}
     names = ", ".join(sorted(map(str, found)))
     if any(device.type == "meta" for device in found):
         raise BadInput(
@@ -270,10 +310,10 @@ def device_of(net: torch.nn.Module, call: Call) -> str:
     return device.type
 
 
-def check_build(net: torch.nn.Module, call: Call) -> str:
+def check_build(tensors: Mapping[str, Tensor]) -> str:
     """Returns the kind of the device that a build is for; refuses a GPU that is not the first."""
-    kind = device_of(net, call)
-    at = next(iter([*net.parameters(), *net.buffers(), *call.tensors])).device
+    kind = device_of(tensors)
+    at = next(iter(tensors.values())).device
     if (at.index or 0) != 0:
         raise BadInput(
             f"the module is on {at}, and the store has no release for it: a build is on cuda:0",
@@ -309,7 +349,8 @@ def _narrowest(ends: list[tuple[int, int | None]]) -> tuple[int, int | None]:
     return max(low for low, _ in ends), min((high for _, high in ends if high is not None), default=None)
 
 
-def _near(given: torch.Tensor, wanted: torch.Tensor) -> bool:
+def near(given: Tensor, wanted: Tensor) -> bool:
+    """Returns whether a result is near to the module's, as a share of the largest value."""
     if (given.shape, given.dtype) != (wanted.shape, wanted.dtype):
         return False
     if not given.is_floating_point():
@@ -344,22 +385,21 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def failure(net: torch.nn.Module, method: str, error: Exception, sizes: Sizes | None = None) -> BuildError:
+def failure(source: Source, error: Exception, sizes: Sizes | None = None) -> BuildError:
     """Returns the error of a capture, with the line of the module's code and a hint."""
     if isinstance(error, BuildError):
         return error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    message = (
-        f"{_named(net, method)} can't be captured{_at(sizes or {})}: {': '.join([type(error).__name__, *lines[:1]])}"
-    )
+    message = f"{named(source)} can't be captured{_at(sizes or {})}: {': '.join([type(error).__name__, *lines[:1]])}"
     place = _place(error)
     by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
     hint = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
     return BuildError(f"{place}: {message}" if place else message, hint=hint if by_values else "")
 
 
-def _named(net: torch.nn.Module, method: str) -> str:
-    return f"`{type(net).__name__}.{method}`"
+def named(source: Source) -> str:
+    """Returns the name of a function, for people."""
+    return f"`{type(source.net).__name__}.{source.method}`"
 
 
 def _place(error: BaseException) -> str | None:

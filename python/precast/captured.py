@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import json
 import shutil
@@ -14,8 +13,7 @@ from typing import Any
 import torch
 from torch.export import ExportedProgram
 
-from . import replay
-from .capture import Capture
+from . import _native, replay
 from .errors import BuildError
 from .nesting import DTYPES
 from .replay import BUFFERS, CAPTURED, EXAMPLES, WEIGHTS, Program, quiet
@@ -50,36 +48,52 @@ class Function:
     real: bool = False
 
 
-def function(capture: Capture) -> Function:
-    """Captures a method of a module."""
-    programs = capture.programs()
-    inputs = dict(zip(capture.call.names, capture.call.tensors, strict=True))
-    return Function(inputs, capture.dims, capture.outputs, programs)
+@dataclass
+class Held:
+    """A tensor that programs read. Of one that no weight set has (`constant`) the values are in the programs."""
+
+    tensor: torch.Tensor
+    kind: str
+
+
+def held_by(net: torch.nn.Module) -> dict[str, Held]:
+    """Returns the tensors of a module, a tied one under each of its names."""
+    return {name: Held(tensor, kind) for name, tensor, kind in tensors_of(net)}
 
 
 def save(
-    nets: Sequence[torch.nn.Module], functions: Mapping[str, Function], folder: Path, imports: Sequence[str] = ()
+    tensors: Sequence[Mapping[str, Held]],
+    functions: Mapping[str, Function],
+    folder: Path,
+    imports: Sequence[str] = (),
+    modules: Sequence[str] = (),
 ) -> None:
-    """Writes the folder. `imports` are modules that register operators.
+    """Writes the folder. `imports` are modules that register operators, `modules` the names of submodules.
 
-    The names of tensors of several modules are apart. Tensors are tied within one module: a program binds the tensors
-    of its own module alone.
+    The names of several groups of tensors are apart. Tensors are tied within one group: a program binds those of its
+    own group alone.
     """
     folder.mkdir(parents=True, exist_ok=True)
     described: dict[str, dict[str, Any]] = {}
-    own: dict[str, dict[str, torch.Tensor]] = {"parameter": {}, "buffer": {}, "constant": {}}
-    for net in nets:
+    saved: dict[str, torch.Tensor] = {}
+    constants: dict[str, torch.Tensor] = {}
+    for group in tensors:
         first: dict[int, str] = {}
-        for name, tensor, kind in tensors_of(net):
+        for name, held in group.items():
+            tensor = held.tensor
             if tensor.dtype not in DTYPES:
                 raise BuildError(f"`{name}` is {tensor.dtype}, which no weight set can hold")
-            described[name] = {"kind": kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
-            if first.setdefault(id(tensor), name) == name:
-                own[kind][name] = tensor
-            else:
+            described[name] = {"kind": held.kind, "dtype": dtype(tensor), "shape": list(tensor.shape)}
+            if not tensor.is_contiguous():
+                described[name]["stride"] = list(tensor.stride())
+            if first.setdefault(id(tensor), name) != name:
                 described[name]["same"] = first[id(tensor)]
-    write_safetensors(folder / WEIGHTS, own["parameter"] | own["buffer"])
-    torch.save({name: tensor.detach().cpu() for name, tensor in own["constant"].items()}, folder / BUFFERS)
+            elif held.kind == "constant":
+                constants[name] = tensor.detach().cpu()
+            else:
+                saved[name] = tensor
+    _native.write_tensors(folder / WEIGHTS, saved, None)
+    torch.save(constants, folder / BUFFERS)
     examples = {name: [*map(_plain, one.inputs.values())] for name, one in functions.items() if one.real}
     if examples:
         torch.save(examples, folder / EXAMPLES)
@@ -104,7 +118,7 @@ def save(
     document = {
         "imports": list(imports),
         "operators": sorted(set().union(*map(_operators, programs))),
-        "modules": [name for net in nets for name, _ in net.named_modules(remove_duplicate=False) if name],
+        "modules": list(modules),
         "tensors": described,
         "functions": described_functions,
     }
@@ -144,21 +158,3 @@ def _without_weights(program: ExportedProgram) -> ExportedProgram:
     program.state_dict.update({name: empty(tensor) for name, tensor in program.state_dict.items()})
     program.constants.update({name: empty(one) for name, one in program.constants.items() if name in buffers})
     return program
-
-
-def write_safetensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
-    """Writes tensors as a safetensors file. A tensor on a GPU or with gaps is copied for the time of its write."""
-    header, offset = {}, 0
-    for name, tensor in tensors.items():
-        end = offset + tensor.numel() * tensor.element_size()
-        shape = list(tensor.shape)
-        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": shape, "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            plain = tensor.detach().cpu().contiguous()
-            if plain.numel():
-                file.write((ctypes.c_char * (plain.numel() * plain.element_size())).from_address(plain.data_ptr()))

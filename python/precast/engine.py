@@ -8,19 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from .config import CompileConfig
-from .guard import Refusal
 
 
 class CompileFailed(RuntimeError):
     """A region can't be compiled, or its answers differ from eager's."""
-
-
-class Refused(Exception):
-    """An engine has no answer for a call; the module itself answers it."""
-
-    def __init__(self, code: str, detail: str) -> None:
-        super().__init__(detail)
-        self.refusal = Refusal(code, detail)
 
 
 class Passed(Exception):

@@ -1,4 +1,4 @@
-"""A model object of the caller's process: captured here, compiled by workers, and named by a digest.
+"""A model object of the caller's process: captured here, compiled by workers.
 
 ```python
 precast.build(
@@ -19,14 +19,14 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from . import captured, digests, reads, replay
-from .capture import Capture, check_build, device_of
+from . import captured, replay
+from .capture import Capture, Plain, check_build
 from .errors import BadInput
 from .nesting import Call, call_of
 from .spec import Buckets, Compile, Gate, Input, Module, Spec
@@ -82,8 +82,9 @@ def build(
     captured, or with the command's error.
     """
     net, call, dims, points = asked(net, example_inputs, shapes, buckets, method)
-    device = check_build(net, call)
-    inputs = inputs_of(call, dims, pad or {}, ranges or {})
+    source = Plain(net, method, call)
+    device = check_build({**source.weights(), **dict(zip(call.names, call.tensors, strict=True))})
+    inputs = inputs_of(call.names, call.tensors, dims, pad or {}, ranges or {})
     settings = compile or Compile()
     for key, value in {"mode": mode, "dynamic": dynamic, "options": options}.items():
         if value is not None:
@@ -101,8 +102,7 @@ def build(
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
         place = Path(folder or temporary)
-        function = captured.function(Capture(net, method, call, dims, points))
-        captured.save([net], {"forward": function}, place, imports)
+        save(source, dims, points, place, imports)
         spec.write(place / "precast.toml")
         # A second process finds its release without the command.
         from .building import build_spec
@@ -110,16 +110,32 @@ def build(
         return build_spec(place / "precast.toml", **command)
 
 
+def save(
+    source: Plain, dims: list[list[str | None]], points: list[dict[str, int]], folder: Path, imports: Sequence[str] = ()
+) -> captured.Function:
+    """Captures a method of a module, and writes the folder that a build compiles it from."""
+    programs = Capture(source, source.call.tensors, dims, points).programs()
+    given = dict(zip(source.names, source.call.tensors, strict=True))
+    function = captured.Function(given, dims, source.flat.outputs, programs)
+    modules = [name for name, _ in source.net.named_modules(remove_duplicate=False) if name]
+    captured.save([captured.held_by(source.net)], {"forward": function}, folder, imports, modules)
+    return function
+
+
 def inputs_of(
-    call: Call, dims: list[list[str | None]], pad: Mapping[str, float], ranges: Mapping[str, tuple[int, int]]
+    names: Sequence[str],
+    tensors: Sequence[torch.Tensor],
+    dims: list[list[str | None]],
+    pad: Mapping[str, float],
+    ranges: Mapping[str, tuple[int, int]],
 ) -> dict[str, Input]:
     """Returns the inputs of a call, as a spec has them."""
     inputs = {}
-    for one, tensor, axes in zip(call.names, call.tensors, dims, strict=True):
+    for one, tensor, axes in zip(names, tensors, dims, strict=True):
         fill = pad.get(one, False if tensor.dtype == torch.bool else 0.0 if tensor.is_floating_point() else 0)
         inputs[one] = Input(captured.dtype(tensor), captured.shape_of(tensor, axes), fill, ranges.get(one))
-    _known("pad", pad, call)
-    _known("ranges", ranges, call)
+    _known("pad", pad, names)
+    _known("ranges", ranges, names)
     return inputs
 
 
@@ -130,39 +146,6 @@ def parameters(net: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
     own = captured.tensors_of(_unwrapped(net))
     return {name: tensor.detach() for name, tensor, kind in own if kind != "constant"}
-
-
-def digest(
-    net: torch.nn.Module,
-    example_inputs: Any,
-    *,
-    shapes: Shapes | None = None,
-    buckets: BucketSizes | None = None,
-    method: str = "forward",
-    without: Container[reads.Place] = (),
-    **request: Any,
-) -> str:
-    """Returns a digest of the module's code and structure and of a request for it, without a capture.
-
-    Weights count by name, dtype and shape only. `request` are the other arguments of `build`, but for those of the
-    command. Attributes in `without` do not count. As the name of a release, `build(…, release=digest)`, it tells a
-    second process whether the store has the module as it is: `precast.load(store, f"{name}@{digest}")`.
-    `precast.digests` lists what it covers.
-    """
-    net, call, dims, points = asked(net, example_inputs, shapes, buckets, method)
-    described = [
-        [name, captured.dtype(tensor), captured.shape_of(tensor, axes)]
-        for name, tensor, axes in zip(call.names, call.tensors, dims, strict=True)
-    ]
-    nesting = [call.args, call.kwargs]
-    whole = {
-        "method": method,
-        "inputs": described,
-        "nesting": nesting,
-        "points": points,
-        "device": device_of(net, call),
-    }
-    return digests.of_module(net, {**whole, **request}, without)
 
 
 def _unwrapped(net: torch.nn.Module) -> torch.nn.Module:
@@ -180,7 +163,15 @@ def asked(
     call = call_of(getattr(net, method), example_inputs)
     if not call.tensors:
         raise BadInput("the example inputs have no tensor")
-    dims = _dims(call, shapes or {})
+    dims, points = sizes_of(call.names, call.tensors, shapes or {}, buckets)
+    return net, call, dims, points
+
+
+def sizes_of(
+    names: Sequence[str], tensors: Sequence[torch.Tensor], shapes: Shapes, buckets: BucketSizes | None
+) -> tuple[list[list[str | None]], list[dict[str, int]]]:
+    """Returns the bucketed dimension of each axis of some tensors, and the sizes of each bucket."""
+    dims = _dims(names, tensors, shapes)
     if buckets is None or isinstance(buckets, Mapping):
         grid = buckets or {}
         points = [dict(zip(grid, sizes, strict=True)) for sizes in itertools.product(*grid.values())]
@@ -195,7 +186,7 @@ def asked(
         if unused := sorted(point.keys() - named):
             hint = 'say which axes it is, as `shapes={"x": ["batch", 3, 32, 32]}`'
             raise BadInput(f"`buckets` has sizes of `{unused[0]}`, and no input has this dimension", hint=hint)
-    return net, call, dims, points
+    return dims, points
 
 
 def buckets_of(buckets: BucketSizes | None) -> Buckets | None:
@@ -208,10 +199,10 @@ def buckets_of(buckets: BucketSizes | None) -> Buckets | None:
     return found
 
 
-def _dims(call: Call, shapes: Shapes) -> list[list[str | None]]:
-    _known("shapes", shapes, call)
+def _dims(names: Sequence[str], tensors: Sequence[torch.Tensor], shapes: Shapes) -> list[list[str | None]]:
+    _known("shapes", shapes, names)
     found: list[list[str | None]] = []
-    for name, tensor in zip(call.names, call.tensors, strict=True):
+    for name, tensor in zip(names, tensors, strict=True):
         shape = shapes.get(name, {})
         if not isinstance(shape, Mapping) and len(shape) != tensor.dim():
             raise BadInput(f"`shapes` has {len(shape)} axes of `{name}`, the example has {tensor.dim()}")
@@ -229,8 +220,8 @@ def _dims(call: Call, shapes: Shapes) -> list[list[str | None]]:
     return found
 
 
-def _known(what: str, names: Mapping[str, Any], call: Call) -> None:
-    for name in names:
-        if name not in call.names:
-            known = ", ".join(f"`{one}`" for one in call.names)
+def _known(what: str, named: Mapping[str, Any], names: Sequence[str]) -> None:
+    for name in named:
+        if name not in names:
+            known = ", ".join(f"`{one}`" for one in names)
             raise BadInput(f"`{what}` names `{name}`, which is no tensor of the example", hint=f"these are {known}")

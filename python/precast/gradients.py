@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import batches, double
+from . import batches
 from .config import CompileConfig
-from .noise import Noise
+from .rounding import Kept
 from .smoke import SmokeResult, generators, restore_generators, restored_buffers, restored_generators
+from .truth import Shares, Truth
 
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 """The largest error of a gradient of each dtype, as a share of its norm."""
@@ -98,14 +99,15 @@ def compare(
     kwargs: dict[str, Any],
     config: CompileConfig,
     autocast: str | None = None,
-    noise: Noise | None = None,
+    kept: Kept | None = None,
 ) -> SmokeResult:
     """Compares results, gradients and written buffers of a compiled module with eager's.
 
-    No `.grad` is written. Buffers and generators are afterwards as they were. `noise` has what is known of eager's
+    No `.grad` is written. Buffers and generators are afterwards as they were. `kept` has what is known of eager's
     distance from the truth, and keeps what is measured if all agree.
     """
-    noise = noise or Noise()
+    shares = kept.read() if kept is not None else {}
+    known = dict(shares)
     began, steps, worst = time.perf_counter(), 0, 0.0
     rtol, atol = config.rtol, config.atol
     if autocast is not None and rtol is None:
@@ -122,7 +124,7 @@ def compare(
         restore_generators(state)
         _release(module)
         got = _step(module, compiled, args, kwargs)
-        judge = _judge(module, eager, args, kwargs, state, expected, noise)
+        judge = _truth(module, eager, args, kwargs, state, expected, shares).judge
         problem, error_ = batches.difference(got[0], expected[0], rtol, atol, judge=judge)
         if problem is None:
             problem, _ = batches.difference(got[2], expected[2], rtol, atol, "buffer, after the call,", judge)
@@ -140,8 +142,8 @@ def compare(
             reason, exception = str(failed), failed.__cause__
         except Exception as failed:
             reason, exception = f"{type(failed).__name__}: {failed}", failed
-    if reason is None:
-        noise.keep()
+    if reason is None and kept is not None and shares != known:
+        kept.write(shares)
     _release(module)
     return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
 
@@ -152,16 +154,16 @@ def _release(module: nn.Module) -> None:
         torch.cuda.empty_cache()
 
 
-def _judge(
+def _truth(
     module: nn.Module,
     eager: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     state: tuple[Any, ...],
     expected: tuple[Any, ...],
-    noise: Noise,
-) -> Callable[[str, Tensor], str | None]:
-    """Returns what judges the values of a call by eager's with more digits. `expected` is eager's step."""
+    shares: Shares,
+) -> Truth:
+    """Returns the judge of the values of a call. `expected` is eager's step."""
 
     def values(step: tuple[Any, ...]) -> dict[str, Tensor | None]:
         answer, found, buffers = step
@@ -170,15 +172,12 @@ def _judge(
     def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
         return values(_step(module, eager, args, kwargs))
 
-    return double.Reference(module, step, args, kwargs, state, values(expected), noise=noise).judge
+    return Truth(module, step, args, kwargs, state, values(expected), shares=shares, training=True)
 
 
 def named(found: Mapping[str, Tensor | None], others: Mapping[str, Any]) -> dict[str, Tensor | None]:
     """Returns gradients, and the tensors of other values by their nouns, by the names that comparisons give a judge."""
-    values = {f"gradient {name}": one for name, one in found.items()}
-    for noun, each in others.items():
-        values |= {f"{noun} {path}": one for path, one in batches.leaves(each) if isinstance(one, Tensor)}
-    return values
+    return {f"gradient {name}": one for name, one in found.items()} | batches.named(others)
 
 
 class _EagerFails(Exception):

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .capture import Flat, failure, resized, tidied, undisturbed
-from .draws import Unsupported
+from .capture import Flat, tidied, undisturbed
 from .errors import BuildError
-from .nesting import Call
-from .partition import Half, partition
 from .replay import Program, quiet
-from .smoke import restored_buffers
+from .torch_private.draws import Unsupported
+from .torch_private.partition import Half, partition
 
 
 @dataclass
@@ -36,28 +34,20 @@ class Pair:
     backward: Function
 
 
-def capture(net: nn.Module, call: Call, grads: Sequence[bool], under: str = "") -> Pair:
-    """Returns the programs for the sizes of a call, in the module's present modes and under the present autocast.
+def capture(flat: Flat, names: Sequence[str], inputs: Sequence[Tensor]) -> Pair:
+    """Returns the programs of a function for these inputs, in the present modes and under the present autocast.
 
-    `grads` says for each tensor of the call whether it requires a gradient. `under` is what the names of tensors begin
-    with. Raises `BuildError` for a module that has no such programs.
+    Inputs that require gradients get some. Raises `BuildError` for a function that has no such programs; other errors
+    are torch's.
     """
-    flat = Flat(net, "forward", call, under)
-    inputs = [
-        resized(tensor, {}).requires_grad_(grad and tensor.is_floating_point())
-        for tensor, grad in zip(call.tensors, grads, strict=True)
-    ]
-    with restored_buffers(net), quiet():
+    with quiet():
         try:
-            halves = partition(flat, call.names, inputs)
+            halves = partition(flat, names, inputs)
         except Unsupported as error:
             raise BuildError(str(error), hint=error.hint) from error
-        except BuildError:
-            raise
-        except Exception as error:
-            raise failure(net, "forward", error) from error
-    given = {name: one.detach() for name, one in zip(call.names, inputs, strict=True)}
+    given = {name: one.detach() for name, one in zip(names, inputs, strict=True)}
     masks = {name: draw.sample(inputs[0].device) for name, draw in halves.masks.items()}
+    net: Any = flat.m
     with undisturbed(net), quiet(), _without_autocast():
         halves.fill(given, masks)
         return Pair(_exported(halves.forward), _exported(halves.backward))

@@ -7,7 +7,7 @@ import traceback
 from typing import Any
 
 from .config import CompileConfig
-from .guard import Refusal
+from .refusal import Refusal
 
 
 class Log:

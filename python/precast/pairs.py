@@ -7,24 +7,19 @@ of the entry is before these: `train.forward`.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from . import building, captured, replay
+from . import captured
 from .batches import TOLERANCES
-from .capture import device_of
 from .errors import LoadError
-from .nesting import Call
-from .spec import Compile, Gate, Input, Module, Spec
+from .spec import Gate, Input, Module
 
 if TYPE_CHECKING:
     from ._native import Model
     from .joint import Function, Pair
-    from .objects import BuildResult
 
 # Registers the operators that Inductor's decompositions call.
 IMPORTS = ("torch._inductor.inductor_prims",)
@@ -56,39 +51,8 @@ def found(model: Model) -> list[tuple[str, str]]:
     raise LoadError(message, hint='write `kind = "autograd"` into a [[module]] of its spec, and build it')
 
 
-def build(
-    net: torch.nn.Module,
-    call: Call,
-    pairs: Sequence[Pair],
-    *,
-    name: str,
-    gate: Gate | None = None,
-    mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    compile: Compile | None = None,
-    **command: Any,
-) -> BuildResult:
-    """Builds the pairs of a module, and publishes them as one release."""
-    settings = compile or Compile()
-    settings.mode, settings.options = mode, options
-    functions, modules = functions_of(net, pairs, gate)
-    spec = Spec(
-        name=name,
-        entry="replay:load",
-        weights=replay.WEIGHTS,
-        unused_weights=["*"],
-        device=device_of(net, call),
-        compile=settings,
-        modules=modules,
-    )
-    with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
-        captured.save([net], functions, Path(temporary), IMPORTS)
-        spec.write(Path(temporary) / "precast.toml")
-        return building.build_spec(Path(temporary) / "precast.toml", **command)
-
-
 def functions_of(
-    net: torch.nn.Module, pairs: Sequence[Pair], gate: Gate | None, under: str = ""
+    weights: Mapping[str, torch.Tensor], pairs: Sequence[Pair], gate: Gate | None, under: str = ""
 ) -> tuple[dict[str, captured.Function], list[Module]]:
     """Returns the functions of pairs, and their modules in a spec. `under` is what the names of tensors begin with."""
     functions: dict[str, captured.Function] = {}
@@ -97,21 +61,20 @@ def functions_of(
         for module, one in zip(names(number, len(pairs), under), (pair.forward, pair.backward), strict=True):
             functions[module] = _function(one)
             inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
-            modules.append(Module(module, method=module, inputs=inputs, gate=gate or _gate(net, one)))
+            modules.append(Module(module, method=module, inputs=inputs, gate=gate or _gate(weights, one)))
     return functions, modules
 
 
-def _gate(net: torch.nn.Module, half: Function) -> Gate:
+def _gate(weights: Mapping[str, torch.Tensor], half: Function) -> Gate:
     """Returns the tolerance of a half: a share of its largest value.
 
     A gradient may be zero but for rounding, as that of a bias before a normalization, so that its own size says
     nothing. A value of a deep network's middle has the rounding of all layers before it. The smoke test compares
     results, and real gradients, each by its norm.
     """
-    held = dict(net.named_parameters(remove_duplicate=False)) | dict(net.named_buffers(remove_duplicate=False))
     given = list(half.inputs.values())
     with torch.no_grad():
-        results = half.program.run(held.__getitem__, given)
+        results = half.program.run(weights.__getitem__, given)
     largest = max((float(one.double().nan_to_num(0, 0, 0).abs().max()) for one in results if one.numel()), default=0.0)
     coarsest = max((TOLERANCES.get(one.dtype, (0.0, 0.0))[0] for one in (*given, *results)), default=0.0)
     return Gate(atol=coarsest * largest)

@@ -6,76 +6,75 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import batches, hooks, sharding
+from . import batches, guard
 from .config import CompileConfig
-from .engine import CompileFailed, Engine, Passed, Refused, TorchEngine
-from .guard import Guard, Refusal, Tensors
+from .engine import CompileFailed, Engine, Passed, TorchEngine
+from .guard import Guard
 from .logs import Log
+from .refusal import Refusal, Refused
 from .regions import resized
 from .smoke import CompileSmoketest, SmokeResult, inference, restored_buffers, restored_generators
+from .torch_private import hooks, sharding, tracing
+
+if TYPE_CHECKING:
+    from .artifacts import Release
 
 FAILURES = 3
 """Calls that fail one after the other, after which the compiled code is no longer asked."""
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 """Positional and keyword arguments of a call."""
-Opener = Callable[["Region", tuple[Any, ...], dict[str, Any]], Engine]
-"""Returns the engine of a region for the inputs of a sample."""
-
-
-class Shared(NamedTuple):
-    """The release that equal regions share."""
-
-    name: str
-    digest: str
-    part: str
-    """The prefix of the names of its modules and tensors."""
-    owner: str
-    """The region that was captured for it."""
-    built: bool
-    """Whether this region's capture was built now."""
-    seconds: float
-    """The time of that."""
 
 
 class Region:
     """A module that answers by compiled code, or by itself for a named reason."""
 
-    def __init__(
-        self,
-        name: str,
-        module: nn.Module,
-        config: CompileConfig,
-        log: Log,
-        *,
-        opener: Opener | None = None,
-    ) -> None:
-        self.name, self.module, self.config, self.log = name, module, config, log
+    kind = "inference"
+
+    def __init__(self, name: str, module: nn.Module, config: CompileConfig, log: Log, model: str) -> None:
+        """`model` is the name of the releases."""
+        self.name, self.module, self.config, self.log, self.model = name, module, config, log, model
+        self.own = hooks.own_forward(module)
         self.shapes: dict[str, Any] = dict(config.shapes)
         self.points: list[dict[str, int]] = config.points()
         self.names = positional(module)
         self.engine: Engine | None = None
-        self.shared: Shared | None = None
+        self.release: Release | Exception | None = None
+        """What a build of several regions found or made for this one."""
         self.attempted: dict[str, Any] | None = None
-        self._opener = opener or opened
         self._guard: Guard | None = None
-        self._tensors: Tensors | None = None
         self._refusal: Refusal | None = None if config.enabled else Refusal("disabled", "`enabled` is false")
         if config.enabled and config.backend == "eager":
             self._refusal = Refusal("disabled", '`backend` is "eager"')
-        self._unbound: Refusal | None = None
         self._failures = 0
         self._opening = threading.Lock()
         self._counting = threading.Lock()
-        self._answered, self._rebound = 0, 0
+        self._answered = 0
         self._reasons: Counter[str] = Counter()
+
+    @property
+    def net(self) -> nn.Module:
+        """The module whose calls are captured, without hooks of its own."""
+        return self.module
+
+    def roots(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the values that the paths of a record begin with."""
+        return {"net": self.module, "own": self.own, "args": args, "kwargs": kwargs}
+
+    def answer_itself(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the answer of the module's `forward`, without hooks of its own."""
+        return tracing.forward(self.module, self.own, args, kwargs)
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Calls the module's `forward`, without hooks of its own."""
+        return self.answer_itself(args, kwargs)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
         """Returns the answer of the compiled code, or of `original`."""
@@ -117,11 +116,6 @@ class Region:
         self._fall_back(refusal, None)
         return self.module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
 
-    @property
-    def original(self) -> Callable[..., Any]:
-        """The module's own answer. Hooks of a submodule run around it."""
-        return hooks.forward(self.module) if self.name else self.module._call_impl
-
     def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Region | None:
         """Returns the region that has the programs of a call, if there is one."""
         return self
@@ -143,12 +137,12 @@ class Region:
             return
         began, error = time.perf_counter(), None
         notes: dict[str, Any] = {}
+        before = self.release.seconds if isinstance(self.release, tuple) else 0.0
         with restored_generators():
             try:
                 self.engine, notes = self._opened(args, kwargs)
             except Exception as failed:
                 error = failed
-        before = self.shared.seconds if self.shared is not None else 0.0
         self._attempted(before + time.perf_counter() - began, error, **notes)
 
     def refuse(self, error: BaseException) -> None:
@@ -175,7 +169,7 @@ class Region:
                 "artifact": self._answered,
                 "original": sum(reasons.values()),
                 "reasons": reasons,
-                "rebinds": self._rebound,
+                "rebinds": self._guard.rebound if self._guard is not None else 0,
                 "attempt": self.attempted,
             }
 
@@ -193,17 +187,10 @@ class Region:
             refusal = self._open_at_first_call(args, kwargs)
             if refusal is not None:
                 return refusal
-        if self._guard is None or self._tensors is None:
-            return None
-        refusal = self._guard.refusal(args, kwargs)
-        if refusal is not None:
-            return refusal
-        if self._tensors.moved():
-            self._rebind()
-        return self._unbound
+        return self._guard.refusal(args, kwargs) if self._guard is not None else None
 
     def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
-        refusal = self._guarded().refusal(args, kwargs) if self.config.backend == "precast" else None
+        refusal = guard.before(self.module, args, kwargs, self.kind) if self.config.backend == "precast" else None
         if refusal is not None:
             return refusal
         if not self._opening.acquire(blocking=False):
@@ -214,45 +201,71 @@ class Region:
             self._opening.release()
         return self._refusal if self.engine is not None or self._refusal is not None else self.delayed()
 
-    def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
-        """Returns a guard with the state of the module at this moment."""
-        return Guard(self.module, ignored, hooked=bool(self.name))
-
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
-        guard = self._guarded()
         with self.state_of_programs():
             args, kwargs = self.taken(args, kwargs)
-            engine = self._opener(self, args, kwargs)
-            notes = dict(getattr(engine, "notes", {}))
-            args, kwargs = self._at_bucket(engine, args, kwargs)
-
-            def eager(*args: Any, **kwargs: Any) -> Any:
-                answer = self.original(*args, **kwargs)
-                engine.learn(answer)
-                return answer
-
-            if self.config.healthcheck and self.config.smoketest_steps:
-                result = self._compared(
-                    lambda *a, **k: engine.answer(a, k), eager, args, kwargs, notes.get("built", True)
-                )
-                notes |= {"smoketest_steps": result.steps, "max_error": result.max_error}
-                if not result.ok:
-                    engine.close()
+            if self.config.backend != "precast":
+                engine: Engine = TorchEngine(self.original, self.config)
+                result = self._tested(engine, args, kwargs, built=True)
+                if result is not None and not result.ok:
                     raise CompileFailed(f"the smoke test failed: {result.reason}") from result.exception
-            elif engine.guarded:
-                with restored_buffers(self.module):
-                    eager(*args, **kwargs)
-            written = set(guard.changes())
+                return engine, _figures(result)
+            return self._found_or_built(args, kwargs)
+
+    def _found_or_built(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
+        """Returns the engine of a release that agrees with eager.
+
+        One that was found and does not is built again, once, under its own name.
+        """
+        failed: dict[str, str] = {}
+        while True:
+            release, self.release = self.release or self.obtained(args, kwargs, failed), None
+            if isinstance(release, Exception):
+                raise release
+            engine = self.made(release, args, kwargs)
+            at_bucket = self._at_bucket(engine, args, kwargs)
+            result = self._tested(engine, *at_bucket, built=release.built)
+            if result is None or result.ok:
+                self._guard = Guard(self, engine)
+                return engine, {**engine.notes, **_figures(result)}
+            engine.close()
+            reason = f"the smoke test failed: {result.reason}"
+            if release.built or failed:
+                raise CompileFailed("; ".join([*failed.values(), reason])) from result.exception
+            self.log.note(f"release `{release.model}@{release.name}` is built again: {reason}")
+            failed[release.name] = reason
+
+    def obtained(self, args: tuple[Any, ...], kwargs: dict[str, Any], failed: dict[str, str]) -> Release | Exception:
+        """Returns the release for this call, found or built; none of those that failed."""
+        from . import requests
+
+        (release,) = requests.obtain(self.model, {self: (args, kwargs)}, self.log, failed).values()
+        return release
+
+    def made(self, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the engine of a release."""
+        from .artifacts import ArtifactEngine
+
+        return ArtifactEngine(self, release, args, kwargs)
+
+    def _tested(self, engine: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool) -> SmokeResult | None:
+        """Returns the result of the smoke test; None without one."""
+
+        def eager(*args: Any, **kwargs: Any) -> Any:
+            answer = self.answer_itself(args, kwargs)
+            engine.learn(answer)
+            return answer
+
+        if self.config.healthcheck and self.config.smoketest_steps:
+            return self._compared(engine, eager, args, kwargs, built)
         if engine.guarded:
-            self._guard = self._guarded(written) if written else guard
-            self._tensors = Tensors(self._guard)
-        return engine, notes
+            with restored_buffers(self.module):
+                eager(*args, **kwargs)
+        return None
 
     def delayed(self) -> Refusal | None:
         """Returns the reason for which the region can't be compiled now, if there is one."""
-        if (hooked := self._guarded().hooked()) is not None:
-            return hooked
         detail = sharding.shard(self.module.named_parameters())
         return Refusal("parameters", detail) if detail is not None else None
 
@@ -280,11 +293,16 @@ class Region:
         return args, kwargs
 
     def _compared(
-        self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool
+        self, engine: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool
     ) -> SmokeResult:
         """Returns the result of the smoke test, of programs that were `built` now, or found in the store."""
         test = CompileSmoketest(self.config.smoketest_steps, rtol=self.config.rtol, atol=self.config.atol)
-        return test.compare(compiled, eager, self.module, args, kwargs)
+        shares = dict(engine.contract.shares) if engine.guarded else None
+
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            return engine.answer(args, kwargs)
+
+        return test.compare(compiled, eager, self.module, args, kwargs, shares)
 
     def _covered(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         """Returns the arguments, at the sizes of the last bucket if none covers them."""
@@ -296,28 +314,6 @@ class Region:
             if point == own or (self.config.pad and all(own[dim] <= size for dim, size in point.items() if dim in own)):
                 return args, kwargs
         return resized((args, kwargs), self.shapes, self.names, self.points[-1])
-
-    def bare(self) -> nn.Module:
-        """Returns the module for a capture: its calls do not come back to this region, and run no hooks of its own."""
-        return hooks.bare(self.module) if self.name else self.module
-
-    def _rebind(self) -> None:
-        with self._opening:
-            assert self.engine is not None and self._guard is not None and self._tensors is not None
-            if not self._tensors.moved():
-                return
-            try:
-                tensors = Tensors(self._guard)
-                self.engine.bind()
-            except Refused as refused:
-                self._unbound = refused.refusal
-            except Exception as failed:
-                self._unbound = Refusal("parameters", f"{type(failed).__name__}: {failed}")
-                return
-            else:
-                self._unbound = None
-                self._rebound += 1
-            self._tensors = tensors
 
     def _failed(self, error: BaseException) -> None:
         self._failures += 1
@@ -333,13 +329,8 @@ class Region:
             self.log.fallback(self.name, refusal, error)
 
 
-def opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-    """Returns the engine of a region's backend."""
-    if region.config.backend != "precast":
-        return TorchEngine(region.original, region.config)
-    from .artifacts import ArtifactEngine
-
-    return ArtifactEngine(region, args, kwargs)
+def _figures(result: SmokeResult | None) -> dict[str, Any]:
+    return {} if result is None else {"smoketest_steps": result.steps, "max_error": result.max_error}
 
 
 @contextmanager

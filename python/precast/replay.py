@@ -142,7 +142,10 @@ def load() -> torch.nn.Module:
     for name, spec in captured["tensors"].items():
         tensor = made[spec["same"]] if "same" in spec else buffers.get(name)
         if tensor is None:
-            tensor = torch.zeros(spec["shape"], dtype=getattr(torch, spec["dtype"]))
+            kind = getattr(torch, spec["dtype"])
+            tensor = torch.zeros(spec["shape"], dtype=kind)
+            if "stride" in spec:
+                tensor = torch.empty_strided(spec["shape"], spec["stride"], dtype=kind).zero_()
             if spec["kind"] == "parameter":
                 tensor = torch.nn.Parameter(tensor, requires_grad=False)
         made[name] = tensor

@@ -1,81 +1,80 @@
-"""The requests of a model's regions, grouped by equality, and their build.
+"""The releases of regions: those that the store has, and one build for all that it lacks.
 
-Regions that may be equal have equal structure (`digests`), but for integers such as the number of a layer. Each of them
-runs its calls once: `operations` has the text of these, and `reads` the integers that they read. Regions are equal if
-their digests with both are. One of them is captured, and all bind their own tensors to its release, whose name has that
-digest: a second process finds it in the same way, without a capture.
+Regions are equal if one contract holds for both: a trace of one of them has read nothing in which they differ. So the
+regions of one key, which have the same class and inputs, are traced one after the other, and each is first tried with
+the contracts of those before it. One of the equal ones is captured, and all bind their own tensors to its release.
 
-An input that requires a gradient in one of the equal regions is captured so for all: the first layer of a model then
+An input that requires a gradient in one of the regions of a key is captured so for all: the first layer of a model then
 shares the pair of the others. Its results must require gradients as they do without.
 
-Operations are those at the sizes of the calls. For `dynamic`, which is for other sizes too, regions are equal only if
-the digest covers all of their attributes.
-
-All releases that the store lacks are built by one build (`parts`). A region that can't be described here compiles by
-itself.
+All releases that the store lacks are built by one build (`parts`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from . import batches, digests, exported, operations, parts, reads
-from .artifacts import ArtifactEngine, build_settings, device_of_load
+from . import batches, contract, parts
+from .artifacts import ArtifactEngine, Captured, Release, build_settings, causes
 from .autograd import PairEngine
-from .capture import held_under
 from .config import CompileConfig
-from .errors import LoadError, NotFound
-from .loading import load
+from .engine import CompileFailed
 from .logs import Log
-from .region import Arguments, Region, Shared
+from .record import values
+from .region import Arguments, Region
 from .smoke import restored_buffers, restored_generators
+from .torch_private import modes
 from .training import PairRegion
-
-_FORMAT = 1
-"""The version of the texts in a digest, and of the names in a release."""
 
 
 class Request:
-    """The request of a region: a release for its calls."""
+    """The request of a region: a release for its call."""
 
-    def __init__(self, region: Region, calls: Sequence[Arguments]) -> None:
-        self.region = region
-        by_sizes: dict[Any, Arguments] = {}
-        for call in calls:
-            by_sizes.setdefault(tuple(tensor.shape for tensor in batches.tensors(call)), call)
-        self.calls = list(by_sizes.values())
+    def __init__(self, region: Region, call: Arguments) -> None:
+        self.region, self.call = region, call
         self.pair = region if isinstance(region, PairRegion) else None
         self.engine: type[ArtifactEngine] = ArtifactEngine if self.pair is None else PairEngine
-        self.ignored: set[reads.Place] = set()
-        self.text = ""
-        self.given: Arguments = region.taken(*self.calls[0])
 
     @property
-    def net(self) -> torch.nn.Module:
-        """The module for a capture, in its modes of this moment."""
-        return self.region.bare()
+    def given(self) -> Arguments:
+        """The arguments as the programs are captured with them."""
+        return self.region.taken(*self.call)
 
-    def structure(self) -> tuple[Any, ...]:
-        """Returns a value that is the same for equal regions, and may be for others."""
-        self.ignored = reads.integers(self.net)
-        try:
-            return (*map(type, self.net.modules()), self.digest(()))
-        finally:
-            self.ignored = set()
+    def key(self) -> str:
+        """Returns the first half of the name of its release."""
+        tensors, _ = batches.flat(*self.given, self.region.names)
+        described = [[name, str(one.dtype), self._shape(name, one), one.device.type] for name, one in tensors.items()]
+        request = {
+            "class": values.named(type(self.region.net)),
+            "inputs": described,
+            "modes": list(modes.of_process()),
+            "settings": self.engine.request(self.region, *self.given),
+            "kind": self.engine.kind,
+            "state": self.pair.captured if self.pair is not None else None,
+        }
+        return contract.key(request)
 
-    def digest(self, inputs: tuple[bool, ...] | None = None) -> str:
-        """Returns the digest of the region as it is described now; `inputs` replaces those that require gradients."""
-        with self._undisturbed():
-            further = self.engine.request(self.region, *self.given)
-            if self.pair is not None and inputs is not None:
-                further["state"] = self.pair.captured._replace(inputs=inputs)
-            further |= {"operations": self.text, "regions": _FORMAT}
-            return exported.digest(self.net, self.given, without=self.ignored, **further)
+    def model(self, name: str) -> str:
+        """Returns the model of its release, for a module that is called `name`."""
+        if self.region.name:
+            return f"{name}.regions"
+        return name if self.pair is None else f"{name}.training"
+
+    def _shape(self, name: str, tensor: torch.Tensor) -> list[Any]:
+        axes = self.region.shapes.get(name, ())
+        return [
+            axes[at] if at < len(axes) and isinstance(axes[at], str) else size for at, size in enumerate(tensor.shape)
+        ]
+
+    @property
+    def roots(self) -> dict[str, Any]:
+        """The values that the paths of a contract begin with."""
+        return self.region.roots(*self.given)
 
     def widen(self, inputs: tuple[bool, ...]) -> None:
         """Has the pair captured with gradients of these inputs, if its results require gradients as without."""
@@ -86,44 +85,21 @@ class Request:
         if self._required() != own:
             self.pair.captured = self.pair.state
 
-    def describe(self) -> None:
-        """Runs the calls. The digest then has their operations, and lacks the integers that they do not read."""
-        with self._undisturbed() as net, reads.recorded(net) as read:
-            if self.region.config.dynamic and not digests.described(net):
-                raise operations.Unknown("an attribute has no text")
-            texts = [operations.text(net, *self._leaves(*call), self.pair is not None) for call in self.calls]
-        self.text = "\n".join(texts)
-        self.ignored = reads.integers(self.net) - read
+    def part(self, under: str) -> Captured:
+        """Captures the region."""
+        with self._undisturbed():
+            return self.engine.part(self.region, *self.given, under)
 
-    def there(self, release: str, part: str) -> bool:
-        """Returns whether the store has a release."""
-        store, tensors = self.region.config.store, batches.flat(*self.given, self.region.names)[0]
-        weights = exported.parameters(held_under(self.net, part))
-        try:
-            load(store, release, device=str(device_of_load(self.net, tensors)), weights=weights).close()
-        except (NotFound, LoadError):
-            return False
-        return True
-
-    def part(self, name: str) -> parts.Part:
-        """Captures the region. Raises `_Read` if the capture reads an integer that the digest lacks."""
-        none: set[reads.Place] = set()
-        with self._undisturbed(), reads.recorded(self.net) if self.ignored else nullcontext(none) as read:
-            part = self.engine.part(self.region, name, *self.given)
-        if read & self.ignored:
-            raise _Read
-        return part
-
-    def alone(self) -> None:
-        """Has the region captured for its own state."""
-        if self.pair is not None:
-            self.pair.captured = self.pair.state
+    def holds(self, found: contract.Contract) -> bool:
+        """Returns whether a contract holds for the region."""
+        with self._undisturbed():
+            return found.record.differs(found.record.live(self.roots)) is None
 
     def _required(self) -> list[bool]:
         """Returns whether each result requires a gradient."""
-        with self._undisturbed() as net:
-            args, kwargs = self._leaves(*self.calls[0])
-            answer = net._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        with self._undisturbed():
+            args, kwargs = self._leaves(*self.call)
+            answer = self.region.answer_itself(args, kwargs)
         return [one.requires_grad for one in batches.tensors(answer)]
 
     def _leaves(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -137,82 +113,127 @@ class Request:
         return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[torch.nn.Module]:
+    def _undisturbed(self) -> Iterator[None]:
         region = self.region
         with restored_generators(), restored_buffers(region.module), region.state_of_programs():
-            yield region.bare()
+            yield
 
 
-class _Read(Exception):
-    """A capture reads an attribute that the calls did not."""
+class _Group:
+    """Regions that share a release: found in the store, or captured for one of them."""
+
+    def __init__(self, model: str, name: str, found: contract.Contract, captured: Captured | None) -> None:
+        self.model, self.name, self.contract, self.captured = model, name, found, captured
+        self.requests: list[Request] = []
 
 
-def grouped(regions: Mapping[Region, Sequence[Arguments]]) -> dict[str, list[Request]]:
-    """Returns the requests of regions for their calls: the equal ones of each digest."""
+def obtain(
+    model: str, regions: Mapping[Region, Arguments], log: Log, without: Mapping[str, str] | None = None
+) -> dict[Region, Release | Exception]:
+    """Returns the release of each region for its call, or the error of one that has none.
+
+    `without` are names of releases that are not taken, with the reasons.
+    """
+    began, found = time.perf_counter(), contract.Candidates()
+    outcome: dict[Region, Release | Exception] = {}
+    by_key: dict[str, list[_Group]] = {}
+    several = len(regions) > 1
+    for key, some in _keyed(regions, outcome).items():
+        groups = by_key.setdefault(key, [])
+        for one in some:
+            try:
+                _join(model, key, one, groups, found, without or {}, several)
+            except Exception as error:
+                outcome[one.region] = error
+    groups = [group for some in by_key.values() for group in some]
+    failed = _built([group for group in groups if group.captured is not None])
+    count = sum(len(group.requests) for group in groups if group.captured is not None)
+    built = sum(group.captured is not None for group in groups)
+    seconds = time.perf_counter() - began
+    if several and built:
+        log.note(f"a build for {count} regions, of which {built} differ", seconds=round(seconds, 3))
+    for group in groups:
+        for one in group.requests:
+            first = one is group.requests[0]
+            now = group.captured is not None and first
+            spent = seconds / max(built, 1) if now else 0.0
+            owner = group.requests[0].region.name
+            release = Release(group.model, group.name, group.contract, now, owner, spent)
+            outcome[one.region] = failed.get(group.name, release)
+    return outcome
+
+
+def _keyed(regions: Mapping[Region, Arguments], outcome: dict[Region, Release | Exception]) -> dict[str, list[Request]]:
+    """Returns requests by their keys; of pairs, with gradients of the same inputs."""
     alike: dict[Any, list[Request]] = {}
-    for region, calls in regions.items():
-        with suppress(Exception):  # the region says by itself why no artifact takes its inputs
-            request = Request(region, calls)
-            alike.setdefault(request.structure(), []).append(request)
+    for region, call in regions.items():
+        try:
+            request = Request(region, call)
+            state = _without_inputs(request)
+            alike.setdefault((values.named(type(region.net)), state), []).append(request)
+        except Exception as error:
+            outcome[region] = error
     found: dict[str, list[Request]] = {}
     for some in alike.values():
         inputs = [one.pair.state.inputs for one in some if one.pair is not None]
         for one in some:
-            if len(some) > 1:
-                try:
+            try:
+                if inputs and len({len(each) for each in inputs}) == 1:
                     one.widen(tuple(map(any, zip(*inputs, strict=True))))
-                    one.describe()
-                except Exception:  # a call that is no plain list of operations: no other region is equal to it
-                    one.alone()
-                    one.text = f"region {one.region.name}"
-            found.setdefault(one.digest(), []).append(one)
+                found.setdefault(one.key(), []).append(one)
+            except Exception as error:
+                outcome[one.region] = error
     return found
 
 
-def prepare(model: str, regions: Mapping[Region, Sequence[Arguments]], log: Log) -> dict[Region, Exception]:
-    """Builds the releases that the store lacks, at once; returns the errors of regions without one.
-
-    A region gets its release as `shared`. Without one it compiles by itself.
-    """
-    began = time.perf_counter()
-    name, failed = f"{model}.regions", {}
-    groups = grouped(regions)
-    captured: dict[str, parts.Part] = {}
-    for digest, some in list(groups.items()):
-        try:
-            if not some[0].there(f"{name}@{digest}", _part(digest)):
-                captured[digest] = some[0].part(_part(digest))
-        except _Read:
-            del groups[digest]
-            for one in some:
-                one.alone()
-        except Exception as error:
-            failed[digest] = error
-    if captured:
-        failed |= _built(name, captured, [groups[digest][0].region.config for digest in captured])
-        count = sum(len(groups[digest]) for digest in captured)
-        seconds = round(time.perf_counter() - began, 3)
-        log.note(f"a build for {count} regions, of which {len(captured)} differ", seconds=seconds)
-    for digest, some in groups.items():
-        for one in some:
-            built = digest in captured and one is some[0]
-            spent = (time.perf_counter() - began) / len(captured) if built else 0.0
-            one.region.shared = Shared(name, digest, _part(digest), some[0].region.name, built, spent)
-    return {one.region: error for digest, error in failed.items() for one in groups[digest]}
+def _without_inputs(request: Request) -> Any:
+    """Returns the state of a pair without the gradients of its inputs."""
+    return None if request.pair is None else request.pair.state._replace(inputs=())
 
 
-def _built(name: str, captured: dict[str, parts.Part], configs: Sequence[CompileConfig]) -> dict[str, Exception]:
-    """Builds parts; returns the errors of those without a release."""
-    settings = max((build_settings(config) for config in configs), key=lambda one: one["compile"].smoketest_steps)
+def _join(
+    model: str,
+    key: str,
+    request: Request,
+    groups: list[_Group],
+    candidates: contract.Candidates,
+    without: Mapping[str, str],
+    several: bool,
+) -> None:
+    """Puts a request into the group of a release that holds; captures the region if there is none."""
+    for group in groups:
+        if request.holds(group.contract):
+            group.requests.append(request)
+            return
+    config = request.region.config
+    name = request.model(model)
+    for found, one in candidates.of(config.store, name, key):
+        if found not in without and request.holds(one):
+            groups.append(_Group(name, found, one, None))
+            groups[-1].requests.append(request)
+            return
+    captured = request.part(f"r{len(groups)}{key[:11]}" if several else "")
+    label = contract.name(key, captured.contract, captured.code)
+    if label in without:
+        raise CompileFailed(f"{without[label]}; built again, it is the same")
+    groups.append(_Group(name, label, captured.contract, captured))
+    groups[-1].requests.append(request)
+
+
+def _built(groups: Sequence[_Group]) -> dict[str, Exception]:
+    """Builds the releases of groups; returns the errors of those without one."""
     failed: dict[str, Exception] = {}
-    for device in sorted({part.device for part in captured.values()}):
-        some = {digest: part for digest, part in captured.items() if part.device == device}
+    by_place: dict[tuple[str, str], list[_Group]] = {}
+    for group in groups:
+        assert group.captured is not None
+        by_place.setdefault((group.model, group.captured.part.device), []).append(group)
+    for (name, _), some in by_place.items():
+        configs: list[CompileConfig] = [one.region.config for group in some for one in group.requests]
+        settings = max((build_settings(config) for config in configs), key=lambda one: one["compile"].smoketest_steps)
+        captured = {group.name: group.captured.part for group in some if group.captured is not None}
         try:
-            failed |= parts.build(name, some, **settings)
+            with causes():
+                failed |= parts.build(name, captured, **settings)
         except Exception as error:
-            failed |= dict.fromkeys(some, error)
+            failed |= dict.fromkeys(captured, error)
     return failed
-
-
-def _part(digest: str) -> str:
-    return f"r{digest[:12]}"

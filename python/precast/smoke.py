@@ -17,6 +17,7 @@ from . import batches
 
 if TYPE_CHECKING:
     from .figures import Training
+    from .truth import Shares
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,20 @@ class CompileSmoketest:
         module: nn.Module,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        shares: Shares | None = None,
     ) -> SmokeResult:
-        """Compares the answers of two functions of one module to the same arguments."""
+        """Compares the answers of two functions of one module to the same arguments.
+
+        `shares` has what is known of eager's distance from the truth, and takes what is measured.
+        """
+        from .truth import HALF, Truth
+
+        def values(answer: Any, kept: Any) -> dict[str, Tensor | None]:
+            return batches.named({"output": answer, "input, after the call,": kept})
+
+        def step(*args: Any, **kwargs: Any) -> dict[str, Tensor | None]:
+            return values(*_call(eager, args, kwargs))
+
         began, steps, worst = time.perf_counter(), 0, 0.0
 
         def result(reason: str | None = None, exception: BaseException | None = None) -> SmokeResult:
@@ -127,7 +140,12 @@ class CompileSmoketest:
                     got, mine = _call(compiled, args, kwargs)
                 except Exception as error:
                     return result(f"{type(error).__name__}: {error}", error)
-                problem, error_ = batches.difference(got, expected, self.rtol, self.atol)
+                truth = Truth(module, step, args, kwargs, state, values(expected, kept), shares=shares)
+                judge, plain = truth.judge, self.rtol is not None or self.atol is not None
+                half = (lambda _: False) if plain else (lambda one: one.dtype in HALF)
+                problem, error_ = batches.difference(
+                    got, expected, self.rtol, self.atol, judge=None if plain else judge, judged=half
+                )
                 worst = max(worst, error_)
                 if problem is None:
                     problem, _ = batches.difference(mine, kept, self.rtol, self.atol, "input, after the call,")
@@ -168,8 +186,8 @@ def restored_buffers(module: nn.Module) -> Iterator[None]:
     try:
         yield
     finally:
-        with torch.no_grad():
-            for buffer, value in before:
+        for buffer, value in before:
+            with torch.inference_mode(buffer.is_inference()), torch.no_grad():
                 buffer.copy_(value)
 
 

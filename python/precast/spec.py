@@ -162,6 +162,7 @@ class Spec:
     unused_weights: Sequence[str] | None = None
     samples: str | None = None
     context: int | None = None
+    assets: Mapping[str, str] | None = None
     device: str | None = None
     isa: str | None = None
     compile: Compile = field(default_factory=Compile)
@@ -220,7 +221,7 @@ class Spec:
         Path(path).write_text(self.toml(), "utf-8")
 
 
-_MODEL = ["name", "entry", "weights", "unused_weights", "samples", "context"]
+_MODEL = ["name", "entry", "weights", "unused_weights", "samples", "context", "assets"]
 _TARGET = ["device", "isa"]
 # Tables of a module that get a header of their own.
 _INNER = ["inputs", "state", "buckets", "gate", "train"]

@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import batches, double, gradients
+from . import batches, gradients
 from .bypass import eager as eager_answers
 from .figures import Meter, Training, compile_seconds, training
 from .smoke import generators, restored_generators
+from .truth import Truth
 
 
 class Steps:
@@ -87,7 +88,7 @@ class Steps:
 
         loss, found = expected
         values = gradients.named(found, {"loss": loss})
-        return double.Reference(self.model, step, (self.batch,), {}, state, values, before_the_step).judge
+        return Truth(self.model, step, (self.batch,), {}, state, values, prepared=before_the_step, training=True).judge
 
     def _step(self, model: Callable[..., Any], meter: Meter) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Returns the loss and the gradients of one step."""

@@ -9,24 +9,27 @@ from __future__ import annotations
 import platform
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from . import batches, gradients
 from .config import CompileConfig
-from .engine import Engine
-from .guard import Guard, Refusal
 from .logs import Log
-from .noise import Noise
-from .region import Arguments, Opener, Region
+from .refusal import Refusal
+from .region import Arguments, Region
+from .rounding import Kept
 from .smoke import SmokeResult
+from .torch_private import hooks
+
+if TYPE_CHECKING:
+    from .artifacts import Release
 
 _mode = attrgetter("training")
 _requires_grad = attrgetter("requires_grad")
@@ -51,11 +54,8 @@ class State(NamedTuple):
 class TrainingRegion(Region):
     """A region with programs for inference and with pairs for training."""
 
-    def __init__(
-        self, name: str, module: nn.Module, config: CompileConfig, log: Log, *, opener: Opener | None = None
-    ) -> None:
-        super().__init__(name, module, config, log, opener=opener)
-        self.pair_opener = opener or pair_opened
+    def __init__(self, name: str, module: nn.Module, config: CompileConfig, log: Log, model: str) -> None:
+        super().__init__(name, module, config, log, model)
         self._trained = self._refusal is None
         if config.release is not None and self._refusal is None:
             self._refusal = Refusal("release", "the release has programs for training alone")
@@ -170,8 +170,10 @@ class TrainingRegion(Region):
 class PairRegion(Region):
     """The pair of a module for one state."""
 
+    kind = "autograd"
+
     def __init__(self, owner: TrainingRegion, state: State) -> None:
-        super().__init__(owner.name, owner.module, owner.config, owner.log, opener=owner.pair_opener)
+        super().__init__(owner.name, owner.module, owner.config, owner.log, owner.model)
         self.owner, self.state = owner, state
         # The state that its programs are captured in: one with gradients of more inputs has those of this state too.
         self.captured = state
@@ -182,13 +184,34 @@ class PairRegion(Region):
         super().sized(shapes, points)
         self.owner.sized(shapes, points)
 
+    def delayed(self) -> Refusal | None:
+        """Returns the reason for which the pair can't be compiled now, if there is one."""
+        if (name := hooks.backward(self.module)) is not None:
+            return Refusal("hooks", f"submodule `{name}` has backward hooks")
+        return super().delayed()
+
     def unbind(self) -> None:
         """Lets the next call bind the module's tensors again."""
-        if self._tensors is not None:
-            self._tensors.forget()
+        if self._guard is not None:
+            self._guard.forget()
 
-    def _guarded(self, ignored: Iterable[tuple[str, str]] = ()) -> Guard:
-        return Guard(self.module, ignored, inference=False, hooked=bool(self.name))
+    def made(self, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Returns the engine of a release."""
+        if self.config.release is not None:
+            from .released import ReleasedPairs
+
+            return ReleasedPairs(self, release, args, kwargs)
+        from .autograd import PairEngine
+
+        return PairEngine(self, release, args, kwargs)
+
+    def obtained(self, args: tuple[Any, ...], kwargs: dict[str, Any], failed: dict[str, str]) -> Release | Exception:
+        """Returns the named release, or the one for this call."""
+        if self.config.release is None:
+            return super().obtained(args, kwargs, failed)
+        from . import released
+
+        return released.of(self, args, kwargs)
 
     @contextmanager
     def state_of_programs(self) -> Iterator[None]:
@@ -199,7 +222,7 @@ class PairRegion(Region):
                 yield
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
-        grads = iter(self.state.inputs)
+        grads = iter(self.captured.inputs)
 
         def leaf(_: str, tensor: Tensor) -> Tensor:
             return tensor.detach().requires_grad_(next(grads))
@@ -212,26 +235,16 @@ class PairRegion(Region):
         return engine.at_bucket(args, kwargs)  # type: ignore[no-any-return]
 
     def _compared(
-        self, compiled: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool
+        self, engine: Any, eager: Any, args: tuple[Any, ...], kwargs: dict[str, Any], built: bool
     ) -> SmokeResult:
         # The process that built a release compared all steps.
         config = self.config if built else replace(self.config, smoketest_steps=1)
-        noise = Noise(config.store, lambda: self._digest_of_eager(args, kwargs))
-        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, noise)
-
-    def _digest_of_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Returns a digest of all that eager's rounding depends on, but for the values."""
-        from . import exported
-
         device = torch.cuda.get_device_name() if self.owner.device == "cuda" else platform.machine()
-        own = {"region": self.name, "state": self.state, "device": device}
-        precision = torch.get_float32_matmul_precision()
-        return exported.digest(self.bare(), (args, kwargs), noise=own, precision=precision)
+        sizes = [list(one.shape) for one in batches.tensors((args, kwargs))]
+        key = [engine.notes["release"], self.name, self.state, sizes, device, torch.get_float32_matmul_precision()]
 
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            return engine.answer(args, kwargs)
 
-def pair_opened(region: Region, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Engine:
-    """Returns the engine of a pair."""
-    from .autograd import PairEngine
-
-    assert isinstance(region, PairRegion)
-    return PairEngine(region, args, kwargs)
+        kept = Kept(config.store, repr(key))
+        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, kept)

@@ -32,6 +32,7 @@ Hooks of a submodule that is a region run around the artifact (`hooks`). So do t
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import threading
 from collections import Counter
@@ -42,32 +43,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import batches, hooks, regions, sharding
+from . import batches, regions
 from .bypass import bypassed
 from .config import CompileConfig
-from .guard import Guard, Refusal, mode
 from .logs import Log
-from .region import Arguments, Opener, Region, positional
+from .refusal import Refusal
+from .region import Arguments, Region, positional
 from .smoke import inference, restored_buffers, restored_generators
+from .torch_private import hooks, modes, sharding, tracing
 from .training import TrainingRegion
-
-_OWN = ("_precast", "_orig_mod", "forward")
-_DELEGATED = (
-    *("train", "eval", "apply", "to", "to_empty", "cpu", "cuda", "xpu", "half", "float", "double", "bfloat16", "type"),
-    *("requires_grad_", "zero_grad", "share_memory", "_apply"),
-    *("state_dict", "load_state_dict", "_save_to_state_dict", "_load_from_state_dict"),
-    *("get_extra_state", "set_extra_state"),
-    *("parameters", "named_parameters", "buffers", "named_buffers", "_named_members"),
-    *("modules", "named_modules", "children", "named_children"),
-    *("get_submodule", "set_submodule", "get_parameter", "get_buffer"),
-    *("register_parameter", "register_buffer", "register_module", "add_module"),
-    *("register_state_dict_post_hook", "register_state_dict_pre_hook", "_register_state_dict_hook"),
-    *("register_load_state_dict_pre_hook", "register_load_state_dict_post_hook"),
-)
-_OF_THE_ORIGINAL = (
-    *("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"),
-    *("_state_dict_hooks", "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks"),
-)
 
 
 def maybe_compile(
@@ -75,8 +59,11 @@ def maybe_compile(
     config: CompileConfig | None = None,
     logger: Any = None,
     sample_batch: Any = None,
-) -> CompiledModule:
-    """Returns a module that answers from artifacts, and from `model` in every other case.
+) -> Any:
+    """Returns the module as an object that answers from artifacts, and from the original in every other case.
+
+    It has the attributes, the parameters and the hooks of `model`, and a class that derives from the model's, with its
+    name and its signature.
 
     `sample_batch` has the inputs of one call: a mapping of names, a tuple of positions, or a single tensor. Without it
     the first call compiles, as with `torch.compile`. With `config.name` a second process finds the release of the
@@ -88,10 +75,9 @@ def maybe_compile(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` is {type(model).__name__}, not a `torch.nn.Module`")
-    if isinstance(model, CompiledModule):
-        model = model._orig_mod
+    model = original(model)
     sample = None if sample_batch is None else batches.arguments(sample_batch)
-    return CompiledModule(model, Compilation(model, config or CompileConfig(), Log(logger), sample))
+    return compiled(model, Compilation(model, config or CompileConfig(), Log(logger), sample))
 
 
 class Compilation:
@@ -104,11 +90,10 @@ class Compilation:
         log: Log,
         sample: Arguments | None = None,
         *,
-        opener: Opener | None = None,
         now: bool = True,
     ) -> None:
-        self.module, self.config, self.log, self.opener = module, config, log, opener
-        self.sample = sample
+        self.module, self.config, self.log = module, config, log
+        self.sample, self.own = sample, hooks.own_forward(module)
         self._inside = threading.local()
         self._opening = threading.Lock()
         # Whether gradients are recorded, and whether the module trains, in calls that regions were opened for.
@@ -129,7 +114,7 @@ class Compilation:
         for name, settings in chosen.items():
             each = module.get_submodule(name)
             kind = TrainingRegion if settings.kind == "autograd" and settings.backend == "precast" else Region
-            self.regions[name] = kind(name, each, settings, log, opener=opener)
+            self.regions[name] = kind(name, each, settings, log, config.name or type(module).__name__)
             if name:
                 each._compiled_call_impl = self._entry(self.regions[name])
         whole = self.regions.get("")
@@ -157,21 +142,25 @@ class Compilation:
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer to one call."""
         if torch.compiler.is_compiling() or bypassed():
-            return self.module(*args, **kwargs)
+            return self.original(*args, **kwargs)
         if self._later is not None and (self.config.kind == "autograd" or not self.module.training):
             sample, self._later = self._later, None
             self.regions[""].prepare(*sample)
         whole = self.regions.get("")
         if whole is not None:
-            return whole.call(args, kwargs, self.module)
+            return whole.call(args, kwargs, self.original)
         if (torch.is_grad_enabled(), self.module.training) not in self._opened:
             self._open_at_first_call(args, kwargs)
         outer = getattr(self._inside, "active", False)
         self._inside.active = True
         try:
-            return self.module(*args, **kwargs)
+            return self.original(*args, **kwargs)
         finally:
             self._inside.active = outer
+
+    def original(self, *args: Any, **kwargs: Any) -> Any:
+        """Returns the answer of the module's own `forward`; hooks run around it."""
+        return tracing.forward(self.module, self.own, args, kwargs)
 
     def close(self) -> None:
         """Lets all compiled code go."""
@@ -182,7 +171,7 @@ class Compilation:
 
     def copied(self, module: nn.Module) -> Compilation:
         """Returns the same for a copy of the module; it finds its release at its first call."""
-        return Compilation(module, self.config, self.log, self.sample, opener=self.opener, now=False)
+        return Compilation(module, self.config, self.log, self.sample, now=False)
 
     def report(self) -> dict[str, Any]:
         """Returns the counters of all regions, and of each."""
@@ -218,13 +207,14 @@ class Compilation:
     def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Opens all regions before the first call with or without gradients, in training or in eval mode."""
         key, autograd = (torch.is_grad_enabled(), self.module.training), self.config.kind == "autograd"
-        if mode() is not None or not self._opening.acquire(blocking=False):
+        if modes.unusable() is not None or not self._opening.acquire(blocking=False):
             return
         try:
             if key in self._opened:
                 return
             self._opened.add(key)
-            if Guard(self.module).hooked() is not None or not (self.sample or batches.plain((args, kwargs))):
+            inside = (each for each in self.module.modules() if each is not self.module)
+            if any(map(hooks.any_of, inside)) or not (self.sample or batches.plain((args, kwargs))):
                 return
             tensors = itertools.chain(self.module.parameters(), batches.tensors((args, kwargs)))
             training = key[0] and any(each.requires_grad for each in tensors)
@@ -242,25 +232,26 @@ class Compilation:
         """Compiles the regions for the inputs that they get in calls of the whole module."""
         for region, calls in observed.items():
             region.sized(*regions.dimensions(calls, region.names))
-        failed: dict[Region, Exception] = {}
-        if self.opener is None and self.config.release is None:
+        asked = {
+            region: calls[0]
+            for region, calls in observed.items()
+            if region.config.backend == "precast"
+            and region.config.release is None
+            and region.waits
+            and region.delayed() is None
+        }
+        if asked:
             from . import requests
 
             model = self.config.name or type(self.module).__name__
-            asked = {
-                region: calls
-                for region, calls in observed.items()
-                if region.config.backend == "precast" and region.waits and region.delayed() is None
-            }
             try:
-                failed = requests.prepare(model, asked, self.log) if asked else {}
+                for region, release in requests.obtain(model, asked, self.log).items():
+                    region.release = release
             except Exception as error:
-                failed = dict.fromkeys(asked, error)
+                for region in asked:
+                    region.release = error
         for region, calls in observed.items():
-            if region in failed:
-                region.failed(failed[region])
-            else:
-                region.prepare(*calls[0])
+            region.prepare(*calls[0])
 
     def _observed(self, sample: Arguments, training: bool) -> dict[Region, list[Arguments]]:
         """Returns the inputs of each region in calls of the module: with the sample, and for each bucket.
@@ -301,100 +292,62 @@ def _leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
-class CompiledModule(nn.Module):
-    """A module that answers from artifacts; all else is the original's: parameters, `state_dict`, attributes."""
+class CompiledModule:
+    """The class that a wrapped module has beside its own."""
 
     _precast: Compilation
-    _orig_mod: nn.Module
-
-    def __init__(self, module: nn.Module, compilation: Compilation) -> None:
-        super().__init__()
-        for name in _OF_THE_ORIGINAL:
-            self.__dict__.pop(name, None)
-        self.__dict__["_orig_mod"] = module
-        self.__dict__["_precast"] = compilation
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns the answer of the artifacts, or of the original."""
-        return self._precast.call(args, kwargs)
 
     def precast_report(self) -> dict[str, Any]:
         """Returns how many calls artifacts and the original answered, and the reasons, in all and for each region."""
-        return self._precast.report()
+        return type(self)._precast.report()
 
     def precast_close(self) -> None:
         """Lets the artifacts go; the original answers from now on."""
-        self._precast.close()
+        type(self)._precast.close()
 
     @property
-    def training(self) -> bool:
-        """Whether the original is in training mode."""
-        return self._orig_mod.training
+    def _orig_mod(self) -> nn.Module:
+        return type(self)._precast.module
 
-    @training.setter
-    def training(self, value: bool) -> None:
-        if "_orig_mod" in self.__dict__:
-            self._orig_mod.training = value
-
-    def __getattr__(self, name: str) -> Any:
-        if "_orig_mod" not in self.__dict__:
-            raise AttributeError(name)
-        return getattr(self.__dict__["_orig_mod"], name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "__class__" and sharding.original(value) is not value:
-            raise TypeError("a wrapper can't be sharded: call `fully_shard` with the original, `wrapped._orig_mod`")
-        if name in self.__dict__ or name in _OWN or "_orig_mod" not in self.__dict__ or hasattr(type(self), name):
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._orig_mod, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        if name in self.__dict__:
-            object.__delattr__(self, name)
-        else:
-            delattr(self._orig_mod, name)
-
-    def __dir__(self) -> list[str]:
-        return sorted({*object.__dir__(self), *dir(self._orig_mod)})
-
-    def __bool__(self) -> bool:
-        return True
-
-    def __len__(self) -> int:
-        return len(self._orig_mod)  # type: ignore[arg-type]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._orig_mod)  # type: ignore[call-overload,no-any-return]
-
-    def __getitem__(self, at: Any) -> Any:
-        return self._orig_mod[at]  # type: ignore[index]
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._orig_mod!r})"
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         module = copy.deepcopy(self._orig_mod, memo)
-        return CompiledModule(module, self._precast.copied(module))
+        return compiled(module, type(self)._precast.copied(module))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._precast.log.note("pickled as the original module: a wrapper holds loaded code")
+    def __copy__(self) -> Any:
+        module = copy.copy(self._orig_mod)
+        return compiled(module, type(self)._precast.copied(module))
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        type(self)._precast.log.note("pickled as the original module: a wrapper holds loaded code")
         return _itself, (self._orig_mod,)
+
+
+def compiled(module: nn.Module, compilation: Compilation) -> Any:
+    """Returns an object with the attributes of a module, whose class derives from the module's.
+
+    Its `forward` calls `compilation`. One that was set on the module itself is replaced there, for both objects.
+    """
+    own = type(module)
+
+    @functools.wraps(own.forward)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return compilation.call(args, kwargs)
+
+    if compilation.own is not None:
+        module.__dict__["forward"] = functools.wraps(compilation.own)(lambda *a, **k: compilation.call(a, k))
+    members = {"forward": forward, "_precast": compilation, "__module__": own.__module__, "__doc__": own.__doc__}
+    of: Any = type(own)
+    kind = of(own.__name__, (CompiledModule, own), members)
+    kind.__qualname__ = own.__qualname__
+    made = object.__new__(kind)
+    object.__setattr__(made, "__dict__", module.__dict__)
+    return made
+
+
+def original(module: Any) -> Any:
+    """Returns the module that a wrapper was made of; another module as it is."""
+    return module._orig_mod if isinstance(module, CompiledModule) else module
 
 
 def _itself(module: nn.Module) -> nn.Module:
     return module
-
-
-def _delegated(name: str) -> Callable[..., Any]:
-    def method(self: CompiledModule, *args: Any, **kwargs: Any) -> Any:
-        answer = getattr(self._orig_mod, name)(*args, **kwargs)
-        return self if answer is self._orig_mod else answer
-
-    method.__name__ = name
-    method.__doc__ = f"Calls `{name}` of the original."
-    return method
-
-
-for _name in _DELEGATED:
-    setattr(CompiledModule, _name, _delegated(_name))

@@ -57,6 +57,12 @@ impl Direct {
         Tensor::from_plain(unsafe { TensorRef::from_raw(place(object)) })
     }
 
+    /// Lends the tensor of an object of `torch.Tensor` or of a class derived from it.
+    pub fn lend<'a>(&self, object: &'a Bound<'_, PyAny>) -> Option<TensorRef<'a>> {
+        // SAFETY: objects of derived classes begin as those of the class do, and the object lives as long as it is lent.
+        Some(unsafe { TensorRef::from_raw(place(object)) })
+    }
+
     /// Gives a plain tensor as an object of the class.
     pub fn give(&self, py: Python<'_>, tensor: &Tensor) -> Option<Py<PyAny>> {
         let Some(object) = tensor.wrap(self.0) else {

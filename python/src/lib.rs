@@ -24,7 +24,7 @@
 //! capsules, exchange, fork, log
 //! numpy
 //! tensors
-//! inputs, nesting
+//! inputs, nesting, watch
 //! loaded
 //! module, session
 //! model
@@ -52,6 +52,7 @@ mod nesting;
 mod numpy;
 mod session;
 mod tensors;
+mod watch;
 
 /// The extension of the package `precast`.
 #[pymodule(gil_used = false)]
@@ -60,12 +61,13 @@ mod _native {
     use crate::{
         ending::shut_down,
         fork::forked,
-        load::load,
+        load::{assets, load, write_tensors},
         log::set_level,
         model::Model,
         module::{Call, Module},
         session::Session,
         tensors::Tensor,
+        watch::Watch,
     };
 
     use super::*;

@@ -8,9 +8,15 @@ use std::{
     time::Duration,
 };
 
-use precast_runtime::{Inputs as Copies, Loading, Runtime, cuda::Graphs};
-use precast_store::{Device, Store};
-use pyo3::{prelude::*, types::PyDict};
+use precast_runtime::{
+    Inputs as Copies, Loading, Runtime, command::tensors as files, cuda::Graphs,
+};
+use precast_store::{Device, Store, StoreError};
+use pyo3::{
+    exceptions::PyOSError,
+    prelude::*,
+    types::{PyBytes, PyDict},
+};
 
 use crate::{
     ending::Inside,
@@ -18,6 +24,7 @@ use crate::{
     fork::Process,
     loaded::{Loaded, device, own_weights},
     model::Model,
+    tensors,
 };
 
 /// Loads a release. `precast.load` is the documented form.
@@ -101,6 +108,60 @@ pub fn load(
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
     let loaded = Loaded::of(py, loaded, devices, shared);
     Ok(Model::new(loaded, again))
+}
+
+/// Returns the releases of a model whose names begin with `prefix`, newest first, each with one of its assets.
+///
+/// Leaves out an asset that is damaged: its release can't be loaded either.
+#[pyfunction]
+pub fn assets<'py>(
+    py: Python<'py>,
+    store: PathBuf,
+    model: &str,
+    prefix: &str,
+    asset: &str,
+) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
+    let inside = Inside::enter(py);
+    let read = || -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        let store = Store::open(&store)?;
+        let mut found = Vec::new();
+        for release in store.releases().all(model)?.into_iter().rev() {
+            let name = release.name.filter(|name| name.starts_with(prefix));
+            if let (Some(name), Some(digest)) = (name, release.assets.get(asset))
+                && !found.iter().any(|(known, _)| *known == name)
+                && let Ok(bytes) = store.objects().read(digest)
+            {
+                found.push((name, bytes));
+            }
+        }
+        Ok(found)
+    };
+    let found = inside
+        .detach(py, read)
+        .map_err(|error| errors::store(&error))?;
+    let bytes = |(name, bytes): (String, Vec<u8>)| (name, PyBytes::new(py, &bytes));
+    Ok(found.into_iter().map(bytes).collect())
+}
+
+/// Writes tensors of torch as a safetensors file. A tensor on a device, or with gaps, is copied for the time of its write.
+#[pyfunction]
+pub fn write_tensors(
+    py: Python<'_>,
+    path: PathBuf,
+    named: &Bound<'_, PyDict>,
+    libtorch: Option<PathBuf>,
+) -> PyResult<()> {
+    let inside = Inside::enter(py);
+    let opened = inside.detach(py, || Runtime::libtorch(libtorch.as_deref(), false));
+    opened.map_err(|error| errors::runtime(&error))?;
+    let mut all = Vec::new();
+    for (name, tensor) in named {
+        let name: String = name.extract()?;
+        let tensor = tensors::take_weight(&tensor, &name)?;
+        all.push((name, tensor));
+    }
+    let written = inside.detach(py, || files::write(&path, &all));
+    written.map_err(|error| PyOSError::new_err(format!("{}: {error}", path.display())))
 }
 
 /// A runtime of this process.

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import precast
 import pytest
 import torch
-from precast import CompileConfig, LoadError, artifacts, captured, exported, maybe_compile
-from precast.capture import Capture
+from precast import exported
+from precast.capture import Plain, check_build
+from precast.errors import BadInput
 from precast.nesting import call_of
 from safetensors.torch import load_file
 from torch import nn
@@ -131,7 +132,7 @@ class Cache(nn.Module):
 def capture(net: nn.Module, sample: Any, shapes: Shapes, buckets: Any, folder: Path, method: str = "forward") -> Any:
     """Returns the module that a worker would open."""
     net, call, dims, points = exported.asked(net, sample, shapes, buckets, method)
-    captured.save([net], {"forward": captured.function(Capture(net, method, call, dims, points))}, folder)
+    exported.save(Plain(net, method, call), dims, points, folder)
     spec = importlib.util.spec_from_file_location(f"replay_{folder.name}", folder / "replay.py")
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
@@ -259,8 +260,8 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import torch
-        from precast import CompileConfig, LoadError, artifacts, captured, exported, maybe_compile
-        from precast.capture import Capture
+        from precast import exported
+        from precast.capture import Plain
 
         class Net(torch.nn.Module):
             def __init__(self):
@@ -273,8 +274,7 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         torch.manual_seed(0)
         net = Net()
         asked = exported.asked(net, torch.randn(3, 4), {"x": ["batch", 4]}, {"batch": [1, 8]}, "forward")
-        function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save([asked[0]], {"forward": function}, Path(sys.argv[1]))
+        exported.save(Plain(asked[0], "forward", asked[1]), *asked[2:], Path(sys.argv[1]))
     """
     for name, comment in (("a", ""), ("b", "# a comment moves every line\n")):
         script.write_text(comment + textwrap.dedent(body), "utf-8")
@@ -311,8 +311,7 @@ def test_a_worker_imports_the_modules_that_register_operators(tmp_path: Path, mo
     for imports, words in ((["twice_operators"], ""), ([], "no operator `tests_of_precast::twice` in a worker")):
         asked = exported.asked(Twice(), torch.randn(2), None, None, "forward")
         folder = tmp_path / f"imports{len(imports)}"
-        function = captured.function(Capture(asked[0], "forward", *asked[1:]))
-        captured.save([asked[0]], {"forward": function}, folder, imports)
+        exported.save(Plain(asked[0], "forward", asked[1]), *asked[2:], folder, imports)
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
         process = subprocess.run(
             [sys.executable, "-c", "import replay; replay.load()"],
@@ -381,102 +380,11 @@ def test_parameters_share_memory_and_have_every_name() -> None:
     assert named.keys() == exported.parameters(torch.compile(net)).keys()
 
 
-NET = """
-import torch
-import helper
-
-class Net(torch.nn.Module):
-    def __init__(self, width=4, seed=0):
-        super().__init__()
-        torch.manual_seed(seed)
-        self.linear = torch.nn.Linear(4, width)
-        self.register_buffer("table", torch.ones(3), persistent=False)
-        self.kinds = {"a", "b", "c"}
-        self.activation = torch.nn.functional.relu
-    def forward(self, x):
-        return helper.last(self.activation(self.linear(x)))
-"""
-HELPER = "def last(x):\n    return x * 2\n"
-RUN = """
-import sys
-sys.path.insert(0, {folder!r})
-import torch
-from precast import exported
-{define}
-for change, request in {changes!r}:
-    net = Net()
-    exec(change)
-    print(exported.digest(net, torch.ones(2, 4), **request))
-"""
-CHANGES: list[tuple[str, dict[str, Any]]] = [
-    ("", {}),
-    ("net.linear = torch.nn.Linear(4, 5)", {}),
-    ("net.bfloat16()", {}),
-    ("net.table += 1", {}),
-    ("net.kinds.add('d')", {}),
-    ("net.activation = torch.nn.functional.gelu", {}),
-    ("import functools; net.activation = functools.partial(torch.nn.functional.gelu, approximate='tanh')", {}),
-    ("net.register_forward_hook(lambda *given: given[-1] + 1)", {}),
-    ("", {"shapes": {"x": ["batch", 4]}, "buckets": {"batch": [1]}}),
-    ("", {"options": {"freezing": False}}),
-]
-
-
-@pytest.mark.parametrize("inline", [False, True])
-def test_a_digest_covers_code_structure_and_request(tmp_path: Path, inline: bool) -> None:
-    def digests(changes: list[tuple[str, dict[str, Any]]], net: str = NET, helper: str = HELPER) -> list[str]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        (folder / "helper.py").write_text(helper, "utf-8")
-        (folder / "net.py").write_text(net, "utf-8")
-        text = RUN.format(folder=str(folder), define=net if inline else "from net import Net", changes=changes)
-        return subprocess.run(
-            [sys.executable, "-c", text], check=True, stdout=subprocess.PIPE, encoding="utf-8"
-        ).stdout.split()
-
-    first, *others = digests(CHANGES)
-    assert len(first) == 32
-    assert digests([CHANGES[0], ("net.linear.weight.data.zero_(); net.train()", {})]) == [first, first]
-    others += digests([CHANGES[0]], net=NET.replace("helper.last(self", "1 + helper.last(self"))
-    others += digests([CHANGES[0]], helper=HELPER.replace("* 2", "* 3"))
-    assert len({first, *others}) == 1 + len(others) == 2 + len(CHANGES)
-
-
-class Placed(nn.Module):
-    def __init__(self, device: str) -> None:
-        super().__init__()
-        self.device = torch.device(device)
-        self.linear = nn.Linear(4, 2, device=device)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
-
-
-def test_a_digest_is_for_every_device_of_a_kind() -> None:
-    def digest(device: str) -> str:
-        return exported.digest(Placed(device), torch.ones(3, 4, device=device))
-
+def test_a_build_is_on_the_first_gpu() -> None:
     with FakeTensorMode():
-        assert digest("cuda:1") == digest("cuda:0") != digest("cpu")
-
-
-@pytest.mark.parametrize("kind", ["inference", "autograd"])
-def test_a_module_on_the_second_gpu_loads_a_release_and_builds_none(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
-) -> None:
-    asked = []
-
-    def load(store: Path, release: str, *, device: str, **_: Any) -> Any:
-        asked.append((release, device))
-        raise LoadError("no such release")
-
-    monkeypatch.setattr(artifacts, "load", load)
-    for device in ("cuda:0", "cuda:1"):
-        with FakeTensorMode():
-            net = Placed(device).train(kind == "autograd")
-            config = CompileConfig(name="placed", store=tmp_path, kind=kind)
-            module = maybe_compile(net, config, None, torch.ones(3, 4, device=device))
-    (first, at_first), (second, at_second) = asked
-    assert first == second and (at_first, at_second) == ("cuda:0", "cuda:1")
-    attempt = module.precast_report()["regions"][""]["attempt"]
-    assert "the module is on cuda:1, and the store has no release for it" in attempt["exception"]
+        tensors = {device: torch.ones(3, 4, device=device) for device in ("cuda:0", "cuda:1", "cpu")}
+    assert check_build({"x": tensors["cuda:0"]}) == "cuda" and check_build({"x": tensors["cpu"]}) == "cpu"
+    with pytest.raises(BadInput, match="the module is on cuda:1, and the store has no release for it"):
+        check_build({"x": tensors["cuda:1"]})
+    with pytest.raises(BadInput, match="are on cpu, cuda:0"):
+        check_build({"x": tensors["cpu"], "y": tensors["cuda:0"]})

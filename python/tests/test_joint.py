@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from precast import draws, joint
-from precast.draws import Draw
+from precast import joint
 from precast.errors import BuildError
 from precast.gradients import difference
-from precast.nesting import call_of
+from precast.smoke import restored_buffers
+from precast.torch_private import draws
+from precast.torch_private.draws import Draw
+from precast.traced import Traced
 from torch import Tensor, nn
 
 
@@ -58,7 +60,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[int]]] = {
 
 
 def programs(net: nn.Module, x: Tensor, grad: bool) -> joint.Pair:
-    return joint.capture(net, call_of(net.forward, ((x,), {})), [grad])
+    given = x.clone().requires_grad_(grad)
+    with torch.enable_grad(), restored_buffers(net):
+        source = Traced(net, None, (given,), {}, ["x"])
+        inputs = [source.tensors[name] for name in source.names]
+        return joint.capture(source.at(inputs, [[] for _ in inputs]), source.names, inputs)
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, building, maybe_compile, parts
+from precast import CompileConfig, CompiledModule, building, maybe_compile
 from precast.gradients import difference
+from precast.torch_private import tracing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -95,8 +96,7 @@ def nothing_built(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a build")
 
     monkeypatch.setattr(building, "build_spec", refused)
-    monkeypatch.setattr(parts, "of_call", refused)
-    monkeypatch.setattr(parts, "of_pairs", refused)
+    monkeypatch.setattr(tracing, "trace", refused)
 
 
 def test_one_build_makes_all_regions(built: tuple[Path, dict[str, list[str]]]) -> None:
@@ -153,9 +153,9 @@ def test_each_region_trains_with_its_own_tensors(built: Any, nothing_built: None
     torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
     report = module.precast_report()
     assert report["reasons"] == {} and report["artifact"] == 8
-    module.layers[1].layer_idx = 9
+    module.layers[1].layer_idx = 9  # nothing reads it
     module(X)
-    assert module.precast_report()["regions"]["layers.1"]["reasons"] == {"attributes": 1}
+    assert module.precast_report()["regions"]["layers.1"]["reasons"] == {}
 
 
 def test_the_first_call_finds_the_releases(built: Any, nothing_built: None) -> None:

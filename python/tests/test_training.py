@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, double, maybe_compile, pairs
+from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, parts, truth
 from precast.batches import difference
 from precast.gradients import TOLERANCES
 from precast.gradients import difference as gradients_differ
@@ -41,7 +41,7 @@ def _no_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if "trained" in request.fixturenames:
         request.getfixturevalue("trained")
     if "builds" not in request.fixturenames:
-        monkeypatch.setattr(pairs, "build", refused)
+        monkeypatch.setattr(parts, "build", refused)
 
 
 @pytest.fixture
@@ -276,13 +276,14 @@ def test_the_first_call_compiles(trained: Path) -> None:
 SECOND = """
 import json, sys
 import torch
-from precast import CompileConfig, maybe_compile, exported, joint, pairs
+from precast import CompileConfig, maybe_compile, joint, parts
+from precast.torch_private import tracing
 from trained_net import BUCKETS, SHAPES, batch, loss, net
 
 def refused(*_, **__):
     raise RuntimeError("captured")
 
-joint.capture = pairs.build = exported.build = torch.export.export = refused
+joint.capture = parts.build = torch.export.export = tracing.trace = refused
 config = CompileConfig(kind="autograd", name="trained", store=sys.argv[1], buckets=BUCKETS, shapes=SHAPES)
 module = maybe_compile(net(), config, None, batch())
 optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
@@ -307,12 +308,12 @@ def test_a_second_process_captures_nothing(trained: Path) -> None:
 
 def test_a_later_start_measures_no_noise(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured: list[int] = []
-    measure = double.Reference._measure
-    monkeypatch.setattr(double.Reference, "_measure", lambda self: (measured.append(1), measure(self)))
-    for limit in ("TIMES", "SIZES"):
-        monkeypatch.setattr(double, limit, 100.0)  # of values that are zero but for rounding
+    measure = truth.Truth.measure
+    monkeypatch.setattr(truth.Truth, "measure", lambda self, *runs: (measured.append(1), measure(self, *runs)))
+    for limit in ("TIMES_OF_TRAINING", "SIZES"):
+        monkeypatch.setattr(truth, limit, 100.0)  # of values that are zero but for rounding
     monkeypatch.setitem(TOLERANCES, torch.float32, 0.0)
-    kept = trained / "cache" / "noise"
+    kept = trained / "cache" / "rounding"
     shutil.rmtree(kept, ignore_errors=True)
     for files in (0, 1, 1):
         assert len(list(kept.iterdir()) if kept.exists() else []) == files
@@ -374,10 +375,7 @@ def test_a_loss_without_one_value_is_refused(trained: Path) -> None:
     assert not result.ok and "`loss_fn` returns [4, 8], not a tensor with one value" in str(result.reason)
 
 
-def test_inference_waits_for_eval_mode(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from precast import exported
-
-    monkeypatch.setattr(exported, "build", refused)
+def test_inference_waits_for_eval_mode(trained: Path) -> None:
     module, plain = twins(trained)
     same(module, plain, backward)
     module.eval()
@@ -412,7 +410,7 @@ class Small(nn.Module):
     [
         (lambda self, x: self.linear(x) + torch.rand_like(x), "draws random numbers"),
         (lambda self, x: (x.add_(1), self.linear(x))[1], "writes into its input `x`"),
-        (lambda self, x: (self.linear(x), x), "shares memory with one of its inputs"),
+        (lambda self, x: (self.linear(x), x.t()), "shares memory with one of its inputs"),
         (lambda self, x: self.linear(x) if x.sum() > 0 else x, "can't be captured"),
         (lambda self, x: (self.linear.weight.data.add_(1), self.linear(x))[1], "linear.weight"),
     ],

@@ -10,13 +10,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import fake_engine as fakes
 import pytest
 import torch
+from fake_engine import SEEDS, Records, counts, fake_engine  # noqa: F401
 from precast.config import CompileConfig
-from precast.engine import Refused
-from precast.logs import Log
-from precast.region import Region
-from precast.wrapper import Compilation, CompiledModule, maybe_compile
+from precast.refusal import Refused
+from precast.wrapper import CompiledModule, maybe_compile
 from torch import Tensor, nn
 
 
@@ -36,67 +36,13 @@ class Net(nn.Module):
         return f"scale {self.scale}"
 
 
-class Seeded:
-    """An engine that computes by the module itself, under a marker that tells its answers from the original's."""
-
-    guarded = True
-
-    def __init__(self, region: Region, seeds: dict[str, Any]) -> None:
-        self.region, self.seeds, self.bound = region, seeds, 0
-
-    def learn(self, answer: Any) -> None:
-        self.seeds["learned"] = answer
-
-    def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if (failure := self.seeds.get("answer")) is not None:
-            raise failure
-        self.seeds["answered"] = self.seeds.get("answered", 0) + 1
-        return self.region.original(*args, **kwargs) + self.seeds.get("error", 0.0)
-
-    def bind(self) -> None:
-        if (failure := self.seeds.get("bind")) is not None:
-            raise failure
-        self.bound += 1
-
-    def close(self) -> None:
-        self.seeds["closed"] = True
-
-
-class Records(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append(record)
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 def wrapped(
-    net: nn.Module | None = None,
-    seeds: dict[str, Any] | None = None,
-    sample: Any = None,
-    **settings: Any,
-) -> tuple[CompiledModule, dict[str, Any], Records]:
-    net = net if net is not None else Net().eval()
-    seeds = seeds if seeds is not None else {}
-    records = Records()
-    logger = logging.Logger("test")
-    logger.addHandler(records)
-
-    def opener(region: Region, args: Any, kwargs: Any) -> Seeded:
-        if (failure := seeds.get("open")) is not None:
-            raise failure
-        seeds["opened"] = [*seeds.get("opened", []), region.name]
-        return Seeded(region, seeds)
-
-    config = CompileConfig(**settings)
-    sample = ((torch.ones(2, 4),), {}) if sample is None else sample
-    return CompiledModule(net, Compilation(net, config, Log(logger), sample, opener=opener)), seeds, records
-
-
-def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
-    report = module.precast_report()
-    return report["artifact"], report["reasons"]
+    net: nn.Module | None = None, seeds: dict[str, Any] | None = None, sample: Any = None, **settings: Any
+) -> tuple[Any, dict[str, Any], Records]:
+    return fakes.wrapped(net if net is not None else Net().eval(), seeds, sample, **settings)
 
 
 def test_an_artifact_answers() -> None:
@@ -117,10 +63,6 @@ def train_a_part(module: Any) -> None:
 
 def hook(module: Any) -> None:
     module.inner[0].register_forward_hook(lambda *_: None)
-
-
-def pre_hook(module: Any) -> None:
-    module._orig_mod.register_forward_pre_hook(lambda *_: None)
 
 
 def attribute(module: Any) -> None:
@@ -145,7 +87,6 @@ def added(module: Any) -> None:
         (train, "training"),
         (train_a_part, "training"),
         (hook, "hooks"),
-        (pre_hook, "hooks"),
         (attribute, "attributes"),
         (tree, "attributes"),
         (patched, "attributes"),
@@ -438,8 +379,7 @@ def test_an_unknown_backend_is_logged() -> None:
 def test_the_first_call_compiles_without_a_sample() -> None:
     net = Net().eval()
     seeds: dict[str, Any] = {}
-    module, _, _ = wrapped(net, seeds)
-    module = CompiledModule(net, Compilation(net, CompileConfig(), Log(), None, opener=module._precast.opener))
+    module, _, _ = wrapped(net, seeds, ())
     module(torch.ones(2, 4))
     with torch.no_grad():
         module(torch.ones(2, 4))
@@ -447,16 +387,15 @@ def test_the_first_call_compiles_without_a_sample() -> None:
     assert counts(module) == (2, {"gradients": 1})
 
 
-def test_hooks_at_the_start_delay_it() -> None:
+def test_hooks_at_the_start_are_in_the_programs() -> None:
     net = Net().eval()
-    handle = net.inner.register_forward_hook(lambda *_: None)
+    handle = net.inner.register_forward_hook(lambda *given: given[-1] * 2)
     module, seeds, _ = wrapped(net)
     with torch.no_grad():
-        module(torch.ones(2, 4))
-        assert "opened" not in seeds
+        assert torch.equal(module(torch.ones(2, 4)), net(torch.ones(2, 4)))
         handle.remove()
         module(torch.ones(2, 4))
-    assert counts(module) == (1, {"hooks": 1})
+    assert counts(module) == (1, {"hooks": 1}) and seeds["opened"] == [""]
 
 
 def test_the_smoke_test_leaves_everything_as_it_was() -> None:
@@ -573,7 +512,7 @@ def test_hooks_of_the_wrapper_run_around_the_artifact() -> None:
     module.register_forward_pre_hook(lambda each, args: (args[0] * 2,))
     with torch.no_grad():
         answer = module(torch.ones(2, 4))
-        assert torch.equal(answer, module._orig_mod(torch.full((2, 4), 2.0)))
+        assert torch.equal(answer, module._orig_mod.forward(torch.full((2, 4), 2.0)))
     assert seen == [torch.Size([2, 4])] and counts(module) == (1, {})
 
 
@@ -637,14 +576,13 @@ def test_threads_get_their_own_answers() -> None:
 
 def test_one_thread_compiles_and_the_others_are_answered() -> None:
     started, finish = threading.Event(), threading.Event()
-    net, seeds = Net().eval(), {}
+    net = Net().eval()
 
-    def opener(region: Region, args: Any, kwargs: Any) -> Seeded:
+    def wait() -> None:
         started.set()
         assert finish.wait(30)
-        return Seeded(region, seeds)
 
-    module = CompiledModule(net, Compilation(net, CompileConfig(), Log(), None, opener=opener))
+    module, _, _ = wrapped(net, {"wait": wait}, ())
     x = torch.ones(2, 4)
 
     def first() -> None:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from precast import exported
+from fake_engine import SEEDS, counts, fake_engine  # noqa: F401
 from precast.config import CompileConfig
 from precast.regions import chosen, dimensions, resized
 from precast.smoke import CompileSmoketest
-from test_wrapper_fallbacks import counts, wrapped
+from test_wrapper_fallbacks import wrapped
 from torch import Tensor, nn
+
+pytestmark = pytest.mark.usefixtures("fake_engine")
 
 
 class Layer(nn.Module):
@@ -154,7 +156,7 @@ def test_regions_answer_inside_the_wrapper_alone() -> None:
     module.layers[1].train()
     with torch.no_grad():
         module(x)
-    assert counts(module) == (9, {"training": 1})
+    assert counts(module) == (10, {})
     copied = copy.deepcopy(module)
     with torch.no_grad():
         copied.layers[0].mlp[0].weight.zero_()
@@ -250,11 +252,8 @@ def test_the_code_of_the_guide_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: A
         def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
             return self.embedding(input_ids) * attention_mask[..., None]
 
-    def refused(*_: Any, **__: Any) -> None:
-        raise RuntimeError("no build")
-
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(exported, "build", refused)
+    monkeypatch.setitem(SEEDS, "encoder", {"open": RuntimeError("no build")})
     page = Path(__file__).resolve().parents[2] / "docs" / "src" / "guide" / "maybe-compile.md"
     first, second = [block.partition("```")[0] for block in page.read_text().split("```python\n")[1:]]
     net, ids, mask = Encoder().eval(), torch.randint(0, 50, (3, 20)), torch.ones(3, 20, dtype=torch.int64)

@@ -437,6 +437,7 @@ impl Source for Memory {
             shims: vec![precast_shim::testing::compiled().shim.clone()],
             weights: self.weights,
             aliases: self.aliases.clone(),
+            assets: Default::default(),
             entry: Entry {
                 entry: "m:f".into(),
                 sources: vec![],

@@ -264,6 +264,7 @@ fn release(programs: Vec<Digest>, weights: Digest) -> Release {
         shims: vec![],
         weights: Some(weights),
         aliases: BTreeMap::new(),
+        assets: BTreeMap::new(),
         entry: Entry {
             entry: "model:load".into(),
             sources: vec![],

@@ -136,6 +136,7 @@ pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Rel
         shims: vec![],
         weights,
         aliases: BTreeMap::new(),
+        assets: BTreeMap::new(),
         entry: Entry {
             entry: "m:f".into(),
             sources: vec![],

@@ -79,7 +79,7 @@ class Double(Project):
         for number in range(2):
             inputs = [samples[f"sequence.{number}.in.{at}"] for at in range(3)]
             optimizer.param_groups[0]["lr"] = float(inputs[2])
-            with torch.inference_mode(False), torch.enable_grad(), part("torch_private.tracing").widening():
+            with torch.inference_mode(False), torch.enable_grad(), part("torch_private.widening").Widening():
                 loss = model(inputs[0].double(), inputs[1].clone())
                 loss.backward()
             optimizer.step()

@@ -1,6 +1,6 @@
 //! The release of a build: its programs, those it lacks, and the outcome of every item of the plan.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 use precast_store::{
     Digest, Store, StoreError,
@@ -232,6 +232,7 @@ fn publish(
         lacks,
         weights: parts.weights.object,
         aliases: parts.weights.aliases.clone(),
+        assets: assets(options)?,
         shims: vec![],
         entry: parts.known.entry,
         provenance: Provenance::now(),
@@ -252,6 +253,15 @@ fn publish(
     summary.release = Some(release);
     summary.published = new;
     Ok(())
+}
+
+/// Puts the assets of the spec into the store, and returns their digests.
+fn assets(options: &Options<'_>) -> Result<BTreeMap<String, Digest>, StoreError> {
+    let put = |(name, path): (&String, &PathBuf)| {
+        let (digest, _) = options.store.objects().put_file(path)?;
+        Ok((name.clone(), digest))
+    };
+    options.spec.model.assets.iter().map(put).collect()
 }
 
 /// Sorts the unanswered modules into permitted ones (`without`) and the others. `served` are the programs of

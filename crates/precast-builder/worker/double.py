@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from . import capture, failures, samples, states, tensors, training
-from .torch_private import tracing
+from .torch_private.widening import Widening
 from .wire import Failure, Wire
 
 # Runs of eager: the samples as they are, and moved ones.
@@ -171,7 +171,7 @@ def _double(held: Sequence[Any]) -> Iterator[None]:
     default = torch.get_default_dtype()
     try:
         torch.set_default_dtype(torch.float64)
-        with _in_place_of(held, _wide([one.data for one in held])), tracing.widening():
+        with _in_place_of(held, _wide([one.data for one in held])), Widening():
             yield
     finally:
         torch.set_default_dtype(default)

@@ -26,7 +26,7 @@ use precast_store::Device;
 
 pub use super::ffi::{
     Capsule, DLDataType, DLDevice, DLManagedTensor, DLManagedTensorVersioned, DLPackVersion,
-    DLTensor, Managed, TensorRef, Wrap,
+    DLTensor, Managed, Placement, TensorRef, Wrap,
 };
 use super::{
     Tensor, TorchError,

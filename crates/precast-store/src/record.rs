@@ -667,6 +667,9 @@ pub struct Release {
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.
     pub aliases: BTreeMap<String, String>,
+    /// Further files that belong to it, by name: those that the spec lists under `assets`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub assets: BTreeMap<String, Digest>,
     /// The shims for the torch versions under which its gates passed. The first one is that of the build.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub shims: Vec<Shim>,
@@ -682,9 +685,13 @@ impl Release {
         !self.lacks.is_empty()
     }
 
-    /// Returns the objects that it refers to directly, sorted: its weight set and its shims.
+    /// Returns the objects that it refers to directly, sorted: its weight set, its assets and its shims.
     pub fn objects(&self) -> Vec<Digest> {
-        sorted(self.shim_objects().into_iter().chain(self.weights))
+        let own = self
+            .weights
+            .into_iter()
+            .chain(self.assets.values().copied());
+        sorted(self.shim_objects().into_iter().chain(own))
     }
 
     /// Returns the objects of its shims.
@@ -692,11 +699,12 @@ impl Release {
         self.shims.iter().flat_map(Shim::objects).collect()
     }
 
-    /// Returns whether both have the same programs, weights, and names of tied tensors.
+    /// Returns whether both have the same programs, weights, names of tied tensors, and assets.
     pub fn same_content(&self, other: &Self) -> bool {
         let programs = |of: &Self| of.programs.iter().copied().collect::<BTreeSet<_>>();
         self.weights == other.weights
             && self.aliases == other.aliases
+            && self.assets == other.assets
             && programs(self) == programs(other)
     }
 }

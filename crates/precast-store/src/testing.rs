@@ -173,6 +173,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
         shims: vec![],
         weights: None,
         aliases: BTreeMap::new(),
+        assets: BTreeMap::new(),
         entry: Entry {
             entry: "m:f".into(),
             sources: vec![],

@@ -38,7 +38,7 @@ mod states;
 pub mod train;
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io::Read,
     path::{Path, PathBuf},
@@ -98,6 +98,8 @@ pub struct Model {
     pub unused_weights: Vec<String>,
     /// `module:callable` that gives sample inputs, for modules whose inputs are left out.
     pub samples: Option<String>,
+    /// Files that belong to its releases, by name. Paths are absolute, or already joined to [`Spec::root`].
+    pub assets: BTreeMap<String, PathBuf>,
     /// Tokens that the cache of a generative model of transformers has room for; none for other models.
     pub context: Option<i64>,
 }

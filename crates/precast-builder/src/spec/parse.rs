@@ -31,6 +31,7 @@ pub(crate) const MODEL: &[&str] = &[
     "unused_weights",
     "samples",
     "context",
+    "assets",
 ];
 pub(crate) const TARGET: &[&str] = &["device", "isa"];
 pub(crate) const MODULE: &[&str] = &[
@@ -45,6 +46,7 @@ const HOMES: &[(&str, &str)] = &[
     ("unused_weights", "[model]"),
     ("samples", "[model]"),
     ("context", "[model]"),
+    ("assets", "[model]"),
     ("device", "[target]"),
     ("isa", "[target]"),
     ("inputs", "[[module]]"),
@@ -166,6 +168,7 @@ fn model<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Opti
     let weights = optional(&section, "weights", |field| weights(reader, field, root));
     let unused = optional(&section, "unused_weights", |field| globs(reader, field));
     let context = optional(&section, "context", |field| inputs::positive(reader, field));
+    let assets = optional(&section, "assets", |field| assets(reader, field, root));
     Some(Model {
         name: name?,
         entry: entry?,
@@ -173,7 +176,20 @@ fn model<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Opti
         unused_weights: unused?.unwrap_or_default(),
         samples: samples?,
         context: context?,
+        assets: assets?.unwrap_or_default(),
     })
+}
+
+fn assets<'t>(
+    reader: &mut Reader<'t>,
+    field: &KeyValue<'t>,
+    root: &Path,
+) -> Option<BTreeMap<String, PathBuf>> {
+    let section = reader.table(field, "assets")?;
+    let one = |(name, _, field): (&'t str, _, _)| {
+        Some((name.to_owned(), root.join(reader.string(&field)?)))
+    };
+    section.fields().into_iter().map(one).collect()
 }
 
 fn weights<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, root: &Path) -> Option<WeightsFrom> {

@@ -9,6 +9,7 @@
 | `drafts` | breaks of a capture, and the sizes that it decides on |
 | `recompiles` | torch.compile: graphs of a call, breaks, guards that fail |
 | `tracing` | a function with its backward pass as one graph |
+| `widening` | operators that compute with more digits |
 | `partition` | a training step, cut into a forward and a backward program |
 | `saved` | the values that the backward program reads |
 | `draws` | random operations of a training step |

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 
 def trace(function: Callable[..., Any], inputs: list[Any]) -> Any:
     """Returns a module with the operations of a function on these inputs; gradients are operations too.
@@ -33,22 +31,3 @@ def replacing(table: dict[Any, Callable[..., Any]]) -> Any:
             return table.get(function, function)(*args, **(kwargs or {}))
 
     return Replacing()
-
-
-def widening() -> Any:
-    """Returns a context in which operators that name a dtype of floating point get float64, below autograd.
-
-    Private: `torch.utils._python_dispatch.TorchDispatchMode`. Without it: a module that names a dtype, as `x.float()`,
-    has no answer in double precision.
-    """
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    def wide(value: Any) -> Any:
-        return torch.float64 if isinstance(value, torch.dtype) and value.is_floating_point else value
-
-    class Widening(TorchDispatchMode):
-        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            given = {name: wide(value) for name, value in (kwargs or {}).items()}
-            return function(*map(wide, args), **given)
-
-    return Widening()

@@ -73,7 +73,7 @@ pub use operators::{Call, Libraries, OperatorArgument, Operators, registered};
 pub use process::{exit, give_back, keep_freed};
 pub use shim::{is_open as shim_is_open, open as open_shim};
 pub use stream::{Scope, Stream};
-pub use tensor::{Handle, Handles, Meta, Stolen, TensorRef};
+pub use tensor::{Handle, Handles, Meta, Placement, Stolen, TensorRef};
 pub use torch::threads;
 pub use upload::{UploadError, can_upload, upload};
 pub use values::{note_failed, note_range, outside};

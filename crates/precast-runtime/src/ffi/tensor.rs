@@ -281,6 +281,44 @@ impl<'a> Meta<'a> {
     }
 }
 
+/// Where the memory of a tensor is, and how a kernel reads it, kept from one moment: [`TensorRef::is_at`] tells whether
+/// both are the same later.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Placement {
+    address: usize,
+    sizes: Box<[i64]>,
+    strides: Box<[i64]>,
+    dtype: i8,
+    device: (i8, i32),
+    flags: u8,
+}
+
+impl TensorRef<'_> {
+    /// Returns the placement of a tensor.
+    pub fn placement(self) -> Placement {
+        let meta = self.meta();
+        Placement {
+            address: meta.address(),
+            sizes: meta.sizes().into(),
+            strides: meta.strides().into(),
+            dtype: meta.raw.dtype,
+            device: (meta.raw.device_type, meta.raw.device_index),
+            flags: meta.raw.flags,
+        }
+    }
+
+    /// Returns whether a tensor has this placement.
+    pub fn is_at(self, placement: &Placement) -> bool {
+        let meta = self.meta();
+        meta.address() == placement.address
+            && meta.sizes() == &*placement.sizes
+            && meta.strides() == &*placement.strides
+            && meta.raw.dtype == placement.dtype
+            && (meta.raw.device_type, meta.raw.device_index) == placement.device
+            && meta.raw.flags == placement.flags
+    }
+}
+
 /// Maps c10's `ScalarType`.
 pub(super) fn dtype_of(scalar_type: i8) -> Option<Dtype> {
     Some(match scalar_type {

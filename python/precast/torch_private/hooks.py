@@ -12,27 +12,27 @@ own are answered by the original, or not at all.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch.nn.modules.module as global_hooks
 from torch import nn
 
-from . import sharding
-
 FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 GLOBAL_FORWARD = (global_hooks._global_forward_hooks, global_hooks._global_forward_pre_hooks)
-GLOBAL_BACKWARD = (global_hooks._global_backward_hooks, global_hooks._global_backward_pre_hooks)
-KIND = "_is_full_backward_hook"
-"""An attribute of modules, which says what their backward hooks are."""
+GLOBAL = (*GLOBAL_FORWARD, global_hooks._global_backward_hooks, global_hooks._global_backward_pre_hooks)
 _MISSING = object()
 
 
 def tables(module: nn.Module, *, backward: bool = True) -> list[dict[int, Any]]:
     """Returns the tables of the hooks of a module's calls."""
     return [getattr(module, name) for name in ((*FORWARD, *BACKWARD) if backward else FORWARD)]
+
+
+def any_of(module: nn.Module) -> bool:
+    """Returns whether calls of a module run hooks."""
+    return any(map(bool, tables(module)))
 
 
 class StandIn:
@@ -92,33 +92,20 @@ def _itself(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-def forward(module: nn.Module) -> Callable[..., Any]:
-    """Returns the `forward` of a module, without a stand-in."""
-    found = module.forward
-    return found.own if isinstance(found, StandIn) else found
+def backward(module: nn.Module) -> str | None:
+    """Returns the name of the first submodule with hooks of the backward call, if there is one."""
+    inside = ((name, each) for name, each in module.named_modules() if each is not module)
+    return next((name for name, each in inside if any(getattr(each, table) for table in BACKWARD)), None)
 
 
-def attributes(module: nn.Module) -> dict[str, Any]:
-    """Returns the attributes of a module, without a stand-in."""
-    held = vars(module).copy()
-    found = held.get("forward")
+def has_old(module: nn.Module) -> bool:
+    """Returns whether a module has hooks of `register_backward_hook`, which get the gradients of one operation."""
+    return module._is_full_backward_hook is False and bool(module._backward_hooks)
+
+
+def own_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """Returns the `forward` that was set on a module itself, in place of its class's; none that stands in."""
+    found = vars(module).get("forward")
     if isinstance(found, StandIn):
-        del held["forward"]
-        if found.attribute is not _MISSING:
-            held["forward"] = found.attribute
-    return held
-
-
-def bare(module: nn.Module) -> nn.Module:
-    """Returns a module whose calls run no hooks of its own and enter no region: itself, or a twin of it.
-
-    A twin has the same class, tables of tensors and submodules, and the attributes of this moment.
-    """
-    if module._compiled_call_impl is None and not any(tables(module)):
-        return module
-    twin: nn.Module = object.__new__(sharding.original(type(module)))
-    vars(twin).update({key: value for key, value in attributes(module).items() if not sharding.mark(key)})
-    vars(twin).pop("_compiled_call_impl", None)
-    for name in (*FORWARD, *BACKWARD):
-        vars(twin)[name] = OrderedDict()
-    return twin
+        found = None if found.attribute is _MISSING else found.attribute
+    return found  # type: ignore[no-any-return]

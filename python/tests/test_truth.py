@@ -1,4 +1,4 @@
-"""What float64 decides where rounding alone moves gradients too far from eager's."""
+"""What the module with more digits decides: where rounding alone moves gradients, and in half precision everywhere."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompileSmoketest, double, gradients
-from precast.noise import Noise
+from precast import CompileConfig, CompileSmoketest, gradients, truth
+from precast.rounding import Kept
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -172,16 +172,16 @@ def test_the_comparison_writes_neither_the_batch_nor_buffers() -> None:
 def test_what_was_measured_is_kept_for_later_processes(module: Amplifying, rows: Tensor, tmp_path: Path) -> None:
     def again(times: float = 1.0) -> tuple[Any, int]:
         """Compares as a process that starts does; returns the result, and the calls of eager."""
-        module.calls, noise = 0, Noise(tmp_path, lambda: "3f9c")
+        module.calls = 0
         config = CompileConfig(kind="autograd", smoketest_steps=1)
-        got = gradients.compare(module, exactly(module, times), module.forward, (rows,), {}, config, None, noise)
+        kept = Kept(tmp_path, "encoder")
+        got = gradients.compare(module, exactly(module, times), module.forward, (rows,), {}, config, None, kept)
         return got, module.calls
 
     (tmp_path / "cache").mkdir()
     refused, calls = again(1.2)
     assert not refused.ok and calls > 2
-    file = tmp_path / "cache" / "noise" / "3f9c.json"
-    assert not file.exists(), "kept what belongs to a failure"
+    assert not list((tmp_path / "cache").rglob("*.json")), "kept what belongs to a failure"
     first, calls = again()
     assert first.ok and calls > 2
     second, calls = again()
@@ -191,8 +191,10 @@ def test_what_was_measured_is_kept_for_later_processes(module: Amplifying, rows:
     refused, _ = again(float("nan"))
     assert not refused.ok
 
+    (file,) = (tmp_path / "cache" / "rounding").iterdir()
     own = json.loads(file.read_text())
-    for hostile in ("", "[]", "{", json.dumps(dict.fromkeys(own, "1")), json.dumps(dict.fromkeys(own, float("inf")))):
+    infinite = dict.fromkeys(own, [float("inf")] * 2)
+    for hostile in ("", "[]", "{", json.dumps(dict.fromkeys(own, "1")), json.dumps(infinite)):
         file.write_text(hostile)
         got, calls = again()
         assert got.ok and calls > 2, hostile
@@ -202,36 +204,23 @@ def test_what_was_measured_is_kept_for_later_processes(module: Amplifying, rows:
     assert got.ok and calls > 2, "read what others could have written"
 
 
-def test_a_module_without_a_digest_is_measured_at_each_start(module: Amplifying, rows: Tensor, tmp_path: Path) -> None:
-    def digest() -> str:
-        raise RuntimeError("no text of it is stable")
-
-    (tmp_path / "cache").mkdir()
-    config = CompileConfig(kind="autograd", smoketest_steps=1)
-    noise = Noise(tmp_path, digest)
-    got = gradients.compare(module, exactly(module), module.forward, (rows,), {}, config, None, noise)
-    assert got.ok, got.reason
-    assert not list((tmp_path / "cache").iterdir())
-
-
 def test_steps_of_one_comparison_measure_once(module: Amplifying, rows: Tensor) -> None:
     got = compare(module, exactly(module), rows)
     assert got.ok and got.steps == 3
-    assert module.calls == 3 + 1 + double._MOVED
+    assert module.calls == 3 + 1 + truth._MOVED
 
 
-def test_noise_is_kept_in_a_store_alone_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_distances_are_kept_in_a_store_alone_and_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def keep(name: str) -> None:
-        noise = Noise(tmp_path, lambda: name)
-        noise.measured({"loss": 0.5})
-        noise.keep()
+        Kept(tmp_path, name).write({"loss": (0.5, 0.25)})
 
     keep("first")
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("precast.noise._KEPT", 2)
+    monkeypatch.setattr("precast.rounding._KEPT", 2)
     (tmp_path / "cache").mkdir()
     for at, name in enumerate(("first", "second", "third")):
         keep(name)
-        os.utime(tmp_path / "cache" / "noise" / f"{name}.json", (at, at))
-    assert sorted(each.stem for each in (tmp_path / "cache" / "noise").iterdir()) == ["second", "third"]
-    assert Noise(tmp_path, lambda: "third").share("loss") == 0.5
+        for file in (tmp_path / "cache" / "rounding").iterdir():
+            if file.stat().st_mtime > 1000:
+                os.utime(file, (at, at))
+    assert [Kept(tmp_path, name).read() for name in ("first", "second", "third")] == [{}, *[{"loss": (0.5, 0.25)}] * 2]

@@ -1,1 +1,0 @@
-../../crates/precast-builder/worker/torch_private/draws.py

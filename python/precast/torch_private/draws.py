@@ -1,0 +1,1 @@
+../../../crates/precast-builder/worker/torch_private/draws.py
