@@ -21,7 +21,7 @@ use crate::{
     },
     record::{
         Artifact, First, Input, Layout, Output, Padding, Prepared, Program, State, Step,
-        bounds_name, receipt::Float64, session_bytes,
+        bounds_name, receipt::Truth, session_bytes,
     },
     store::{Store, StoreError},
     target::DeviceKind,
@@ -345,22 +345,22 @@ fn receipt(receipt: &ReceiptSummary, out: &Printer) -> Result<()> {
         Some(false) => out.line("  repeats     two runs differ")?,
         None => {}
     }
-    let decided =
-        (receipt.outputs.iter()).filter_map(|one| Some((one.name.as_str(), one.float64?)));
-    if let Some(line) = float64(&decided.collect::<Vec<_>>()) {
-        out.line(format!("  float64     {line}"))?;
+    let decided = (receipt.outputs.iter()).filter_map(|one| Some((one.name.as_str(), one.truth?)));
+    if let Some(line) = truth(&decided.collect::<Vec<_>>()) {
+        out.line(format!("  truth       {line}"))?;
     }
     outputs(receipt, out)?;
     tuned(receipt, out)
 }
 
-/// Says how many values were accepted because they are as near to float64 as eager's, with the furthest one.
-fn float64(decided: &[(&str, Float64)]) -> Option<String> {
-    let times = |distances: &Float64| distances.artifact / distances.eager.max(f64::MIN_POSITIVE);
+/// Says on how many values the truth decided, with the one that is furthest from it.
+fn truth(decided: &[(&str, Truth)]) -> Option<String> {
+    let times = |distances: &Truth| distances.artifact / distances.eager.max(f64::MIN_POSITIVE);
     let furthest = (decided.iter()).max_by(|(_, a), (_, b)| times(a).total_cmp(&times(b)));
     let (name, distances) = furthest?;
     let mut line = format!(
-        "decided on {} values, at most {:.1} times as far from it as eager's (`{name}`)",
+        "{} decided on {} values, at most {:.1} times as far from it as eager's (`{name}`)",
+        distances.dtype,
         decided.len(),
         times(distances),
     );
@@ -463,15 +463,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_float64_decided_is_one_line() {
-        let one = |artifact, size_alone| Float64 {
+    fn what_the_truth_decided_is_one_line() {
+        let one = |artifact, size_alone| Truth {
+            dtype: crate::record::Dtype::Float32,
             artifact,
             eager: 0.5,
+            artifact_worst: None,
+            eager_worst: None,
             size_alone,
         };
-        assert_eq!(float64(&[]), None);
-        let line = |decided: &[(&str, Float64)]| float64(decided).unwrap();
-        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, false))]), @"decided on 2 values, at most 1.4 times as far from it as eager's (`a`)");
-        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, true))]), @"decided on 2 values, at most 1.4 times as far from it as eager's (`a`); noise in eager, and as large here: 1");
+        assert_eq!(truth(&[]), None);
+        let line = |decided: &[(&str, Truth)]| truth(decided).unwrap();
+        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, false))]), @"float32 decided on 2 values, at most 1.4 times as far from it as eager's (`a`)");
+        insta::assert_snapshot!(line(&[("loss", one(0.25, false)), ("a", one(0.7, true))]), @"float32 decided on 2 values, at most 1.4 times as far from it as eager's (`a`); noise in eager, and as large here: 1");
     }
 }

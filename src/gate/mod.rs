@@ -7,16 +7,16 @@
 //! |---|---|
 //! | this one | the runs: samples, smaller sizes, memory and time |
 //! | `compare` | the checks of one output |
-//! | `float64` | the check of a training step's value that is beyond its tolerance |
+//! | `truth` | the judgement of values that rounding decides |
 //! | `chain` | `prefill` and `decode` in one session |
 //! | `samples` | inputs that are drawn from a record |
 //! | `smoke` | the run with new weights, without eager; its checks are its own |
 
 mod chain;
 mod compare;
-mod float64;
 mod samples;
 mod smoke;
+mod truth;
 
 use std::{
     collections::BTreeMap,
@@ -35,14 +35,14 @@ use precast_store::{
     Device, Options, Store, StoreError,
     record::{
         Dtype, Output, Program, Sizes, Step, bucket_name,
-        receipt::{Compared, Float64, Gate, GatePadding},
+        receipt::{Compared, Gate, GatePadding, Truth},
     },
     target::DeviceKind,
 };
 
 use self::{
     compare::{Choice, SAVED_ONE_OF, SAVED_ONE_OF_IN_HALF, Tolerances, compare, equal},
-    float64::Exact,
+    truth::Exact,
 };
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -103,9 +103,9 @@ fn check(request: &GateRequest) -> Verdict {
 /// Why a candidate is refused.
 struct Refusal {
     why: String,
-    /// Whether a float is beyond its tolerance, and float64 was not asked yet.
+    /// Whether a float is beyond its tolerance, or further from the truth than eager.
     far: bool,
-    /// How many times its limit a value is away, by float64.
+    /// How many times its limit a value is away from the truth.
     excess: f64,
 }
 
@@ -127,7 +127,7 @@ struct Sample {
     states: Vec<Tensor>,
     /// The outputs, and then the states after the call where they are known.
     expected: Vec<Tensor>,
-    /// The same in float64; empty where it was not asked for.
+    /// The same with more digits; empty where tolerances decide.
     exact: Vec<Option<Exact>>,
 }
 
@@ -243,23 +243,26 @@ impl<'a> Bench<'a> {
         self.smaller = smaller.collect();
         let sequence = (0..).map_while(|index| take(&format!("sequence.{index}.")).ok());
         self.sequence = sequence.collect();
-        match &self.request.float64 {
-            Some(file) => self.read_float64(file),
+        match &self.request.truth {
+            Some(file) => self.read_truth(file),
             None => Ok(()),
         }
     }
 
-    /// Reads the values of the samples in float64.
-    fn read_float64(&mut self, file: &Path) -> Fallible<()> {
+    /// Reads the values of the samples with more digits.
+    fn read_truth(&mut self, file: &Path) -> Fallible<()> {
         let program = &self.request.program;
         let mut held = tensors::read(File::open(file)?)?;
         let outputs = program.outputs.len();
-        let mut exact = float64::take(&mut held, "out", outputs)?;
-        exact.extend(float64::take(&mut held, "after", program.states.len())?);
+        let mut exact = truth::take(&mut held, "out", outputs)?;
+        exact.extend(truth::take(&mut held, "after", program.states.len())?);
         self.sample.exact = exact;
+        for (number, sample) in self.smaller.iter_mut().enumerate() {
+            sample.exact = truth::take(&mut held, &format!("smaller.{number}.out"), outputs)?;
+        }
         for (number, sample) in self.sequence.iter_mut().enumerate() {
             let kind = format!("sequence.{number}.out");
-            sample.exact = float64::take(&mut held, &kind, outputs)?;
+            sample.exact = truth::take(&mut held, &kind, outputs)?;
         }
         Ok(())
     }
@@ -294,8 +297,8 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    /// Compares one output, or one state after the call, with eager's. A float beyond its tolerance is compared with
-    /// float64, if the sample has that.
+    /// Compares one output, or one state after the call, with eager's. The truth, if the sample has it, decides on floats
+    /// beyond their tolerances, and on all that are in half precision.
     fn compare(
         &self,
         calls_before: usize,
@@ -316,6 +319,7 @@ impl<'a> Bench<'a> {
                 ("state", output)
             }
         };
+        let exact = sample.exact.get(index).and_then(Option::as_ref);
         let tolerances = Tolerances {
             rtol: self.request.rtol,
             atol: self.request.atol,
@@ -324,27 +328,46 @@ impl<'a> Bench<'a> {
             saved: self.saved(&output.name),
         };
         let name = format!("{what} `{}`", output.name);
-        let refused = match compare(tolerances, &output, got, &sample.expected[index]) {
-            Ok(row) => return Ok(row),
-            Err(refused) => refused,
-        };
-        let why = format!("{name} {}", refused.why);
-        let Some(row) = refused.beyond else {
-            return Err(why.into());
-        };
-        match sample.exact.get(index) {
-            Some(Some(exact)) => {
-                (exact.judge(got, &sample.expected[index], *row)).map_err(|further| Refusal {
-                    why: format!("{why}; {}", further.why),
-                    far: false,
-                    excess: further.excess,
-                })
+        let eager = &sample.expected[index];
+        let (why, row) = match compare(tolerances, &output, got, eager) {
+            Ok(row) if !exact.is_some_and(|exact| self.decides(exact, index)) => return Ok(row),
+            Ok(row) => (name, row),
+            Err(refused) => {
+                let why = format!("{name} {}", refused.why);
+                match refused.beyond {
+                    Some(row) => (why, *row),
+                    None => return Err(why.into()),
+                }
             }
-            _ => Err(Refusal {
+        };
+        match exact {
+            Some(exact) => exact.judge(got, eager, row).map_err(|further| Refusal {
+                why: format!("{why}; {}", further.why),
+                far: true,
+                excess: further.excess,
+            }),
+            None if self.known(&output.name, got, eager) => Ok(row),
+            None => Err(Refusal {
                 far: true,
                 ..why.into()
             }),
         }
+    }
+
+    /// Returns whether the truth decides on an output in any case, and not a tolerance.
+    fn decides(&self, exact: &Exact, index: usize) -> bool {
+        let GateRequest { rtol, atol, .. } = self.request;
+        let plain = rtol.is_none() && atol.is_none() && !exact.of_training();
+        plain && self.in_half_precision(index)
+    }
+
+    /// Returns whether an output is as near to eager's as its receipt says that two right values are.
+    fn known(&self, name: &str, got: &Tensor, eager: &Tensor) -> bool {
+        let gate = self.request.program.receipt.gate.as_ref();
+        let rows = gate.and_then(|gate| gate.outputs.as_ref());
+        let row = rows.and_then(|rows| rows.iter().find(|row| row.name == name));
+        row.and_then(|row| row.truth)
+            .is_some_and(|truth| truth::known(&truth, got, eager).unwrap_or(false))
     }
 
     /// Returns of how many elements of an output one may differ, if it is saved for a backward program.
@@ -370,7 +393,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Compares all outputs, and states after the call, with eager's. Of several floats beyond their tolerances names
-    /// the one that is furthest beyond by float64, or else the first.
+    /// the one that is furthest from the truth, or else the first.
     fn compare_all(&self, got: &[Tensor], sample: &Sample) -> Result<Vec<Compared>, Refusal> {
         let expected = &sample.expected;
         let floats = |&index: &usize| expected[index].dtype().is_some_and(Dtype::is_float);
@@ -490,8 +513,8 @@ impl<'a> Bench<'a> {
         drop(first);
         match self.follows(&model)? {
             Ok(found) => {
-                for (index, float64) in found {
-                    rows[index].float64.get_or_insert(float64);
+                for (index, truth) in found {
+                    rows[index].truth.get_or_insert(truth);
                 }
             }
             Err(refusal) => return Ok(Err(refusal)),
@@ -546,9 +569,9 @@ impl<'a> Bench<'a> {
         Ok(Ok(report))
     }
 
-    /// Makes the calls of the sequence in one session, and compares each with eager. Returns the outputs that float64
-    /// decided on, or the first difference.
-    fn follows(&self, model: &Model) -> Fallible<Result<Vec<(usize, Float64)>, Refusal>> {
+    /// Makes the calls of the sequence in one session, and compares each with eager. Returns the outputs that the
+    /// truth decided on, or the first difference.
+    fn follows(&self, model: &Model) -> Fallible<Result<Vec<(usize, Truth)>, Refusal>> {
         let mut found = vec![];
         let mut caller = GateCaller::new(model, &self.request.program)?;
         caller.session.reset();
@@ -558,7 +581,7 @@ impl<'a> Bench<'a> {
             for (index, got) in out.iter().enumerate() {
                 let got = got.to_device(Device::Cpu)?;
                 match self.compare(number, index, &got, sample) {
-                    Ok(row) => found.extend(row.float64.map(|float64| (index, float64))),
+                    Ok(row) => found.extend(row.truth.map(|truth| (index, truth))),
                     Err(refusal) => {
                         let why = format!("call {} of a session: {}", number + 1, refusal.why);
                         return Ok(Err(Refusal { why, ..refusal }));

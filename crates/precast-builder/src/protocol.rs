@@ -89,13 +89,16 @@ pub(crate) enum Request {
         sizes: Sizes,
         out: PathBuf,
     },
-    /// Runs a part of a training step, or a program of a pair, in float64 on the samples of its capture: answered with
-    /// [`InDouble`].
-    Double {
+    /// Runs a module with more digits on the samples of its capture: answered with [`Truth`].
+    Truth {
         module: ModuleRequest,
         sizes: Sizes,
         /// [`Captured::samples`].
         samples: PathBuf,
+        /// The dtype in place of fewer digits.
+        dtype: record::Dtype,
+        /// Runs of eager that its distance comes from.
+        runs: u32,
         out: PathBuf,
     },
     /// Checks one module, and compiles nothing: answered with [`Checked`].
@@ -201,7 +204,7 @@ pub(crate) enum Line {
 #[error("{message}")]
 pub struct WorkerError {
     /// A stable code: `entry_import`, `entry_call`, `torch_missing`, `torch_untried`, `no_device`, `no_module`,
-    /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `float64`, `protocol`, `internal`.
+    /// `no_method`, `bad_input`, `capture`, `pass`, `compile`, `shim`, `weights`, `truth`, `protocol`, `internal`.
     pub code: String,
     /// One line, lower case, no final period, with the name of the subject.
     pub message: String,
@@ -385,10 +388,10 @@ pub(crate) struct Captured {
     pub receipt: Measured,
 }
 
-/// The values of a part of a training step, or of a program of a pair, in float64, and eager's distances from them.
+/// The values of a module with more digits, and eager's distances from them.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct InDouble {
-    /// A safetensors file, as in [`GateRequest::float64`](crate::gate::GateRequest::float64).
+pub(crate) struct Truth {
+    /// A safetensors file, as in [`GateRequest::truth`](crate::gate::GateRequest::truth).
     pub file: PathBuf,
 }
 

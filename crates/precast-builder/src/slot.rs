@@ -128,7 +128,7 @@ impl<'a> Slot<'a> {
         let needs_model = matches!(
             request,
             Request::Capture { .. }
-                | Request::Double { .. }
+                | Request::Truth { .. }
                 | Request::Inputs { .. }
                 | Request::Check { .. }
         );

@@ -127,7 +127,7 @@ pub(super) enum Action {
     Compile,
     Shim,
     Gate,
-    Float64,
+    Truth,
     Measure,
 }
 
@@ -141,7 +141,7 @@ impl Action {
             Self::Compile => "compile",
             Self::Shim => "shim",
             Self::Gate => "gate",
-            Self::Float64 => "float64",
+            Self::Truth => "truth",
             Self::Measure => "measure",
         }
     }
@@ -153,7 +153,7 @@ impl Action {
             Self::Compile => Some(Kind::Compile),
             Self::Gate => Some(Kind::Gate),
             Self::Shim => Some(Kind::Shim),
-            Self::LoadModel | Self::Inputs | Self::Check | Self::Float64 | Self::Measure => None,
+            Self::LoadModel | Self::Inputs | Self::Check | Self::Truth | Self::Measure => None,
         }
     }
 }

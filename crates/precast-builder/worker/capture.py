@@ -126,6 +126,14 @@ def trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire
             return traced
 
 
+def run_of(opened: Any, module: dict[str, Any]) -> tuple[Any, list[dict[str, Any]], dict[int, Any]]:
+    """Returns a function as `Traced.run`, of a module that was captured, with its inputs and its states."""
+    written = opened.states.get((module["path"], module["method"]), [])
+    module = {**module, "buffers": [*written, *states.only_read(opened, module, written)]}
+    specs, kept = states.of_module(opened, module)
+    return functools.partial(states.run, call_of(opened, module)[1], kept), specs, kept
+
+
 def _trace(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     specs, kept = states.of_module(opened, module)
     what, wrapped = call_of(opened, module)

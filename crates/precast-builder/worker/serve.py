@@ -73,11 +73,12 @@ def _capture(session: Session, request: dict[str, Any]) -> Any:
         session.model().rest()
 
 
-def _double(session: Session, request: dict[str, Any]) -> Any:
-    double = _for_model("double", session)
+def _truth(session: Session, request: dict[str, Any]) -> Any:
+    truth = _for_model("truth", session)
     try:
         given, out = Path(request["samples"]), _out(request)
-        return double.run(session.model(), request["module"], request["sizes"], given, out, session.wire)
+        dtype, runs = request["dtype"], request["runs"]
+        return truth.run(session.model(), request["module"], request["sizes"], given, dtype, runs, out, session.wire)
     finally:
         session.model().rest()
 
@@ -96,7 +97,7 @@ OPERATIONS: dict[str, Callable[[Session, dict[str, Any]], Any]] = {
     "weights": lambda session, request: _for_model("weights", session).write(session.model(), _out(request)),
     "inputs": lambda session, request: _for_model("inputs", session).find(session.model(), request),
     "capture": _capture,
-    "double": _double,
+    "truth": _truth,
     "check": lambda session, request: _for_model("check", session).check(session.model(), request, session.wire),
     "describe": lambda session, request: _for_model("describe", session).describe(
         session.model(), request, session.wire

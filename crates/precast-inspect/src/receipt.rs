@@ -10,7 +10,7 @@ use precast_store::{
     Digest,
     record::{
         Faster, Program, SignTest, Tried,
-        receipt::{Compared, Float64, Gate},
+        receipt::{Compared, Gate, Truth},
     },
 };
 
@@ -32,9 +32,9 @@ pub struct OutputError {
     pub rtol: f64,
     /// Absolute tolerance that was applied.
     pub atol: f64,
-    /// Distances from float64, where a value was beyond the tolerances and these decided.
+    /// Distances from the truth, where these decided and no tolerance.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub float64: Option<Float64>,
+    pub truth: Option<Truth>,
 }
 
 impl OutputError {
@@ -48,7 +48,7 @@ impl OutputError {
             cosine: output.cosine.unwrap_or(1.0),
             rtol: number(output.rtol),
             atol: number(output.atol),
-            float64: output.float64,
+            truth: output.truth,
         }
     }
 

@@ -270,7 +270,7 @@ impl HostGates {
                 any_size: any_size.cloned().map(Box::new),
                 smaller,
             },
-            float64: None,
+            truth: None,
             steps: first.map_or(1, |given| given.steps),
             rtol: first.and_then(|given| given.rtol),
             atol: first.and_then(|given| given.atol),

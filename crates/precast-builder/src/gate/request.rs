@@ -42,10 +42,10 @@ pub struct GateRequest {
     pub aliases: BTreeMap<String, String>,
     /// Inputs, and eager's outputs for them.
     pub samples: Samples,
-    /// The values of a training step in float64, `out.N` and `after.N` as in the file of samples, and eager's distances
-    /// from them, `eager.out.N`. None before the plain comparison failed.
+    /// The values of the samples with more digits, under their names in the file of samples, and eager's distances from
+    /// them, `eager.out.N`. None where tolerances decide, or did not fail yet.
     #[serde(default)]
-    pub float64: Option<PathBuf>,
+    pub truth: Option<PathBuf>,
     /// Number of runs.
     pub steps: u32,
     /// Relative tolerance of the spec; none for that of the dtype.
@@ -135,7 +135,7 @@ pub enum Verdict {
         /// The measurements, for the program's receipt.
         report: Box<Gate>,
     },
-    /// The candidate is refused because floats are beyond their tolerances. Float64 may accept them.
+    /// The candidate is refused because floats are beyond their tolerances. The truth may accept them.
     Differs {
         /// The first difference, or the largest, in one line.
         message: String,

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Instant};
 
 use precast_store::{
     Digest,
-    record::{ArtifactKind, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step, Train},
+    record::{ArtifactKind, Dtype, Eager, Padding, Program, Provenance, SCHEMA, Shim, Step, Train},
 };
 
 use super::{CapturedProgram, capture};
@@ -12,7 +12,7 @@ use crate::{
     BuildError,
     gate::{GateRequest, Samples, StoredWeights, choice, reuse, tolerance},
     progress::Event,
-    protocol::{Captured, CapturedStep, InDouble, Request},
+    protocol::{Captured, CapturedStep, Request, Truth},
     publish::{self, Layouts},
     slot::{Context, Slot},
     task::{Action, Job, TaskFailure},
@@ -57,11 +57,26 @@ pub(crate) fn gate(
             program.padding = earlier.padding;
         } else {
             let of = |keys: &[Digest]| steps(job, &captured.steps, keys);
+            let mut unable = None;
+            if in_half(job, &program, &captured) {
+                match truth(slot, job, &captured, Dtype::Float32, RUNS)? {
+                    Ok(file) => request.truth = Some(file),
+                    Err(failure) => unable = Some(failure),
+                }
+            }
             let mut fastest = choice::fastest(slot, job, request.clone(), &candidates, &of);
             if let Err(error) = &fastest
-                && let Some(file) = float64(slot, job, &captured, error)?
+                && let BuildError::Gate { far: true, .. } = error
             {
-                request.float64 = Some(file);
+                let dtype = match in_half(job, &program, &captured) {
+                    true => Dtype::Float32,
+                    false => Dtype::Float64,
+                };
+                let found = match unable {
+                    Some(failure) => Err(failure),
+                    None => truth(slot, job, &captured, dtype, MORE_RUNS)?,
+                };
+                request.truth = Some(found.map_err(|failure| refused(error, failure))?);
                 fastest = choice::fastest(slot, job, request.clone(), &candidates, &of);
             }
             let fastest = fastest?;
@@ -80,43 +95,56 @@ pub(crate) fn gate(
     Ok(program)
 }
 
-/// Runs a training step, or a half of a pair, in float64, if rounding may be all that its plain comparison refused.
-/// Returns the file of the values. Where float64 can't run, fails with that comparison's error and the reason.
-fn float64(
+/// Runs of eager in which its distance from the truth is measured: at first, and where a value was refused.
+const RUNS: u32 = 4;
+const MORE_RUNS: u32 = 12;
+
+/// Returns whether a program's values are all compared with the truth: those in half precision, without tolerances.
+fn in_half(job: &Job<'_>, program: &Program, captured: &Captured) -> bool {
+    let own = program.outputs.iter().map(|output| output.layout.dtype);
+    let mut all = own.chain(captured.compute_dtypes.iter().copied().flatten());
+    let module = job.module;
+    let plain = module.gate.rtol.is_none() && module.gate.atol.is_none();
+    let plain = plain && module.train.is_none() && module.pair.is_none();
+    plain && job.item.form.compiled && all.any(Dtype::is_half)
+}
+
+/// Runs a module with more digits on the samples of its capture. Returns the file of the values, or why it can't run so.
+fn truth(
     slot: &mut Slot<'_>,
     job: &Job<'_>,
     captured: &Captured,
-    refused: &BuildError,
-) -> Result<Option<PathBuf>, TaskFailure> {
-    let BuildError::Gate {
-        message,
-        log,
-        far: true,
-    } = refused
-    else {
-        return Ok(None);
-    };
-    if job.module.train.is_none() && job.module.pair.is_none() {
-        return Ok(None);
-    }
-    let request = Request::Double {
+    dtype: Dtype,
+    runs: u32,
+) -> Result<Result<PathBuf, TaskFailure>, TaskFailure> {
+    let request = Request::Truth {
         module: capture::module_request(slot, job)?,
         sizes: job.item.form.sizes.clone(),
         samples: captured.samples.clone(),
-        out: (slot.context.workers.scratch).join(format!("float64-{}", job.id.short())),
+        dtype,
+        runs,
+        out: (slot.context.workers.scratch).join(format!("truth-{}", job.id.short())),
     };
-    let answer = slot.ask::<InDouble>(Action::Float64, &job.name, &request, capture::LIMIT);
-    match answer {
-        Ok((found, _)) => Ok(Some(found.file)),
+    match slot.ask::<Truth>(Action::Truth, &job.name, &request, capture::LIMIT) {
+        Ok((found, _)) => Ok(Ok(found.file)),
         Err(failure) if failure.error.ends_build() => Err(failure),
-        Err(failure) => Err(TaskFailure {
-            error: BuildError::Gate {
-                message: format!("{message}; {}", failure.error),
-                log: log.clone(),
-                far: false,
-            },
-            log: failure.log,
-        }),
+        Err(failure) => Ok(Err(failure)),
+    }
+}
+
+/// Returns a refusal by tolerances, with the reason for which the module can't run with more digits.
+fn refused(error: &BuildError, failure: TaskFailure) -> TaskFailure {
+    let (message, log) = match error {
+        BuildError::Gate { message, log, .. } => (message.clone(), log.clone()),
+        other => (other.to_string(), String::new()),
+    };
+    TaskFailure {
+        error: BuildError::Gate {
+            message: format!("{message}; {}", failure.error),
+            log,
+            far: false,
+        },
+        log: failure.log,
     }
 }
 
@@ -215,7 +243,7 @@ fn request(
         weights: weights.object,
         aliases: weights.aliases.clone(),
         samples: Samples::File(captured.samples.clone()),
-        float64: None,
+        truth: None,
         steps: job.item.settings.compile.smoketest_steps,
         rtol: job.module.gate.rtol,
         atol: job.module.gate.atol.or_else(|| of_gradients(captured)),

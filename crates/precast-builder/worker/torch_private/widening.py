@@ -15,20 +15,30 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Widening(TorchDispatchMode):
-    """A context in which operators that name a smaller dtype of floating point get `dtype`, below autograd."""
+    """A context in which operators that name a smaller dtype of floating point get `dtype`, below autograd.
 
-    def __init__(self, dtype: torch.dtype = torch.float64) -> None:
+    With `tensors` they get tensors of smaller dtypes in it too, but for those that they write into.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float64, *, tensors: bool = False) -> None:
         super().__init__()
-        self._dtype = dtype
+        self._dtype, self._tensors = dtype, tensors
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # no call here is compiled, and torch's compiler takes a second to import
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {name: self._wide(value) for name, value in (kwargs or {}).items()}
-        return function(*map(self._wide, args), **given)
+        tensors = self._tensors and not function._schema.is_mutable
+        given = {name: self._wide(value, tensors) for name, value in (kwargs or {}).items()}
+        return function(*(self._wide(value, tensors) for value in args), **given)
 
-    def _wide(self, value: Any) -> Any:
-        smaller = isinstance(value, torch.dtype) and value.is_floating_point and value.itemsize < self._dtype.itemsize
-        return self._dtype if smaller else value
+    def _wide(self, value: Any, tensors: bool) -> Any:
+        if isinstance(value, torch.dtype):
+            return self._dtype if self._smaller(value) else value
+        if tensors and isinstance(value, torch.Tensor) and self._smaller(value.dtype):
+            return value.to(self._dtype)
+        return [self._wide(one, tensors) for one in value] if tensors and type(value) in (list, tuple) else value
+
+    def _smaller(self, dtype: torch.dtype) -> bool:
+        return dtype.is_floating_point and dtype.itemsize < self._dtype.itemsize

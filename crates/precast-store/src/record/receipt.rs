@@ -249,19 +249,27 @@ pub struct Compared {
     /// Absolute tolerance that was applied.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub atol: Option<f64>,
-    /// Distances from float64, where an element was beyond the tolerances and these decided.
+    /// Distances from the truth, where these decided and no tolerance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub float64: Option<Float64>,
+    pub truth: Option<Truth>,
 }
 
-/// Distances of a value from the same in float64, as the root of the mean square over its elements.
+/// Distances of a value from the same with more digits, as the root of the mean square over its elements.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct Float64 {
+pub struct Truth {
+    /// Float32 for a program in half precision, else float64.
+    pub dtype: Dtype,
     /// Of the artifact's.
     pub artifact: f64,
     /// Of eager's.
     pub eager: f64,
+    /// Of the artifact's worst element. None in training, where it does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub artifact_worst: Option<f64>,
+    /// Of eager's worst element.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub eager_worst: Option<f64>,
     /// Whether eager is so far that only the size of the value could be compared.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub size_alone: bool,

@@ -177,6 +177,11 @@ const STAYS: &[(&str, &str, &str)] = &[
         "entry =",
         "unused_weights = [\"head.**\"]\nentry =",
     ),
+    (
+        "assets",
+        "entry =",
+        "assets = { words = \"knobs.rs\" }\nentry =",
+    ),
     ("name", "# end", "[[module]]\nname = \"other\""),
 ];
 

@@ -1,4 +1,4 @@
-"""The float64 form of a training step: its values are those of a model in double, and it leaves nothing behind."""
+"""The truth of a gate: the values of a module with more digits. Nothing is left behind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from .support import Project, Quiet, part, spec
 from .test_training import ADAM, train
 
-double = part("double")
+truth = part("truth")
 
 SGD = {"momentum": 0.9, "weight_decay": 0.0}
 
@@ -50,14 +50,14 @@ def batch() -> list[dict[str, Any]]:
     return [spec("x", "float32", [4, 12]), targets, spec("lr", "float32", [])]
 
 
-class Double(Project):
+class Truth(Project):
     def run_double(self, opened: Any, method: str = "forward", **more: Any) -> Any:
         """Returns the names of the states, the samples, and the values in double."""
         more = {"optimizer": "sgd", "options": SGD, **more}
         request = {"specs": batch(), "train": train(**more), "method": method}
         captured = self.capture(opened, **request)
         module = {"name": "m", "path": "", "regions": [], **request, "inputs": request.pop("specs")}
-        answer = double.run(opened, module, {}, Path(captured["samples"]), self.out, Quiet())
+        answer = truth.run(opened, module, {}, Path(captured["samples"]), "float64", 5, self.out, Quiet())
         names = [one["name"] for one in captured["states"]]
         # A later call writes the same file.
         values = part("tensors").read(Path(answer["file"])).items()
@@ -126,7 +126,7 @@ class Double(Project):
             module = {"name": "m", "path": "", "method": "forward", "regions": [], "pair": request["pair"]}
             module["inputs"] = batch()[:2]
             given = Path(captured["samples"])
-            answer = double.run(opened, module, {}, given, self.out, Quiet())
+            answer = truth.run(opened, module, {}, given, "float64", 5, self.out, Quiet())
             samples, values = self.samples(captured), part("tensors").read(Path(answer["file"]))
             for index, output in enumerate(captured["outputs"]):
                 name = f"out.{index}"
@@ -138,7 +138,73 @@ class Double(Project):
 
     def test_code_that_double_breaks_is_refused_and_leaves_nothing_behind(self) -> None:
         opened = self.open(SOURCE)
-        failure = self.fails("float64", self.run_double, opened, method="single")
+        failure = self.fails("truth", self.run_double, opened, method="single")
         self.assertTrue(failure.message.startswith("float64 can't run it: "), failure.message)
         self.assertRegex(failure.location or "", r"project_\d+\.py:")
         self.assertEqual((opened.model.frozen.dtype, torch.get_default_dtype()), (torch.float32, torch.float32))
+
+    def values_of(self, source: str, specs: list[dict[str, Any]], dtype: str = "float32", **more: Any) -> Any:
+        """Returns the samples of a call without gradients, and its values with more digits."""
+        opened = self.open(source)
+        request = {"specs": specs, "dynamic": {}, **more}
+        captured = self.capture(opened, **request)
+        module = {"name": "m", "path": "", "method": "forward", "regions": [], **request}
+        module["inputs"] = module.pop("specs")
+        before = {name: one.clone() for name, one in opened.model.state_dict().items()}
+        answer = truth.run(opened, module, {}, Path(captured["samples"]), dtype, 4, self.out, Quiet())
+        for name, one in opened.model.state_dict().items():
+            self.assertTrue(one.dtype == before[name].dtype and torch.equal(one, before[name]), name)
+        return self.samples(captured), part("tensors").read(Path(answer["file"]))
+
+    def test_a_call_in_half_precision_has_the_values_of_float32(self) -> None:
+        samples, values = self.values_of(HALF, [spec("x", "bfloat16", [4, 12])])
+        model = self.open(HALF).model.float()
+        with torch.inference_mode():
+            exact = model.wide(samples["in.0"].float())
+        torch.testing.assert_close(values["out.0"], exact, rtol=1e-5, atol=1e-6)
+        eager = (samples["out.0"].float() - exact).norm() / exact.norm()
+        norm, worst = values["eager.out.0"].tolist()
+        self.assertTrue(eager / 3 < norm < eager * 3 and norm / 3 < worst, (float(eager), norm, worst))
+
+    def test_a_call_in_float32_has_the_values_of_float64(self) -> None:
+        samples, values = self.values_of(
+            HALF.replace("bfloat16", "float32"), [spec("x", "float32", [4, 12])], "float64"
+        )
+        self.assertEqual(values["out.0"].dtype, torch.float64)
+        torch.testing.assert_close(values["out.0"].float(), samples["out.0"], rtol=1e-5, atol=1e-6)
+        self.assertTrue(0 < float(values["eager.out.0"][0]) < 1e-5)
+
+    def test_states_and_smaller_sizes_have_values_too(self) -> None:
+        source = HALF.replace("return self.wide(x)", "self.seen.add_(x.mean(0))\n        return self.wide(x)")
+        samples, values = self.values_of(source, [{**spec("x", "bfloat16", [4, 12]), "dims": ["batch", None]}])
+        torch.testing.assert_close(values["after.0"].bfloat16(), samples["after.0"], rtol=0.02, atol=0.02)
+        self.assertEqual(values["after.0"].dtype, torch.float32)
+        smaller = [name for name in samples if name.startswith("smaller.") and ".out." in name]
+        self.assertEqual({name for name in values if name.startswith("smaller.")}, set(smaller))
+
+
+HALF = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(12, 12)
+        self.norm = nn.BatchNorm1d(12)
+        self.register_buffer("seen", torch.zeros(12))
+        self.scale = torch.rand(12).to(torch.bfloat16)
+
+    def wide(self, x):
+        x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
+        x = self.norm(self.layer(x)).float().softmax(-1).to(x.dtype)
+        return torch.cat([x * self.scale, x.tanh()], 1)
+
+    def forward(self, x):
+        return self.wide(x)
+
+def load():
+    torch.manual_seed(0)
+    return Net().eval().to(torch.bfloat16)
+"""

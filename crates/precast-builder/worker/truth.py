@@ -1,17 +1,22 @@
-"""Training in float64, and the distance of eager from it, where the plain comparison of a gate failed.
+"""A module with more digits, and the distance of eager from it: the truth, by which a gate judges rounding.
 
-`src/gate/float64.rs` of the command has the rule, and says what it buys. Here a training step, or a half of a pair,
-runs as the module itself, with `backward()` and torch's optimizer, from the inputs and states of the gate's samples. So
-it knows nothing of the captured graph, except that the values which a pair saves are those of its uncompiled graph.
+`src/gate/truth.rs` of the command has the rule, and says what it buys. Here the module itself runs, from the inputs and
+states of the gate's samples: a training step or a half of a pair with `backward()` and torch's optimizer. So it knows
+nothing of the captured graph, except that the values which a pair saves are those of its uncompiled graph.
 
-**In float64.** Parameters, buffers, states and inputs of floating point are in double, and autocast is off.
-What the code makes is in double too: the default dtype is float64, and an operator that names a smaller dtype of
-floating point, as `x.float()` does, gets float64. It fails where an operator has no kernel for double.
+**More digits.** Inputs and states are in float32 or float64, and an operator that names a smaller dtype of floating
+point, as `x.float()` does, gets that dtype. Without gradients parameters are widened where an operator reads them: a
+model has not to fit twice. In training they are in double, the default dtype is float64, and autocast is off. All of
+it fails where an operator has no kernel for the dtype.
 
-**Eager's distance** from it is the root of the mean square over the elements of a value, and over some runs: one with
-the samples as they are, and others whose inputs and states are moved by one unit in the last place, or by autocast by
-as much as a cast rounds. The loss is one number, which may be right by chance in one run; the runs together say what
-rounding does to it.
+**Eager's distance** comes from several runs: one with the samples as they are, and others whose inputs and parameters
+or states are moved by one unit in the last place, or by autocast by as much as a cast rounds. One number may be right
+by chance in one run; the runs together say what rounding does to it.
+
+| | of a value, over the runs |
+|---|---|
+| without gradients | the largest shares, of its norm and of its largest element. Each run has a truth of its own |
+| in training | the root of the mean square |
 """
 
 from __future__ import annotations
@@ -23,39 +28,130 @@ from typing import Any
 
 import torch
 
-from . import capture, failures, samples, states, tensors, training
+from . import capture, entry, failures, samples, states, structure, tensors, training
 from .torch_private.widening import Widening
 from .wire import Failure, Wire
 
-# Runs of eager: the samples as they are, and moved ones.
-_RUNS = 5
-
 
 def run(
-    opened: Any, module: dict[str, Any], sizes: dict[str, int], given: Path, out: Path, wire: Wire
+    opened: Any,
+    module: dict[str, Any],
+    sizes: dict[str, int],
+    given: Path,
+    dtype: str,
+    runs: int,
+    out: Path,
+    wire: Wire,
 ) -> dict[str, Any]:
-    """Returns the protocol's `InDouble` for the samples that a capture of this module wrote."""
+    """Returns the protocol's `Truth` for the samples that a capture of this module wrote."""
     needed = {name: value for name, value in tensors.read(given).items() if not name.startswith("after.")}
     held = {name: value.to(opened.device) for name, value in needed.items()}
-    form: _Pair | _Step
-    if module.get("pair"):
-        form = _Pair(capture.trace(opened, module, sizes, wire), opened, held)
-    else:
-        form = _Step(opened, module, held)
     try:
-        exact = form.exact()
+        if module.get("pair"):
+            found = _of_training(_Pair(capture.trace(opened, module, sizes, wire), opened, held), runs)
+        elif module.get("train"):
+            found = _of_training(_Step(opened, module, held), runs)
+        else:
+            found = _Call(opened, module, held, getattr(torch, dtype)).values(runs)
     except Exception as error:
-        why = f"float64 can't run it: {failures.named(error)}"
-        raise Failure("float64", why, location=failures.location(error, opened.root)) from error
+        why = f"{dtype} can't run it: {failures.named(error)}"
+        raise Failure("truth", why, location=failures.location(error, opened.root)) from error
+    return {"file": str(tensors.write(out.resolve() / "truth.safetensors", found))}
+
+
+def _of_training(form: _Pair | _Step, runs: int) -> dict[str, Any]:
+    exact = form.exact()
     floats = [name for name, value in exact.items() if value.is_floating_point()]
     squares = dict.fromkeys(floats, 0.0)
-    for salt in range(_RUNS):
+    for salt in range(runs):
         got = form.eager(salt)
         for name in floats:
             squares[name] += float((got[name].double() - exact[name]).square().mean())
         del got  # as large as parameters and moments
-    distances = {f"eager.{name}": torch.tensor(squares[name] / _RUNS).double().sqrt() for name in floats}
-    return {"file": str(tensors.write(out.resolve() / "double.safetensors", exact | distances))}
+    return exact | {f"eager.{name}": torch.tensor([squares[name] / runs]).double().sqrt() for name in floats}
+
+
+class _Call:
+    """A call without gradients, at the sizes of the bucket and at smaller ones."""
+
+    def __init__(self, opened: Any, module: dict[str, Any], held: dict[str, Any], dtype: torch.dtype) -> None:
+        self._run, specs, self._kept = capture.run_of(opened, module)
+        self._order = sorted(range(len(specs)), key=lambda at: at in self._kept)
+        self._of, self._samples, self._dtype = opened, held, dtype
+        self._held = [*opened.model.parameters(), *opened.model.buffers()]
+        half = any(one.dtype.itemsize == 2 for one in (*self._held, *held.values()) if one.is_floating_point())
+        # Autocast rounds where no tensor outside of the graph is in half precision.
+        self._cast = "bfloat16" if dtype == torch.float32 and not half else None
+
+    def values(self, runs: int) -> dict[str, Any]:
+        """Returns values with more digits, and eager's distances."""
+        inputs = self._inputs("")
+        found = self._wide("", inputs)
+        floats = [name for name, value in found.items() if value.is_floating_point()]
+        shares: dict[str, list[float]] = {name: [0.0, 0.0] for name in floats}
+        for salt in range(1, runs):
+            with _in_place_of(self._held, _moved([one.data for one in self._held], salt, self._cast)):
+                moved = _moved(inputs, salt, self._cast)
+                exact = self._wide("", moved)
+                eager = self._eager(moved)
+            for name in floats:
+                shares[name] = list(map(max, shares[name], _shares(eager[name], exact[name])))
+        found |= {f"eager.{name}": torch.tensor(both, dtype=torch.float64) for name, both in shares.items()}
+        number = 0
+        while f"smaller.{number}.out.0" in self._samples:
+            prefix = f"smaller.{number}."
+            found |= self._wide(prefix, self._inputs(prefix))
+            number += 1
+        return found
+
+    def _inputs(self, prefix: str) -> list[Any]:
+        given: list[Any] = [None] * len(self._order)
+        count = len(self._order) - len(self._kept)
+        for index, at in enumerate(self._order):
+            kind, number = ("in", index) if index < count else ("state", index - count)
+            given[at] = self._samples[f"{prefix}{kind}.{number}"]
+        return given
+
+    def _wide(self, prefix: str, inputs: list[Any]) -> dict[str, Any]:
+        with torch.inference_mode(), _precise(), Widening(self._dtype, tensors=True):
+            found = self._run([one.to(self._dtype) if one.is_floating_point() else one for one in inputs])
+        return self._named(prefix, *found)
+
+    def _eager(self, inputs: list[Any]) -> dict[str, Any]:
+        entry.seed()
+        with torch.inference_mode():
+            return self._named("", *self._run(inputs))
+
+    def _named(self, prefix: str, returned: Any, after: list[Any]) -> dict[str, Any]:
+        found = {f"{prefix}out.{index}": value for index, value in enumerate(structure.tensors_of(returned))}
+        if not prefix:
+            found |= {f"after.{index}": after[at] for index, at in enumerate(self._kept)}
+        return found
+
+
+def _shares(one: Any, exact: Any) -> tuple[float, float]:
+    """Returns how far a value is from another, as shares of the other's norm and of its largest element."""
+    if not exact.numel():
+        return 0.0, 0.0
+    exact, difference = exact.double(), one.double() - exact.double()
+    norm, largest = float(exact.norm()), float(exact.abs().max())
+    least = torch.finfo(torch.float64).tiny
+    return float(difference.norm()) / max(norm, least), float(difference.abs().max()) / max(largest, least)
+
+
+@contextmanager
+def _precise() -> Iterator[None]:
+    """Runs a block without TF32, and with the seeds of eager's run."""
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = False
+        entry.seed()
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.allow_tf32 = value
 
 
 class _Step:
