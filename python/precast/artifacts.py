@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from . import batches, captured, exported, parts
 from .capture import Capture, check_build
 from .contract import Contract
-from .engine import CompileFailed
+from .engine import CompileFailed, Passed
 from .errors import BadInput, BuildError, Busy, Error, NoFit
 from .loading import load
 from .refusal import Refused
@@ -247,7 +247,8 @@ class ArtifactEngine:
         weights = self._weights()
         device = str(next(iter([*weights.values(), *tensors.values()])).device)
         release = "@".join(filter(None, (self._release.model, self._release.name)))
-        return load(self._region.config.store, release, device=device, weights=weights, _lend=self._LENDS)
+        config = self._region.config
+        return load(config.store, release, device=device, weights=weights, check=config.check, _lend=self._LENDS)
 
     def _weights(self) -> dict[str, Tensor]:
         live = self.contract.record.live(self._region.roots(*self.sample))
@@ -330,6 +331,8 @@ def refusals() -> Iterator[None]:
     except Busy as error:
         raise Refused("busy", error.args[0]) from None
     except BadInput as error:
+        if error.code == "EarlierCall":
+            raise Passed from error
         raise Refused("inputs", error.args[0]) from None
 
 

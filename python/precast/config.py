@@ -55,6 +55,9 @@ class CompileConfig:
     """The dimensions of each bucketed input: `{"input_ids": ["batch", "seq"]}`."""
     pad: bool | Mapping[str, float] = True
     """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0."""
+    check: str = "late"
+    """`"late"`: values on a GPU are checked without a wait, and a value out of bounds is raised by a later call; what
+    follows from it is NaN. `"now"`: each call waits for the device."""
     release: str | None = None
     """A release that `precast build` made of a module of kind `autograd`, as `"encoder@3"`, or `"encoder"` for the
     newest: nothing is captured or built. It has its own sizes and settings."""
@@ -71,6 +74,7 @@ class CompileConfig:
         _one_of("mode", self.mode, MODES)
         _one_of("kind", self.kind, KINDS)
         _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
+        _one_of("check", self.check, ("late", "now"))
         if not isinstance(self.backend, str) or not self.backend:
             raise ValueError(f"`backend` is {self.backend!r}, not the name of a backend")
         if not isinstance(self.smoketest_steps, int) or self.smoketest_steps < 0:

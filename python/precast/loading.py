@@ -27,6 +27,7 @@ def load(
     sessions: int = 16,
     loading: Literal["before", "background", "on-demand"] = "before",
     graphs: Literal["as-built", "always", "never"] = "as-built",
+    check: Literal["late", "now"] = "late",
     copy: bool = True,
     wait: float | None = None,
     weights: Mapping[str, Any] | None = None,
@@ -45,6 +46,8 @@ def load(
     - `loading`: `"before"` loads every program first, `"background"` the first of each module, `"on-demand"`
       each with its first call.
     - `graphs`: the programs that run as CUDA graphs: those built with such a `mode`, every one, or none.
+    - `check`: when values on a GPU are checked. `"late"` does not wait for the device: what follows from a value out of
+      bounds is NaN, and a later call, or `model.check()`, raises `BadInput`. `"now"` waits in each call.
     - `copy`: whether an input may be copied to fit, if only its strides, alignment or device differ.
     - `wait`: the longest wait for a slot or a session, in seconds.
     - `weights`: the caller's own tensors by name instead of the release's, bound by pointer without a copy. A change in
@@ -67,6 +70,7 @@ def load(
         "graphs": graphs,
         # Outputs of CUDA graphs without a copy, for pairs.
         "lend": _lend,
+        "check": check,
         "copy": copy,
         "wait": wait,
     }

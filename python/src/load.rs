@@ -29,7 +29,7 @@ use crate::{
 
 /// Loads a release. `precast.load` is the documented form.
 #[pyfunction]
-#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, lend, copy, wait, weights, again))]
+#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, lend, check, copy, wait, weights, again))]
 #[allow(clippy::too_many_arguments)]
 pub fn load(
     py: Python<'_>,
@@ -43,6 +43,7 @@ pub fn load(
     loading: &str,
     graphs: &str,
     lend: bool,
+    check: &str,
     copy: bool,
     wait: Option<f64>,
     weights: Option<&Bound<'_, PyDict>>,
@@ -72,6 +73,16 @@ pub fn load(
             return Err(errors::bad_input(
                 format!("graphs=`{other}` is unknown"),
                 "it is as-built, always or never",
+            ));
+        }
+    };
+    let now = match check {
+        "late" => false,
+        "now" => true,
+        other => {
+            return Err(errors::bad_input(
+                format!("check=`{other}` is unknown"),
+                "it is late or now",
             ));
         }
     };
@@ -106,7 +117,7 @@ pub fn load(
         }
     };
     let loaded = loaded.map_err(|error| errors::runtime(&error))?;
-    let loaded = Loaded::of(py, loaded, devices, shared);
+    let loaded = Loaded::of(py, loaded, devices, shared, now);
     Ok(Model::new(loaded, again))
 }
 

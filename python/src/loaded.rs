@@ -26,10 +26,18 @@ pub struct Loaded {
     // Few entries: a hash of the key takes longer than the comparisons.
     pub variants: BTreeMap<String, Vec<Variant>>,
     nestings: BTreeMap<Digest, Nesting>,
+    /// Whether each call waits for the device's check of its values.
+    now: bool,
 }
 
 impl Loaded {
-    pub fn of(py: Python<'_>, model: Model, devices: Vec<Device>, runtime: Arc<Runtime>) -> Self {
+    pub fn of(
+        py: Python<'_>,
+        model: Model,
+        devices: Vec<Device>,
+        runtime: Arc<Runtime>,
+        now: bool,
+    ) -> Self {
         let mut variants: BTreeMap<String, Vec<Variant>> = BTreeMap::new();
         let mut nestings = BTreeMap::new();
         for module in model.modules() {
@@ -54,6 +62,7 @@ impl Loaded {
             runtime,
             variants,
             nestings,
+            now,
         }
     }
 
@@ -88,8 +97,16 @@ impl Loaded {
         }
     }
 
-    pub fn run(&self, module: &str, inputs: &Inputs) -> Result<Outputs, RuntimeError> {
+    /// Runs a module. Waits for the device's check of its values, if the model was loaded so, or where torch does not order
+    /// the caller's work behind the call.
+    pub fn run(
+        &self,
+        module: &str,
+        inputs: &Inputs,
+        library: Library,
+    ) -> Result<Outputs, RuntimeError> {
         inputs.run(
+            self.now || library != Library::Torch,
             |tensors| self.model.run(module, tensors),
             |named| self.model.run_named(module, named),
         )

@@ -113,6 +113,14 @@ impl Model {
         Ok(json.call_method1(intern!(py, "loads"), (text,))?.unbind())
     }
 
+    /// Waits for the device's checks of the values of all calls so far, and raises what an unread one found.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let loaded = self.loaded()?;
+        let inside = Inside::enter(py);
+        let checked = inside.detach(py, || loaded.model.check());
+        checked.map_err(|error| errors::runtime(&error))
+    }
+
     /// Loads every program, and runs each once on padding.
     fn warm_up(&self, py: Python<'_>) -> PyResult<()> {
         let loaded = self.loaded()?;

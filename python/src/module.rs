@@ -18,7 +18,7 @@ use crate::{
     errors,
     inputs::{self, Inputs},
     loaded::{Held, Loaded},
-    tensors::{self, Library},
+    tensors::Library,
 };
 
 /// A module of a model, to be called: `model.encode(x)`.
@@ -180,7 +180,7 @@ pub fn call(
 ) -> PyResult<Py<PyAny>> {
     let inside = Inside::enter(py);
     let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
-    let outputs = inside.detach(py, || loaded.run(module, &inputs));
+    let outputs = inside.detach(py, || loaded.run(module, &inputs, library));
     // Freed with the GIL: their memory is Python's.
     drop(inputs);
     let outputs = outputs.map_err(|error| errors::runtime(&error))?;
@@ -204,16 +204,11 @@ pub struct Notes(cuda::Notes);
 
 #[pymethods]
 impl Notes {
-    /// Returns the tensor on the device.
-    fn tensor(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        tensors::give(py, &self.0.tensor(), Library::Torch)
-    }
-
-    /// Raises the error of a value that was out of bounds, by a copy of the tensor.
-    fn judge(&self, py: Python<'_>, notes: Vec<i64>) -> PyResult<()> {
+    /// Waits for them, and raises the error of a value that was out of bounds.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
         let inside = Inside::enter(py);
-        let judged = inside.detach(py, || self.0.judge(&notes));
-        judged.map_err(|error| errors::runtime(&error))
+        let checked = inside.detach(py, || self.0.check());
+        checked.map_err(|error| errors::runtime(&error))
     }
 }
 
@@ -241,7 +236,7 @@ impl Call {
         };
         let entered: Result<Vec<_>, _> = self.streams.iter().map(Stream::enter).collect();
         let _entered = entered.map_err(|reason| errors::torch(&reason))?;
-        let outputs = inside.detach(py, || loaded.run(&self.module, &inputs));
+        let outputs = inside.detach(py, || loaded.run(&self.module, &inputs, self.library));
         drop(inputs);
         let outputs = outputs.map_err(|error| errors::runtime(&error))?;
         loaded.answer(py, outputs, self.library)

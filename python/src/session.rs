@@ -138,6 +138,7 @@ impl Session {
             // Both forms borrow the session; one of them runs.
             let session = RefCell::new(session);
             inputs.run(
+                true,
                 |tensors| session.borrow_mut().run(module, tensors),
                 |named| session.borrow_mut().run_named(module, named),
             )

@@ -172,6 +172,7 @@ fn checked(fake: &Fake) -> Memory {
         value,
         text: "every row comes to 0".to_owned(),
         location: Some("model.py:7".to_owned()),
+        input: None,
     });
     memory
 }

@@ -9,7 +9,7 @@ from unittest import mock
 
 import torch
 
-from .support import Project, interpret, model, part
+from .support import Project, interpret, model, part, spec
 
 USES = """
 import torch
@@ -207,15 +207,56 @@ class ChecksTest(Project):
             wrapped = call.wrap(opened.model, "forward", ["x"])
             program = flat.export(wrapped, [torch.zeros(2, 4, dtype=torch.int64)], self.root, "it")
             graph = flat.flatten(program, part("weights").collect(opened.model), "", self.root)
-            self.assertEqual(checks.add(graph, {graph.inputs[0]: (-1, bound)}, self.root), count)
+            specs = [spec("x", "int64", [2, 4])]
+            self.assertEqual(checks.add(graph, {graph.inputs[0]: (-1, bound)}, specs, self.root), 1 + count)
 
-    def test_an_input_that_is_the_index_has_bounds_and_needs_no_check(self) -> None:
-        body = "return self.table(x.to(torch.int64).view(-1)) + self.table(x.abs() % 9)[0, 0]"
+    def test_an_input_with_bounds_is_clamped_and_all_that_follows_from_a_bad_value_is_nan(self) -> None:
+        body = "h = self.table(x) + self.table(x.abs() % 9); return h.sum(-1), x * 2"
         opened = self.open(model(body, "self.table = torch.nn.Embedding(7, 3)"))
         captured = self.capture(opened, inputs=[("x", "int64", [2, 4])])
         self.assertEqual(captured["inputs"][0]["bounds"], [0, 7])
-        # Values computed within the bounds need none either: below 7 it is never 7 or 8.
-        self.assertEqual(captured["checks"], [])
+        # Values computed within the bounds need no check: below 7 it is never 7 or 8.
+        self.assertEqual([(one["text"], one["input"]) for one in captured["checks"]], [("input `x` in 0..7", "x")])
+        good = torch.tensor([[0, 1, 2, 3], [6, 0, 1, 2]])
+        outputs, outcomes = self.run_on(opened, captured, good)
+        self.assertEqual(outcomes, [False])
+        with torch.no_grad():
+            torch.testing.assert_close(outputs[0], opened.model(good)[0])
+        for bad in (7, -1, LARGEST, LEAST):
+            value = good.clone()
+            value[0, 1] = bad
+            outputs, outcomes = self.run_on(opened, captured, value)
+            self.assertEqual(outcomes, [True])
+            self.assertEqual(outputs[0].isnan().nonzero().tolist(), [[0, 1]])
+            self.assertEqual(outputs[1].tolist(), (value.clamp(0, 6) * 2).tolist())
+
+    def test_what_pads_an_input_is_within_its_bounds(self) -> None:
+        opened = self.open(model("return self.table(x)", "self.table = torch.nn.Embedding(7, 3)"))
+        specs = [{**spec("x", "int64", [2, 4]), "range": [1, 7], "pad": 0}]
+        captured = self.capture(opened, specs=specs)
+        for value, failed in ((0, False), (1, False), (6, False), (7, True), (-1, True)):
+            self.assertEqual(self.run_on(opened, captured, torch.full((2, 4), value))[1], [failed], value)
+
+    def test_floats_are_nan_where_no_lookup_is_by_the_value(self) -> None:
+        for kind in ("nll_loss", "scatter", "index_add", "assert"):
+            opened, captured = self.use(kind)
+            x = torch.zeros(2, 4, dtype=torch.int64)
+            self.assertFalse(any(one.isnan().any() for one in self.run_on(opened, captured, x)[0]), kind)
+            outputs, outcomes = self.run_on(opened, captured, x - 100 if kind == "assert" else x + 50)
+            self.assertEqual(outcomes, [True], kind)
+            for one in outputs:
+                self.assertEqual(bool(one.isnan().all()), one.is_floating_point(), kind)
+
+    def test_a_bad_index_gives_nan_where_it_looks_up(self) -> None:
+        for kind in ("embedding", "index", "gather", "take", "take_along_dim", "index_select", "two"):
+            opened, captured = self.use(kind)
+            x = torch.tensor([[0, 1, 2, 3], [5, 0, 1, 2]])
+            x[0, 1] = 60
+            (got,), outcomes = self.run_on(opened, captured, x)
+            self.assertIn(True, outcomes, kind)
+            self.assertTrue(got.isnan().any(), kind)
+            whole = kind in ("index_select", "two")  # no lookup of its own: all outputs
+            self.assertEqual(bool(got.isnan().all()), whole, kind)
 
     def test_layers_stay_one_segment_and_each_has_its_outcome(self) -> None:
         opened = self.open(LAYERS)

@@ -255,7 +255,7 @@ def _flat(
     ranges = [bounds.check_range(*pair, what, opened.root) for pair in zip(specs, limits, strict=True)]
     known = {node: (held[0], held[1] - 1) for node, held in zip(graph.inputs, ranges, strict=True) if held}
     if opened.device in checks.DEVICES:
-        checks.add(graph, known, opened.root)
+        checks.add(graph, known, specs, opened.root, marks=not module.get("train"))
     else:
         bounds.refuse_negative(graph, known)
     flat.own_outputs(graph)
@@ -351,7 +351,13 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
         "outputs": answers.outputs,
         "results": [numbers[node] for node in graph.outputs],
         "checks": [
-            {"value": numbers[check.outcome], "text": check.text, "location": check.location} for check in graph.checks
+            {
+                "value": numbers[check.outcome],
+                "text": check.text,
+                "location": check.location,
+                "input": check.input,
+            }
+            for check in graph.checks
         ],
         "values": values,
         "call_spec": {
@@ -450,7 +456,7 @@ def _padded(
         return exact, []
     for leak in padding_graph.leaks(traced.graph, specs, used, traced.ranges):
         exact.setdefault(leak.dim, leak.reason(opened.root))
-    kinds = samples.kinds(device, traced.graph.checks)
+    kinds = samples.kinds(device, traced.graph.computed())
     check = padding.Check(wrapped, specs, drawn, tables, device, answers.outputs, exact, kinds)
     receipt["padding"], smaller = check.run(used)
     return exact, smaller

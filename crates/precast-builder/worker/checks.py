@@ -1,8 +1,12 @@
-"""Checks of computed indices on a device: indices are clamped, and the program returns whether one was out of bounds.
+"""Checks of values on a device: inputs and indices are clamped, and the program returns whether one was out of bounds.
 
-On CUDA an index out of bounds stops the kernel that uses it, and with it the context of the whole process. So an index
-that may be out of bounds is clamped. Whether clamping changed it becomes a further output of the program, which the
-runtime reads together with the results. An assertion about values becomes such an output too.
+On CUDA an index out of bounds stops the kernel that uses it, and with it the context of the whole process. So an input
+with bounds, and an index that may be out of bounds, are clamped. Whether clamping changed one becomes a further output
+of the program, which the runtime reads some time after the call. An assertion about values becomes such an output too.
+
+Nobody is to compute on the answer of such a call meanwhile. What a float table gives for a bad index is NaN, and so is
+all that follows from it: the compiler fuses that into the lookup. Where there is no such lookup, as for a target of a
+loss, the float outputs are NaN. A training step is left without: its outputs are parameters.
 
 An index needs no check if it does not depend on the values of an input (a buffer of positions), if the bounds of the
 inputs imply it, or if its operation does (the index of a maximum). Not checked are indices inside a branch of
@@ -73,22 +77,30 @@ class _Site:
     ignored: int | None = None
 
 
-def add(flat: Flat, bounds: dict[Any, Range], root: Path) -> int:
-    """Clamps indices that may be out of bounds; returns their number. `bounds` are those of inputs, both ends included.
+def add(flat: Flat, bounds: dict[Any, Range], specs: list[dict[str, Any]], root: Path, *, marks: bool = True) -> int:
+    """Clamps inputs and indices that may be out of bounds; returns their number.
 
-    The outcomes are added to `flat.checks`, and become outputs.
+    `bounds` are those of inputs, both ends included. The outcomes are added to `flat.checks`, and become outputs. With
+    `marks`, floats that follow from a bad value are NaN.
     """
     known = Known(flat, bounds)
     before = len(flat.checks)
+    guarded = _Guarded(marks)
+    for node, spec in zip(flat.inputs, specs, strict=True):
+        if node in bounds:
+            _guard_input(flat, node, spec, known, guarded, root)
     for node in list(flat.graph.nodes):
         if node.op != "call_function":
             continue
         known.learn(node)
         for site in sites(node):
             if site.index in known.varying and not known.within(site):
-                _guard(flat, node, site, known, root)
+                _guard(flat, node, site, known, guarded, root)
+            elif site.index in guarded.inputs:
+                guarded.mark(flat, node, site, *guarded.inputs[site.index])
         if _name(node) == "_assert_async" and node.args[0] in known.varying:
-            _assertion(flat, node, root)
+            guarded.unmarked.append(_assertion(flat, node, root))
+    guarded.mark_outputs(flat)
     flat.graph.lint()
     return len(flat.checks) - before
 
@@ -330,40 +342,125 @@ def _clamped(given: Range | None, lower: Range | None, upper: Range | None) -> R
     return low, high
 
 
-def _guard(flat: Flat, node: Any, site: _Site, known: Known, root: Path) -> None:
+class _Guarded:
+    """Inputs and indices that were clamped, and what becomes NaN by them."""
+
+    def __init__(self, marks: bool) -> None:
+        self._marks = marks
+        # Clamped input -> whether each of its elements is bad, and whether any is.
+        self.inputs: dict[Any, tuple[Any, Any]] = {}
+        # Outcomes after which no float is NaN yet.
+        self.unmarked: list[Any] = []
+
+    def mark(self, flat: Flat, node: Any, site: _Site, bad: Any, outcome: Any) -> None:
+        """Has a lookup give NaN for a bad index, if it reads floats by one index."""
+        aten, held = torch.ops.aten, _held(node)
+        if not self._marks or not isinstance(held, torch.Tensor) or not held.dtype.is_floating_point:
+            return
+        name = _name(node)
+        if name in ("index", "_unsafe_index"):
+            others = [one for one in overloads.argument(node, "indices") if one is not None]
+            after = _held(site.table).dim() - 1 - (site.axis or 0)
+            fits = len(others) == 1
+        else:
+            after, fits = (1 if name == "embedding" else 0), name in ("embedding", "gather", "take_along_dim", "take")
+        if not fits:
+            return
+        new = _inserter(flat, node, after=True)
+        mask = bad
+        for _ in range(after):
+            mask = new(aten.unsqueeze.default, mask, -1)
+        users = list(node.users)
+        marked = new(aten.masked_fill.Scalar, node, mask, math.nan)
+        node.replace_all_uses_with(marked, delete_user_cb=lambda user: user in users)
+        flat.outputs[:] = [marked if one is node else one for one in flat.outputs]
+        if outcome in self.unmarked:
+            self.unmarked.remove(outcome)
+
+    def mark_outputs(self, flat: Flat) -> None:
+        """Has float outputs be NaN after the outcomes that mark no lookup."""
+        aten = torch.ops.aten
+        if not self._marks or not self.unmarked:
+            return
+        end = flat.graph.output_node()
+        new = _inserter(flat, end)
+        bad, *others = (new(aten.any.default, one) if _held(one).dim() else one for one in self.unmarked)
+        for other in others:
+            bad = new(aten.logical_or.default, bad, other)
+        outputs = list(end.args[0])
+        for at, output in enumerate(outputs[: len(outputs) - len(flat.written)]):  # without the new values of states
+            held = _held(output)
+            if isinstance(held, torch.Tensor) and held.dtype.is_floating_point:
+                outputs[at] = new(aten.masked_fill.Scalar, output, bad, math.nan)
+        end.args = (tuple(outputs),)
+        flat.outputs[:] = outputs
+
+
+def _inserter(flat: Flat, at: Any, *, after: bool = False, known: Known | None = None) -> Any:
+    """Returns a function that adds calls to the graph, before a node or in order after it."""
+    place = [at]
+
+    def new(target: Any, *args: Any) -> Any:
+        with flat.graph.inserting_after(place[0]) if after else flat.graph.inserting_before(at):
+            created = flat.graph.call_function(target, args)
+        created.meta = {key: at.meta[key] for key in ("nn_module_stack", "stack_trace") if key in at.meta}
+        fake.propagate_node(created)
+        if known is not None:
+            known.learn(created)
+        place[0] = created
+        return created
+
+    return new
+
+
+def _guard_input(flat: Flat, node: Any, spec: dict[str, Any], known: Known, guarded: _Guarded, root: Path) -> None:
+    """Clamps an input with bounds, and adds a check of whether that changed it. What pads it is within them too."""
+    aten, limits = torch.ops.aten, torch.iinfo(_held(node).dtype)
+    low, high = known.ranges[node]
+    pad = spec.get("pad")
+    if isinstance(pad, int):
+        low, high = min(low, pad), max(high, pad)
+    low, high = max(low, limits.min), min(high, limits.max)
+    if low > high or (low == limits.min and high == limits.max):
+        return
+    users = list(node.users)
+    new = _inserter(flat, next(one for one in flat.graph.nodes if one.op != "placeholder"), known=known)
+    safe = new(aten.clamp.default, node, low, high)
+    bad = new(aten.ne.Tensor, safe, node)
+    outcome = new(aten.any.default, bad)
+    node.replace_all_uses_with(safe, delete_user_cb=lambda user: user in users)
+    known.ranges[safe] = known.ranges[node]
+    guarded.inputs[safe] = (bad, outcome)
+    guarded.unmarked.append(outcome)
+    text = f"input `{spec['name']}` in {low}..{high + 1}"
+    flat.checks.append(Check(outcome, text, None, spec["name"]))
+
+
+def _guard(flat: Flat, node: Any, site: _Site, known: Known, guarded: _Guarded, root: Path) -> None:
     """Gives a node a clamped index, and adds a check of whether clamping changed it."""
     aten = torch.ops.aten
-    with flat.graph.inserting_before(node):
-
-        def new(target: Any, *args: Any) -> Any:
-            created = flat.graph.call_function(target, args)
-            created.meta = {key: node.meta[key] for key in ("nn_module_stack", "stack_trace") if key in node.meta}
-            fake.propagate_node(created)
-            known.learn(created)
-            return created
-
-        size = symbols.fixed(site.size)
-        limits = torch.iinfo(_held(site.index).dtype)
-        if size is not None:
-            if size == 0:
-                return
-            low: Any = max(-size, limits.min) if site.wraps else 0
-            high: Any = min(size - 1, limits.max)
-        else:
-            number = (
-                new(aten.sym_numel.default, site.table)
-                if site.axis is None
-                else new(aten.sym_size.int, site.table, site.axis)
-            )
-            low = new(operator.neg, number) if site.wraps else 0
-            high = new(operator.sub, number, 1)
-        safe = new(aten.clamp.default, site.index, low, high)
-        differs = new(aten.ne.Tensor, safe, site.index)
-        if site.ignored is not None:
-            differs = new(aten.logical_and.default, differs, new(aten.ne.Scalar, site.index, site.ignored))
-            safe = new(aten.where.self, differs, safe, site.index)
-        outcome = new(aten.any.default, differs)
+    new = _inserter(flat, node, known=known)
+    size = symbols.fixed(site.size)
+    limits = torch.iinfo(_held(site.index).dtype)
+    if size is not None:
+        if size == 0:
+            return
+        low: Any = max(-size, limits.min) if site.wraps else 0
+        high: Any = min(size - 1, limits.max)
+    else:
+        at = (aten.sym_numel.default, site.table)
+        number = new(*at) if site.axis is None else new(aten.sym_size.int, site.table, site.axis)
+        low = new(operator.neg, number) if site.wraps else 0
+        high = new(operator.sub, number, 1)
+    safe = new(aten.clamp.default, site.index, low, high)
+    differs = new(aten.ne.Tensor, safe, site.index)
+    if site.ignored is not None:
+        differs = new(aten.logical_and.default, differs, new(aten.ne.Scalar, site.index, site.ignored))
+        safe = new(aten.where.self, differs, safe, site.index)
+    outcome = new(aten.any.default, differs)
     _replace(node, site, safe)
+    guarded.unmarked.append(outcome)
+    guarded.mark(flat, node, site, differs, outcome)
     text = f"index in {'-n' if site.wraps and size is None else low}..{'n' if size is None else size}"
     text = f"{text} of {node.target.namespace}.{_name(node)}"
     flat.checks.append(Check(outcome, text, failures.line_of(node, root)))
@@ -381,8 +478,8 @@ def _replace(node: Any, site: _Site, safe: Any) -> None:
         node.update_kwarg(site.argument, value)
 
 
-def _assertion(flat: Flat, node: Any, root: Path) -> None:
-    """Replaces an assertion about a value, which would stop the kernel, by a check."""
+def _assertion(flat: Flat, node: Any, root: Path) -> Any:
+    """Replaces an assertion about a value, which would stop the kernel, by a check. Returns its outcome."""
     aten = torch.ops.aten
     with flat.graph.inserting_before(node):
         failed = flat.graph.call_function(aten.logical_not.default, (node.args[0],))
@@ -391,3 +488,4 @@ def _assertion(flat: Flat, node: Any, root: Path) -> None:
     message = node.args[1] if len(node.args) > 1 and node.args[1] else "an assertion of the model"
     flat.checks.append(Check(failed, str(message).splitlines()[0], failures.line_of(node, root)))
     flat.graph.erase_node(node)
+    return failed

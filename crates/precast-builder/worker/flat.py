@@ -38,6 +38,8 @@ class Check:
     outcome: Any
     text: str
     location: str | None
+    # The name of the input whose values are checked, if it is one.
+    input: str | None = None
 
 
 @dataclass
@@ -61,6 +63,10 @@ class Flat:
     # The operations that copy them into these inputs, after it.
     writes: list[Any] = field(default_factory=list)
     _digests: dict[Any, str] = field(default_factory=dict)
+
+    def computed(self) -> list[Check]:
+        """Returns the checks of values that the module computes."""
+        return [check for check in self.checks if check.input is None]
 
     def digest(self, node: Any) -> str:
         """Returns the digest of a weight's values. It is computed once: the weight may be large, and on a device."""

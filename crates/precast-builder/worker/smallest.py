@@ -160,7 +160,7 @@ class _Trial:
     def _same(self, sizes: dict[str, int]) -> bool | None:
         """Returns whether both give equal results; None if the module refuses these sizes for all values."""
         ran = False
-        usual = samples.kinds(self.device, self.traced.graph.checks) == samples.KINDS[:1]
+        usual = samples.kinds(self.device, self.traced.graph.computed()) == samples.KINDS[:1]
         for factor in _FACTORS[:1] if usual else _FACTORS:
             inputs = self._inputs(sizes, factor)
             try:

@@ -505,6 +505,15 @@ pub enum RuntimeError {
         /// The condition in words, and its line in the model, as far as that is known.
         check: String,
     },
+    /// An earlier call had a value out of bounds, and nobody has read its notes: floats that follow from the value are
+    /// NaN in its outputs. This call was not made; it can be repeated.
+    #[error("an earlier call, number {number}: {error}")]
+    EarlierCall {
+        /// The number of the call, among those of the model that have notes, from 1.
+        number: u64,
+        /// What was out of bounds.
+        error: Box<RuntimeError>,
+    },
     /// An output of an artifact has another shape, dtype or device than its record. The answer is dropped.
     #[error("module `{module}` at {bucket}: output {output} is {got}, its record says {expected}")]
     BadOutput {

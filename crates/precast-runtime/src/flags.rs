@@ -1,27 +1,27 @@
 //! The check of values on a device: inputs that the caller passes on the device, and indices that a program computes.
 //!
 //! An index beyond a table ends the kernel that reads by it, and CUDA's context with it: the device then gives no more
-//! answers to this process. The host can't check such values before the call without waiting for the device. So an
-//! input is clamped to its bounds on the device, and the program clamps the indices that it computes (its record's
-//! `checks`). A small tensor on the device notes both, and is returned with the outputs:
+//! answers to this process. The host can't check such values before the call without waiting for the device. So the
+//! program clamps its inputs and the indices that it computes (its record's `checks`), and has floats that follow from
+//! a bad value be NaN. A small tensor on the device notes what was out of bounds:
 //!
 //! | noted | by | read as |
 //! |---|---|---|
-//! | minimum and maximum of each input with bounds | the runtime, before the first step; captured into a graph | [`Problem::Value`] |
-//! | whether a check failed | the program's steps | [`RuntimeError::CheckFailed`] |
+//! | whether a check failed | the program's steps | [`Problem::Value`] for an input, else [`RuntimeError::CheckFailed`] |
+//! | minimum and maximum of an input with bounds that no check of the program has | the runtime, which clamps it before the first step | [`Problem::Value`] |
 //!
-//! [`Outputs::check`](super::Outputs::check) waits for the tensor and reads it;
-//! [`Outputs::array`](super::Outputs::array) also calls it first. Callers that keep outputs on the device or take them
-//! as tensors must call `check`, or take the tensor ([`Outputs::take_notes`](super::Outputs::take_notes)) and judge a
-//! copy of it later, without a wait. The call itself does not wait, and a program without such inputs and checks has no
-//! notes.
+//! The call does not wait for the notes: they are copied to pinned memory behind it, and read when they are there.
+//! [`Outputs::check`](super::Outputs::check) waits for them, and so does [`Outputs::array`](super::Outputs::array).
+//! Where neither is called, the first later call of the model that finds them there fails with
+//! [`RuntimeError::EarlierCall`], and so does [`Model::check`](super::Model::check) ([`late`](super::late)). A program
+//! without such inputs and checks has no notes.
 //!
 //! The inputs of a graph may be padded: there the pad value is within the bounds as well. Inputs from the host's memory
 //! were checked there, and are also clamped: another thread may have written to them since.
 
 use std::sync::{
-    Arc,
-    atomic::{AtomicBool, Ordering},
+    Arc, Mutex, PoisonError,
+    atomic::{AtomicU8, Ordering},
 };
 
 use precast_store::{
@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError, TorchError,
-    ffi::{Handle, Handles, contiguous, note_failed, note_range},
+    ffi::{Handle, Handles, Slip, contiguous, note_failed, note_range},
     problem::Problem,
 };
 
@@ -41,10 +41,15 @@ use super::{
 pub(super) struct Watch {
     program: Arc<Program>,
     module: Arc<str>,
+    /// Inputs that the runtime clamps.
     inputs: SmallVec<[Watched; 4]>,
+    /// The input of each check, if it has one.
+    checked: SmallVec<[Option<Watched>; 4]>,
+    /// Pinned memory of calls whose notes were read.
+    spare: Arc<Mutex<Vec<Slip>>>,
 }
 
-/// An input that is clamped: its number, and the lowest and highest value that it may have.
+/// An input with bounds: its number, and the lowest and highest value that it may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Watched {
     input: usize,
@@ -55,12 +60,26 @@ struct Watched {
 /// The notes of one call.
 pub(super) struct Flags {
     watch: Watch,
-    /// On the device: two numbers for each of the inputs, then one for each check.
-    notes: Handle,
-    /// The caller's inputs, for the position of a value.
-    given: SmallVec<[Handle; 4]>,
-    good: AtomicBool,
+    /// Two numbers for each of the inputs that the runtime clamps, then one for each check.
+    notes: Place,
+    /// The caller's inputs, for the position of a value: those that the runtime clamps, and those of the checks.
+    given: SmallVec<[Option<Handle>; 8]>,
+    state: AtomicU8,
 }
+
+/// Where the notes of a call are.
+enum Place {
+    Tensor(Handle),
+    /// Under way to the host.
+    Slip(Option<Slip>),
+}
+
+/// Nobody has read the notes yet.
+const UNREAD: u8 = 0;
+/// They were read, and nothing was out of bounds.
+const GOOD: u8 = 1;
+/// The caller reads them, or has read them.
+const CLAIMED: u8 = 2;
 
 impl Watch {
     /// Watches a program's inputs where they can be on a device, and its checks; none where there is nothing to note.
@@ -75,17 +94,32 @@ impl Watch {
             // They are looked at before the call.
             Device::Cpu => SmallVec::new(),
             Device::Cuda(_) => {
+                let by_program = |input: &Input| {
+                    let mut checks = program.checks.iter();
+                    checks.any(|check| check.input.as_ref() == Some(&input.name))
+                };
                 let inputs = program.inputs.iter().enumerate();
                 inputs
+                    .filter(|(_, input)| !by_program(input))
                     .filter_map(|(at, input)| Watched::new(at, input, padded))
                     .collect()
             }
         };
         let any = !inputs.is_empty() || !program.checks.is_empty();
+        let checked = program.checks.iter().map(|check| {
+            let name = check.input.as_ref()?;
+            let at = program
+                .inputs
+                .iter()
+                .position(|input| input.name == *name)?;
+            Watched::new(at, &program.inputs[at], padded)
+        });
         any.then(|| Self {
             program: program.clone(),
             module: module.clone(),
             inputs,
+            checked: checked.collect(),
+            spare: Arc::default(),
         })
     }
 
@@ -93,7 +127,7 @@ impl Watch {
     pub fn clamp(&self, inputs: &mut Handles, device: Device) -> Result<Flags, TorchError> {
         let room = (2 * self.inputs.len() + self.program.checks.len()) as i64;
         let notes = Handle::empty(&[room], &[1], Dtype::Int64, device)?;
-        let mut given = SmallVec::new();
+        let given = self.given(inputs);
         for (at, watched) in (0..).step_by(2).zip(&self.inputs) {
             let clamped = note_range(
                 &inputs[watched.input],
@@ -101,19 +135,32 @@ impl Watch {
                 at,
                 [watched.low, watched.high],
             )?;
-            let own = std::mem::replace(&mut inputs[watched.input], clamped);
-            given.push(own);
+            inputs[watched.input] = clamped;
         }
         Ok(Flags {
             watch: self.clone(),
-            notes,
+            notes: Place::Tensor(notes),
             given,
-            good: AtomicBool::new(false),
+            state: AtomicU8::new(UNREAD),
         })
     }
 
+    /// Returns the caller's inputs that a note may be about.
+    fn given(&self, inputs: &Handles) -> SmallVec<[Option<Handle>; 8]> {
+        let own = self
+            .inputs
+            .iter()
+            .map(|watched| Some(inputs[watched.input].share()));
+        let checked = self.checked.iter();
+        let checked = checked.map(|watched| watched.map(|watched| inputs[watched.input].share()));
+        own.chain(checked).collect()
+    }
+
     /// Takes the outcomes of a program's checks off its results, and notes them.
-    pub fn outcomes(&self, results: &mut Handles, flags: &mut Flags) -> Result<(), RuntimeError> {
+    pub fn outcomes(&self, results: &mut Handles, flags: &Flags) -> Result<(), RuntimeError> {
+        let Place::Tensor(notes) = &flags.notes else {
+            return Ok(());
+        };
         let outputs = self.program.outputs.len().min(results.len());
         let outcomes: Handles = results.drain(outputs..).collect();
         let begin = 2 * self.inputs.len();
@@ -125,7 +172,7 @@ impl Watch {
                     reason: "the outcome of a check is no dense tensor".to_owned(),
                 });
             }
-            note_failed(&outcome, &flags.notes, at).map_err(|error| self.tensor(error))?;
+            note_failed(&outcome, notes, at).map_err(|error| self.tensor(error))?;
         }
         Ok(())
     }
@@ -157,82 +204,159 @@ impl Watched {
 }
 
 impl Flags {
-    /// Returns a graph's notes for one call with the inputs `given`: the next replay overwrites them.
-    pub fn of_call(&self, given: &Handles) -> Result<Self, TorchError> {
-        let notes = self.notes.copied()?;
-        let inputs = self.watch.inputs.iter();
-        let given = inputs.map(|watched| given[watched.input].share());
-        Ok(Self {
+    /// Sends the notes to the host, behind the call's work on the thread's current stream. Returns none where that is
+    /// being captured: then nothing is known of this call.
+    pub fn sent(mut self, device: Device) -> Result<Option<Self>, TorchError> {
+        let Place::Tensor(notes) = &self.notes else {
+            return Ok(Some(self));
+        };
+        Ok(self.watch.send(notes, device)?.map(|notes| {
+            self.notes = notes;
+            self
+        }))
+    }
+
+    /// Returns a graph's notes for one call with the inputs `given`, on their way to the host: the next replay
+    /// overwrites them.
+    pub fn of_call(&self, given: &Handles, device: Device) -> Result<Option<Self>, TorchError> {
+        let Place::Tensor(notes) = &self.notes else {
+            return Ok(None);
+        };
+        let sent = self.watch.send(notes, device)?;
+        Ok(sent.map(|notes| Self {
             watch: self.watch.clone(),
+            given: self.watch.given(given),
             notes,
-            given: given.collect(),
-            good: AtomicBool::new(false),
-        })
+            state: AtomicU8::new(UNREAD),
+        }))
     }
 
     /// Waits for the notes and reads them: fails with the value that was out of bounds.
     pub fn check(&self) -> Result<(), RuntimeError> {
-        if !self.good.load(Ordering::Relaxed) {
-            self.read()?;
-            self.good.store(true, Ordering::Relaxed);
+        if self.state.load(Ordering::Relaxed) == GOOD {
+            return Ok(());
         }
-        Ok(())
+        let notes = match &self.notes {
+            Place::Tensor(notes) => notes.read(),
+            Place::Slip(slip) => slip.as_ref().map_or(Ok(vec![]), Slip::read),
+        };
+        let notes = notes.map_err(|error| self.watch.tensor(error))?;
+        let judged = self.judge(&notes);
+        let state = if judged.is_ok() { GOOD } else { CLAIMED };
+        self.state.store(state, Ordering::Relaxed);
+        judged
     }
 
-    /// As [`Self::check`], for notes that are written again and again.
-    pub fn read(&self) -> Result<(), RuntimeError> {
-        let notes: Result<Vec<i64>, TorchError> = self.notes.read();
-        self.judge(&notes.map_err(|error| self.watch.tensor(error))?)
+    /// Returns whether the notes are there.
+    pub fn ready(&self) -> Result<bool, RuntimeError> {
+        match &self.notes {
+            Place::Slip(Some(slip)) => slip.ready().map_err(|error| self.watch.tensor(error)),
+            _ => Ok(true),
+        }
     }
 
-    /// Returns the tensor on the device.
-    pub fn notes(&self) -> &Handle {
-        &self.notes
+    /// Returns whether nobody has read the notes, nor wants to.
+    pub fn is_unread(&self) -> bool {
+        self.state.load(Ordering::Relaxed) == UNREAD
     }
 
-    /// Fails with the value that was out of bounds, by a copy of the notes.
-    pub fn judge(&self, notes: &[i64]) -> Result<(), RuntimeError> {
+    /// Notes that the caller reads them: no later call does.
+    pub fn claim(&self) {
+        let claimed = (UNREAD, CLAIMED);
+        let order = Ordering::Relaxed;
+        let _ = (self.state).compare_exchange(claimed.0, claimed.1, order, order);
+    }
+
+    /// Fails with the value that was out of bounds.
+    fn judge(&self, notes: &[i64]) -> Result<(), RuntimeError> {
         let (inputs, outcomes) = notes.split_at((2 * self.watch.inputs.len()).min(notes.len()));
-        for ((watched, noted), given) in self
-            .watch
-            .inputs
-            .iter()
-            .zip(inputs.chunks(2))
-            .zip(&self.given)
+        let given = |at: usize| self.given.get(at).and_then(Option::as_ref);
+        for (at, (watched, noted)) in self.watch.inputs.iter().zip(inputs.chunks(2)).enumerate() {
+            if let Some(&value) = noted.iter().find(|value| !watched.holds(**value)) {
+                return Err(self.out_of_bounds(*watched, given(at), Some(value)));
+            }
+        }
+        let mut checks = self.watch.program.checks.iter().zip(outcomes).enumerate();
+        let Some((at, (check, _))) = checks.find(|(_, (_, outcome))| **outcome != 0) else {
+            return Ok(());
+        };
+        if let Some(Some(watched)) = self.watch.checked.get(at) {
+            return Err(self.out_of_bounds(*watched, given(self.watch.inputs.len() + at), None));
+        }
+        Err(RuntimeError::CheckFailed {
+            module: self.watch.module.clone(),
+            bucket: self.watch.program.bucket(),
+            check: match &check.location {
+                Some(location) => format!("{} ({location})", check.text),
+                None => check.text.clone(),
+            },
+        })
+    }
+
+    fn out_of_bounds(
+        &self,
+        watched: Watched,
+        given: Option<&Handle>,
+        value: Option<i64>,
+    ) -> RuntimeError {
+        let input = &self.watch.program.inputs[watched.input];
+        // It may have been written over since.
+        let found = given.and_then(|given| position(given, |value| watched.holds(*value)));
+        let (position, value) = match found {
+            Some((position, value)) => (Some(position), Some(value)),
+            None => (None, value),
+        };
+        RuntimeError::BadInput {
+            module: self.watch.module.clone(),
+            input: input.name.as_str().into(),
+            problem: Problem::Value {
+                position,
+                value,
+                bounds: input.bounds.unwrap_or([watched.low, watched.high]),
+            },
+        }
+    }
+}
+
+impl Drop for Flags {
+    fn drop(&mut self) {
+        if let Place::Slip(slip) = &mut self.notes
+            && let Some(slip) = slip.take()
+            && slip.ready().unwrap_or(false)
         {
-            let inside = |value: &i64| (watched.low..=watched.high).contains(value);
-            let Some(&value) = noted.iter().find(|value| !inside(value)) else {
-                continue;
-            };
-            let input = &self.watch.program.inputs[watched.input];
-            // It may have been written over since.
-            let found = position(given, inside);
-            let (position, value) = match found {
-                Some((position, value)) => (Some(position), value),
-                None => (None, value),
-            };
-            return Err(RuntimeError::BadInput {
-                module: self.watch.module.clone(),
-                input: input.name.as_str().into(),
-                problem: Problem::Value {
-                    position,
-                    value: Some(value),
-                    bounds: input.bounds.unwrap_or([watched.low, watched.high]),
-                },
-            });
+            let mut spare = self
+                .watch
+                .spare
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
+            spare.push(slip);
         }
-        let mut checks = self.watch.program.checks.iter().zip(outcomes);
-        match checks.find(|(_, outcome)| **outcome != 0) {
-            None => Ok(()),
-            Some((check, _)) => Err(RuntimeError::CheckFailed {
-                module: self.watch.module.clone(),
-                bucket: self.watch.program.bucket(),
-                check: match &check.location {
-                    Some(location) => format!("{} ({location})", check.text),
-                    None => check.text.clone(),
-                },
-            }),
-        }
+    }
+}
+
+impl Watch {
+    /// Copies notes to the host, unless the stream is being captured.
+    fn send(&self, notes: &Handle, device: Device) -> Result<Option<Place>, TorchError> {
+        let Device::Cuda(device) = device else {
+            return Ok(Some(Place::Tensor(notes.copied()?)));
+        };
+        let spare = self
+            .spare
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .pop();
+        let mut slip = match spare {
+            Some(slip) => slip,
+            None => Slip::new(device, 2 * self.inputs.len() + self.checked.len())?,
+        };
+        let sent = slip.send(notes)?;
+        Ok(sent.then_some(Place::Slip(Some(slip))))
+    }
+}
+
+impl Watched {
+    fn holds(&self, value: i64) -> bool {
+        (self.low..=self.high).contains(&value)
     }
 }
 

@@ -33,6 +33,7 @@ use std::{
     thread,
 };
 
+use precast_store::Device;
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 use tracing::{Dispatch, Span, dispatcher};
 
@@ -272,10 +273,10 @@ impl Capture {
             let flags = watch
                 .as_ref()
                 .map(|watch| watch.clamp(&mut handles, plan.device));
-            let mut flags = flags.transpose()?;
+            let flags = flags.transpose()?;
             handles.extend(states.iter().map(Handle::share));
             let mut outputs = plan.execute(containers, handles, raw)?;
-            if let (Some(watch), Some(flags)) = (&watch, &mut flags) {
+            if let (Some(watch), Some(flags)) = (&watch, &flags) {
                 watch.outcomes(&mut outputs, flags)?;
             }
             Ok((outputs, flags))
@@ -382,8 +383,10 @@ impl Captured {
 
     /// Returns the notes of values of a call with these inputs.
     pub fn flags(&self, inputs: &Handles) -> Result<Option<Flags>, TorchError> {
-        let flags = self.flags.as_ref();
-        flags.map(|flags| flags.of_call(inputs)).transpose()
+        match &self.flags {
+            Some(flags) => flags.of_call(inputs, Device::Cuda(self.capture.shared.device)),
+            None => Ok(None),
+        }
     }
 }
 

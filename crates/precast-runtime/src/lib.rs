@@ -51,7 +51,7 @@
 //! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
-//! dlpack, outputs, peak, tensors, trial
+//! dlpack, late, outputs, peak, tensors, trial
 //! weights
 //! weight_set
 //! arrays, prepacked, shims, stats
@@ -95,6 +95,7 @@ mod flags;
 mod graphs;
 mod host;
 mod identity;
+mod late;
 mod layout;
 mod loaded;
 mod loader;

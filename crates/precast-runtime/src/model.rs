@@ -23,6 +23,7 @@ use super::{
     ffi::TensorRef,
     fixed::Fixed,
     host::now,
+    late::Late,
     loaded::Loaded,
     options::Inputs,
     outputs::Outputs,
@@ -60,6 +61,7 @@ pub struct Model {
     background: Option<Background>,
     /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
+    late: Late,
     /// Keeps gc from the release: parts of it are read when they are first needed.
     _hold: Option<Hold>,
 }
@@ -102,6 +104,7 @@ impl Model {
             complete: Arc::new(complete),
             background: None,
             weights: Mutex::new(weights),
+            late: Late::default(),
             _hold: None,
         }
     }
@@ -118,6 +121,12 @@ impl Model {
     pub(super) fn load_rest(mut self, priority: &dyn Fn(&record::Program) -> i64) -> Self {
         self.background = Background::start(&self.replicas, &self.complete, self.started, priority);
         self
+    }
+
+    /// Waits for the device's checks of the values of all calls so far, and fails with [`RuntimeError::EarlierCall`] if
+    /// one was out of bounds and nobody has learnt of it. See [`Outputs::check`].
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        self.late.settle()
     }
 
     /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for work that
@@ -457,7 +466,13 @@ impl Model {
         replica: &Replica,
         call: impl FnOnce() -> Result<Outputs, RuntimeError>,
     ) -> Result<Outputs, RuntimeError> {
+        self.late.poll()?;
         let result = replica.admit(call);
+        if let Ok(outputs) = &result
+            && let Some(flags) = &outputs.flags
+        {
+            self.late.add(flags);
+        }
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());
         }

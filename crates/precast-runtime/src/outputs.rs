@@ -101,7 +101,7 @@ impl fmt::Debug for Served {
 pub struct Outputs {
     pub(super) tensors: SmallVec<[Tensor; 4]>,
     /// The device's notes of the call's values.
-    pub(super) flags: Option<Flags>,
+    pub(super) flags: Option<Arc<Flags>>,
     pub(super) served: Served,
 }
 
@@ -116,15 +116,20 @@ impl Outputs {
     /// later calls work.
     ///
     /// It waits only on CUDA, for a program that computes indices or whose inputs have bounds and were on the device.
-    /// It reads on the stream that is current on this thread, which must come after the call. [`Self::array`] does the
-    /// same first. Callers that use the tensors themselves, or pass them on, call this.
+    /// [`Self::array`] does the same first. Callers that use the tensors themselves, or pass them on, call this, or
+    /// learn of a bad value by a later call ([`RuntimeError::EarlierCall`]).
     pub fn check(&self) -> Result<(), RuntimeError> {
-        self.flags.as_ref().map_or(Ok(()), Flags::check)
+        let Some(flags) = &self.flags else {
+            return Ok(());
+        };
+        flags.check()
     }
 
     /// Takes the device's notes of the call's values, for a caller that reads them later instead of [`Self::check`].
     pub fn take_notes(&mut self) -> Option<Notes> {
-        self.flags.take().map(Notes)
+        let flags = self.flags.take()?;
+        flags.claim();
+        Some(Notes(flags))
     }
 
     /// Returns name and tensor of each output.
@@ -139,22 +144,14 @@ impl Outputs {
     }
 }
 
-/// The device's notes of one call's values.
-///
-/// A caller that must not wait for the device copies [`Self::tensor`] to the host on the call's stream, and gives the
-/// copy to [`Self::judge`] once it is there.
+/// The device's notes of one call's values, for a caller that reads them later.
 #[derive(Debug)]
-pub struct Notes(Flags);
+pub struct Notes(Arc<Flags>);
 
 impl Notes {
-    /// Returns the notes: `int64` numbers on the device.
-    pub fn tensor(&self) -> Tensor {
-        Tensor(self.0.notes().share())
-    }
-
-    /// Fails as [`Outputs::check`] does, by a copy of the notes.
-    pub fn judge(&self, notes: &[i64]) -> Result<(), RuntimeError> {
-        self.0.judge(notes)
+    /// Waits for the notes, and fails as [`Outputs::check`] does.
+    pub fn check(&self) -> Result<(), RuntimeError> {
+        self.0.check()
     }
 }
 

@@ -195,7 +195,7 @@ impl Variant {
         let (tensors, flags) = result?;
         Ok(Outputs {
             tensors,
-            flags,
+            flags: flags.map(Arc::new),
             served,
         })
     }

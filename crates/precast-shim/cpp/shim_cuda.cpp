@@ -11,6 +11,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGraphsC10Utils.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 
@@ -110,6 +111,23 @@ struct Workspaces {
       throw;
     }
     allocator::endAllocateToPool(device, pool);
+  }
+};
+
+// Pinned memory for a small tensor, and the event of its copy.
+struct Slip {
+  int64_t* numbers = nullptr;
+  cudaEvent_t event = nullptr;
+  Index device = 0;
+
+  ~Slip() {
+    const c10::cuda::CUDAStreamCaptureModeGuard others(cudaStreamCaptureModeRelaxed);
+    if (event) {
+      cudaEventSynchronize(event);
+      cudaEventDestroy(event);
+    }
+    if (numbers) cudaFreeHost(numbers);
+    (void)cudaGetLastError();
   }
 };
 
@@ -231,6 +249,60 @@ EXPORT int32_t precast_cuda_wait(void* waiter, void* other, int32_t device) {
     C10_CUDA_CHECK(code);
   });
 }
+// Pinned memory for the numbers that a small tensor had, and the event of their copy.
+EXPORT int32_t precast_cuda_slip_new(int32_t device, size_t count, void** made) {
+  return guarded([&] {
+    c10::cuda::CUDAGuard guard(static_cast<Index>(device));
+    // Another thread may be capturing, and such calls would end that.
+    const c10::cuda::CUDAStreamCaptureModeGuard others(cudaStreamCaptureModeRelaxed);
+    auto slip = std::make_unique<Slip>();
+    slip->device = static_cast<Index>(device);
+    C10_CUDA_CHECK(cudaEventCreateWithFlags(&slip->event, cudaEventDisableTiming));
+    C10_CUDA_CHECK(cudaHostAlloc(reinterpret_cast<void**>(&slip->numbers), count * sizeof(int64_t), 0));
+    *made = slip.release();
+  });
+}
+// Copies a tensor on the current stream, unless that is being captured.
+EXPORT int32_t precast_cuda_slip_send(void* self, const void* handle, size_t count, bool* sent) {
+  return guarded([&] {
+    auto& slip = *static_cast<Slip*>(self);
+    const at::Tensor& from = *static_cast<const at::Tensor*>(handle);
+    TORCH_CHECK(
+        from.scalar_type() == at::kLong && from.is_contiguous() && static_cast<size_t>(from.numel()) == count,
+        "a slip has another size");
+    c10::cuda::CUDAGuard guard(slip.device);
+    const cudaStream_t stream = c10::cuda::getCurrentCUDAStream(slip.device).stream();
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    C10_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    *sent = status == cudaStreamCaptureStatusNone;
+    if (!*sent) return;
+    C10_CUDA_CHECK(
+        cudaMemcpyAsync(slip.numbers, from.const_data_ptr(), count * sizeof(int64_t), cudaMemcpyDeviceToHost, stream));
+    C10_CUDA_CHECK(cudaEventRecord(slip.event, stream));
+  });
+}
+EXPORT int32_t precast_cuda_slip_ready(void* self, bool* ready) {
+  return guarded([&] {
+    const c10::cuda::CUDAStreamCaptureModeGuard others(cudaStreamCaptureModeRelaxed);
+    const cudaError_t code = cudaEventQuery(static_cast<Slip*>(self)->event);
+    *ready = code == cudaSuccess;
+    if (code == cudaErrorNotReady) {
+      (void)cudaGetLastError();
+    } else {
+      C10_CUDA_CHECK(code);
+    }
+  });
+}
+// Waits for the copy.
+EXPORT int32_t precast_cuda_slip_read(void* self, int64_t* to, size_t count) {
+  return guarded([&] {
+    const auto& slip = *static_cast<Slip*>(self);
+    const c10::cuda::CUDAStreamCaptureModeGuard others(cudaStreamCaptureModeRelaxed);
+    C10_CUDA_CHECK(cudaEventSynchronize(slip.event));
+    std::copy_n(slip.numbers, count, to);
+  });
+}
+EXPORT void precast_cuda_slip_delete(void* self) { delete static_cast<Slip*>(self); }
 // Keeps a tensor's memory from being used again, after its release, until the work of `stream` up to then is done.
 EXPORT int32_t precast_cuda_stream_uses(void* stream, const void* tensor) {
   return guarded([&] {

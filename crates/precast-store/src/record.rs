@@ -239,6 +239,9 @@ pub struct Check {
     /// The line of the model that requires it, as `model.py:12`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub location: Option<String>,
+    /// The input whose values are checked, if it is one: the program clamps it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<String>,
 }
 
 /// Whether a request smaller than the bucket may be padded into it.

@@ -142,6 +142,7 @@ impl RuntimeError {
             Self::Untried { .. } => UNTRIED,
             Self::Interrupted { .. } => "start it again: nothing is remembered of this load",
             Self::CheckFailed { .. } => CHECK_FAILED,
+            Self::EarlierCall { .. } => EARLIER_CALL,
             Self::BadWeights { .. } | Self::Unbound { .. } => WEIGHTS,
             Self::ComputedFromWeights { .. } => NOT_FROZEN,
             Self::NotAWeight { .. } => NOT_A_WEIGHT,
@@ -199,6 +200,8 @@ const REBUILD: &str =
     "build the program again; `precast verify` says whether its objects are whole";
 const UNTRIED: &str = "it is tried again; `ulimit -a`, and `pids.max` and `memory.max` of the container, say what may be \
      short";
+const EARLIER_CALL: &str =
+    "discard its outputs, and repeat this call; `check` waits for the device and tells at once";
 const CHECK_FAILED: &str =
     "the model refuses these inputs in eager mode too: look at their values and sizes";
 const WEIGHTS: &str = "a weight set has every constant of the artifacts, with their dtypes and shapes (and, of the caller's \

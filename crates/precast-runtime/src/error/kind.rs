@@ -44,7 +44,7 @@ macro_rules! table {
 table! {
     BadArgument: Devices NeedsSession NoStep OutputDtype SeveralDevices State;
     NotFound: NoRelease NoModule NoOutput;
-    BadInput: BadInput Checkpoint CheckpointFile InputCount InputNames Shape;
+    BadInput: BadInput EarlierCall Checkpoint CheckpointFile InputCount InputNames Shape;
     NoFit: NoBucket;
     Busy: Busy SessionsBusy;
     LoadFailed: Store NoDevice UnknownHost Libtorch NoShim WrongTarget WrongArtifact WrongRecord Unreadable

@@ -59,6 +59,11 @@ declare! {
     stream_sync: "precast_cuda_stream_sync" => unsafe extern "C" fn(Ptr) -> i32;
     stream_uses: "precast_cuda_stream_uses" => unsafe extern "C" fn(Ptr, *const c_void) -> i32;
     wait: "precast_cuda_wait" => unsafe extern "C" fn(Ptr, Ptr, i32) -> i32;
+    slip_new: "precast_cuda_slip_new" => unsafe extern "C" fn(i32, usize, *mut Ptr) -> i32;
+    slip_send: "precast_cuda_slip_send" => unsafe extern "C" fn(Ptr, *const c_void, usize, *mut bool) -> i32;
+    slip_ready: "precast_cuda_slip_ready" => unsafe extern "C" fn(Ptr, *mut bool) -> i32;
+    slip_read: "precast_cuda_slip_read" => unsafe extern "C" fn(Ptr, *mut i64, usize) -> i32;
+    slip_delete: "precast_cuda_slip_delete" => unsafe extern "C" fn(Ptr);
     scope_enter: "precast_cuda_scope_enter" => unsafe extern "C" fn(Ptr, *mut Ptr) -> i32;
     scope_leave: "precast_cuda_scope_leave" => unsafe extern "C" fn(Ptr);
     pool_new: "precast_cuda_pool_new" => unsafe extern "C" fn(*mut u64, *mut u64) -> i32;

@@ -42,6 +42,7 @@ mod nccl;
 mod operators;
 mod process;
 mod shim;
+mod slip;
 mod stream;
 #[cfg(feature = "tch")]
 mod tch;
@@ -72,6 +73,7 @@ pub use nccl::{Communicators, Nccl};
 pub use operators::{Call, Libraries, OperatorArgument, Operators, registered};
 pub use process::{exit, give_back, keep_freed};
 pub use shim::{is_open as shim_is_open, open as open_shim};
+pub use slip::Slip;
 pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Handles, Meta, Placement, Stolen, TensorRef};
 pub use torch::threads;

@@ -6,6 +6,7 @@ use precast_store::{
 };
 
 use super::*;
+use crate::late::Late;
 
 const VOCABULARY: [i64; 2] = [0, 30_522];
 
@@ -35,6 +36,7 @@ fn program(dtype: Dtype, checks: usize) -> Arc<Program> {
             value: 4 + at,
             text: format!("index in 0..{at} of aten.embedding"),
             location: (at == 0).then(|| "model.py:12".to_owned()),
+            input: None,
         })
         .collect();
     Arc::new(program)
@@ -187,19 +189,26 @@ fn the_host_has_looked_at_what_is_in_its_memory() {
 fn a_replay_is_noted_apart_from_the_next_one() {
     let program = program(Dtype::Int64, 1);
     let watch = watch(&program, true);
-    let mut made = clamp(&watch, &mut inputs(&ids(-7), 1));
+    let made = clamp(&watch, &mut inputs(&ids(-7), 1));
+    let of_call = |at_4| {
+        let given = inputs(&ids(at_4), 1);
+        made.of_call(&given, Device::Cpu).unwrap().unwrap()
+    };
     let outcome = |failed: bool| -> Handles {
         [Handle::of(&[u8::from(failed)], &[], Dtype::Bool).unwrap()]
             .into_iter()
             .collect()
     };
-    watch.outcomes(&mut outcome(false), &mut made).unwrap();
-    let first = made.of_call(&inputs(&ids(-7), 1)).unwrap();
+    watch.outcomes(&mut outcome(false), &made).unwrap();
+    let first = of_call(-7);
     // The notes of a later replay.
     let next = clamp(&watch, &mut inputs(&ids(0), 1));
-    made.notes.copy_from(&next.notes).unwrap();
-    watch.outcomes(&mut outcome(true), &mut made).unwrap();
-    let second = made.of_call(&inputs(&ids(0), 1)).unwrap();
+    let (Place::Tensor(notes), Place::Tensor(later)) = (&made.notes, &next.notes) else {
+        panic!()
+    };
+    notes.copy_from(later).unwrap();
+    watch.outcomes(&mut outcome(true), &made).unwrap();
+    let second = of_call(0);
     for _ in 0..2 {
         assert!(
             first
@@ -245,4 +254,61 @@ fn outcomes_are_no_outputs_and_say_what_failed() {
             }
         }
     }
+}
+
+/// A program whose second input it clamps itself.
+fn checked() -> Watch {
+    let mut own = (*program(Dtype::Int64, 1)).clone();
+    own.checks[0].input = Some("ids".to_owned());
+    watch(&Arc::new(own), false)
+}
+
+fn noted(watch: &Watch, at_4: i64, failed: bool) -> Arc<Flags> {
+    let given = ids(at_4);
+    let mut handles = inputs(&given, 1);
+    let flags = clamp(watch, &mut handles);
+    // The runtime leaves the input to the program.
+    assert_eq!(read(&handles[1]), read(&given));
+    let outcome = Handle::of(&[u8::from(failed)], &[], Dtype::Bool).unwrap();
+    watch
+        .outcomes(&mut [outcome].into_iter().collect(), &flags)
+        .unwrap();
+    Arc::new(flags)
+}
+
+#[test]
+fn an_input_that_the_program_clamps_is_named_with_its_value() {
+    let watch = checked();
+    noted(&watch, 3, false).check().unwrap();
+    let error = noted(&watch, 30_600, true).check().unwrap_err();
+    insta::assert_snapshot!(error, @"module `encode`, input `ids`: expected values from 0 to 30521, got 30600 at [1, 1]");
+}
+
+#[test]
+fn a_later_call_learns_of_a_value_that_nobody_asked_for() {
+    let (watch, late) = (checked(), Late::default());
+    late.add(&noted(&watch, 3, false));
+    late.add(&noted(&watch, 30_600, true));
+    late.add(&noted(&watch, -1, true));
+    let error = late.poll().unwrap_err();
+    insta::assert_snapshot!(error, @"an earlier call, number 2: module `encode`, input `ids`: expected values from 0 to 30521, got 30600 at [1, 1]");
+    insta::assert_snapshot!(error.hint(), @"discard its outputs, and repeat this call; `check` waits for the device and tells at once");
+    // Each is told once.
+    assert!(
+        late.settle()
+            .unwrap_err()
+            .to_string()
+            .starts_with("an earlier call, number 3: ")
+    );
+    late.settle().unwrap();
+    // Who asks is told, and nobody else.
+    let own = noted(&watch, 30_600, true);
+    late.add(&own);
+    assert!(own.check().is_err() && own.check().is_err());
+    late.poll().unwrap();
+    let own = noted(&watch, 30_600, true);
+    late.add(&own);
+    own.claim();
+    late.settle().unwrap();
+    assert!(own.check().is_err());
 }

@@ -66,7 +66,7 @@ impl Loaded {
             .watch
             .as_ref()
             .map(|watch| watch.clamp(&mut inputs, device));
-        let mut flags = flags.transpose().map_err(|error| self.plan.tensor(error))?;
+        let flags = flags.transpose().map_err(|error| self.plan.tensor(error))?;
         let stream = match device {
             Device::Cpu => RawStream::NONE,
             Device::Cuda(ordinal) => self.stream(ordinal)?,
@@ -83,7 +83,7 @@ impl Loaded {
             Runner::Containers(containers) => self.plan.execute(containers, inputs, stream)?,
             Runner::Graph(_) => Handles::new(),
         };
-        if let (Some(watch), Some(flags)) = (&self.watch, &mut flags) {
+        if let (Some(watch), Some(flags)) = (&self.watch, &flags) {
             watch.outcomes(&mut outputs, flags)?;
         }
         let outputs = self.finish(outputs, sizes, |output, storage| {
@@ -92,7 +92,13 @@ impl Loaded {
         match (device, flags) {
             // There is nothing to wait for.
             (Device::Cpu, Some(flags)) => flags.check().map(|()| (outputs, None)),
-            (_, flags) => Ok((outputs, flags)),
+            (Device::Cuda(_), Some(flags)) => {
+                let sent = flags
+                    .sent(device)
+                    .map_err(|error| self.plan.tensor(error))?;
+                Ok((outputs, sent))
+            }
+            (_, None) => Ok((outputs, None)),
         }
     }
 
