@@ -18,6 +18,15 @@ def fixed(size: Any) -> int | None:
     return size if isinstance(size, int) else size.node.maybe_as_int()
 
 
+def differ(one: Any, other: Any) -> bool:
+    """Returns whether two sizes are known to be different expressions."""
+    return _expression(one) != _expression(other)
+
+
+def _expression(size: Any) -> Any:
+    return size.node.expr if isinstance(size, torch.SymInt) else size
+
+
 def example(size: Any) -> int:
     """Returns a size at the time of the capture. `int()` of a symbolic size would fix it permanently."""
     return size if isinstance(size, int) else int(size.node.hint)
