@@ -1,7 +1,7 @@
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 __version__: str
 
@@ -16,7 +16,7 @@ def load(
     sessions: int,
     loading: str,
     graphs: str,
-    lend: bool,
+    lend: Literal["pairs", "outputs"] | None,
     check: str,
     copy: bool,
     wait: float | None,

@@ -11,7 +11,7 @@ import enum
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -63,8 +63,8 @@ class ArtifactEngine:
 
     guarded = True
     kind = "inference"
-    _LENDS = False
-    """Whether the release's CUDA graphs give their outputs without a copy."""
+    _LENDS: Literal["pairs", "outputs"] = "outputs"
+    """What the release's CUDA graphs give without a copy."""
 
     def __init__(self, region: Region, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._region, self._release, self.contract = region, release, release.contract

@@ -42,7 +42,7 @@ class PairEngine(ArtifactEngine):
 
     _region: PairRegion
     kind = "autograd"
-    _LENDS = True
+    _LENDS = "pairs"
 
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
         self._binding = threading.Lock()

@@ -33,7 +33,7 @@ def load(
     weights: Mapping[str, Any] | None = None,
     libtorch: str | os.PathLike[str] | None = None,
     untried: bool = False,
-    _lend: bool = False,
+    _lend: Literal["pairs", "outputs"] | None = None,
 ) -> Model:
     """Loads the newest release of a model for this kind of host, or a named one, as `"minilm@7"`.
 
@@ -68,7 +68,7 @@ def load(
         "sessions": sessions,
         "loading": loading,
         "graphs": graphs,
-        # Outputs of CUDA graphs without a copy, for pairs.
+        # Outputs of CUDA graphs without a copy.
         "lend": _lend,
         "check": check,
         "copy": copy,

@@ -42,7 +42,7 @@ pub fn load(
     sessions: usize,
     loading: &str,
     graphs: &str,
-    lend: bool,
+    lend: Option<&str>,
     check: &str,
     copy: bool,
     wait: Option<f64>,
@@ -106,8 +106,8 @@ pub fn load(
     if let Some(wait) = wait {
         runtime = runtime.wait_limit(wait);
     }
-    if lend {
-        runtime = runtime.lending();
+    if let Some(what) = lend {
+        runtime = runtime.lending(what == "pairs");
     }
     let loaded = match weights {
         None => inside.detach(py, || runtime.load(&model)),

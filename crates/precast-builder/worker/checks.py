@@ -25,7 +25,7 @@ import torch
 
 from . import failures, tensors
 from .flat import Check, Flat
-from .operators import CASTS, OF_SHAPES, PASSING
+from .operators import CASTS, KEEPING, OF_SHAPES, PASSING
 from .torch_private import fake, overloads, symbols
 
 # On other devices compiled code checks indices, and a failed check ends only the call.
@@ -96,11 +96,13 @@ def add(flat: Flat, bounds: dict[Any, Range], specs: list[dict[str, Any]], root:
         for site in sites(node):
             if site.index in known.varying and not known.within(site):
                 _guard(flat, node, site, known, guarded, root)
-            elif site.index in guarded.inputs:
-                guarded.mark(flat, node, site, *guarded.inputs[site.index])
+            elif (raw := guarded.raw(flat, site.index)) is not None:
+                guarded.mark(flat, node, site, raw)
         if _name(node) == "_assert_async" and node.args[0] in known.varying:
             guarded.unmarked.append(_assertion(flat, node, root))
     guarded.mark_outputs(flat)
+    for check in flat.checks[before:]:
+        _as_number(flat, check)
     flat.graph.lint()
     return len(flat.checks) - before
 
@@ -347,13 +349,26 @@ class _Guarded:
 
     def __init__(self, marks: bool) -> None:
         self._marks = marks
-        # Clamped input -> whether each of its elements is bad, and whether any is.
-        self.inputs: dict[Any, tuple[Any, Any]] = {}
+        # Clamped input, and what has its values in another shape -> the same of what was given, and the outcome.
+        self.given: dict[Any, tuple[Any, Any] | None] = {}
         # Outcomes after which no float is NaN yet.
         self.unmarked: list[Any] = []
 
-    def mark(self, flat: Flat, node: Any, site: _Site, bad: Any, outcome: Any) -> None:
+    def raw(self, flat: Flat, index: Any) -> tuple[Any, Any] | None:
+        """Returns an index without the clamp of its input, and the outcome; None if it has no such input."""
+        if index not in self.given:
+            self.given[index] = None
+            single = index.op == "call_function" and index.all_input_nodes == [index.args[0]]
+            if single and _name(index) in KEEPING | CASTS and (found := self.raw(flat, index.args[0])) is not None:
+                with flat.graph.inserting_after(index):
+                    made = flat.graph.node_copy(index, lambda _: found[0])
+                fake.propagate_node(made)
+                self.given[index] = (made, found[1])
+        return self.given[index]
+
+    def mark(self, flat: Flat, node: Any, site: _Site, raw: tuple[Any, Any], bad: Any = None) -> None:
         """Has a lookup give NaN for a bad index, if it reads floats by one index."""
+        given, outcome = raw
         aten, held = torch.ops.aten, _held(node)
         if not self._marks or not isinstance(held, torch.Tensor) or not held.dtype.is_floating_point:
             return
@@ -367,7 +382,7 @@ class _Guarded:
         if not fits:
             return
         new = _inserter(flat, node, after=True)
-        mask = bad
+        mask = new(aten.ne.Tensor, site.index, given) if bad is None else bad
         for _ in range(after):
             mask = new(aten.unsqueeze.default, mask, -1)
         users = list(node.users)
@@ -394,6 +409,13 @@ class _Guarded:
                 outputs[at] = new(aten.masked_fill.Scalar, output, bad, math.nan)
         end.args = (tuple(outputs),)
         flat.outputs[:] = outputs
+
+
+def _as_number(flat: Flat, check: Check) -> None:
+    """Makes the outcome of a check one number, as the runtime reads it."""
+    new = _inserter(flat, check.outcome, after=True)
+    outcome = new(torch.ops.aten.any.default, check.outcome) if _held(check.outcome).dim() else check.outcome
+    check.outcome = new(torch.ops.aten.to.dtype, outcome, torch.int64)
 
 
 def _inserter(flat: Flat, at: Any, *, after: bool = False, known: Known | None = None) -> Any:
@@ -430,7 +452,7 @@ def _guard_input(flat: Flat, node: Any, spec: dict[str, Any], known: Known, guar
     outcome = new(aten.any.default, bad)
     node.replace_all_uses_with(safe, delete_user_cb=lambda user: user in users)
     known.ranges[safe] = known.ranges[node]
-    guarded.inputs[safe] = (bad, outcome)
+    guarded.given[safe] = (node, outcome)
     guarded.unmarked.append(outcome)
     text = f"input `{spec['name']}` in {low}..{high + 1}"
     flat.checks.append(Check(outcome, text, None, spec["name"]))
@@ -460,7 +482,7 @@ def _guard(flat: Flat, node: Any, site: _Site, known: Known, guarded: _Guarded, 
     outcome = new(aten.any.default, differs)
     _replace(node, site, safe)
     guarded.unmarked.append(outcome)
-    guarded.mark(flat, node, site, differs, outcome)
+    guarded.mark(flat, node, site, (site.index, outcome), differs)
     text = f"index in {'-n' if site.wraps and size is None else low}..{'n' if size is None else size}"
     text = f"{text} of {node.target.namespace}.{_name(node)}"
     flat.checks.append(Check(outcome, text, failures.line_of(node, root)))

@@ -32,7 +32,7 @@ use smallvec::SmallVec;
 
 use super::{
     RuntimeError, TorchError,
-    ffi::{Handle, Handles, Slip, contiguous, note_failed, note_range},
+    ffi::{Handle, Handles, Slip, contiguous, note_outcomes, note_range},
     problem::Problem,
 };
 
@@ -157,14 +157,10 @@ impl Watch {
     }
 
     /// Takes the outcomes of a program's checks off its results, and notes them.
-    pub fn outcomes(&self, results: &mut Handles, flags: &Flags) -> Result<(), RuntimeError> {
-        let Place::Tensor(notes) = &flags.notes else {
-            return Ok(());
-        };
+    pub fn outcomes(&self, results: &mut Handles, flags: &mut Flags) -> Result<(), RuntimeError> {
         let outputs = self.program.outputs.len().min(results.len());
         let outcomes: Handles = results.drain(outputs..).collect();
-        let begin = 2 * self.inputs.len();
-        for (at, outcome) in (begin..).zip(outcomes) {
+        for outcome in &outcomes {
             let meta = outcome.meta();
             if !meta.defined() || !meta.dense() {
                 return Err(RuntimeError::Malformed {
@@ -172,8 +168,17 @@ impl Watch {
                     reason: "the outcome of a check is no dense tensor".to_owned(),
                 });
             }
-            note_failed(&outcome, notes, at).map_err(|error| self.tensor(error))?;
         }
+        flags.notes = match (&flags.notes, &outcomes[..]) {
+            // The outcome itself.
+            (_, [only]) if self.inputs.is_empty() && is_number(only) => Place::Tensor(only.share()),
+            (Place::Tensor(notes), several) if !several.is_empty() => {
+                let begin = 2 * self.inputs.len();
+                note_outcomes(several, notes, begin).map_err(|error| self.tensor(error))?;
+                return Ok(());
+            }
+            _ => return Ok(()),
+        };
         Ok(())
     }
 
@@ -366,6 +371,12 @@ impl std::fmt::Debug for Flags {
             .field("inputs", &self.watch.inputs)
             .finish_non_exhaustive()
     }
+}
+
+/// Returns whether a tensor is one number as the notes have it.
+fn is_number(tensor: &Handle) -> bool {
+    let meta = tensor.meta();
+    meta.dtype() == Some(Dtype::Int64) && meta.sizes().iter().product::<i64>() == 1
 }
 
 /// Returns the first element that is not `inside`, row by row.

@@ -12,12 +12,13 @@
 //!
 //! The graph itself notes bad values: see flags.rs.
 //!
-//! A graph that lends gives its outputs to the caller as they are. The two programs of a training pair do: gradients and
-//! the values that the backward program reads are as large as the model, and a copy of each takes memory and time. The
-//! next replay writes over them. An output that somebody still holds then is copied before the replay and written back
-//! after it, and this call's answer is a copy. The backward graph has the forward graph's outputs as static inputs, so
-//! that nothing is copied between the two; where a call gives another tensor, or the static one is held by somebody else,
-//! the same is done. Such a graph has a pool of its own: no other graph writes over its outputs.
+//! A graph that lends gives its outputs to the caller as they are. The next replay writes over them. An output that
+//! somebody still holds then is copied before the replay and written back after it, and this call's answer is a copy.
+//!
+//! | [`Lends`] | for | |
+//! |---|---|---|
+//! | `Pairs` | the two programs of a training pair: gradients and the values that the backward program reads are as large as the model, and a copy of each takes memory and time | The backward graph has the forward graph's outputs as static inputs, so that nothing is copied between the two; where a call gives another tensor, or the static one is held by somebody else, the same is done as above. Such a graph has a pool of its own: no other graph writes over its outputs |
+//! | `Outputs` | calls of a wrapped module: logits take as long to copy as a layer takes to compute | A caller that holds an output over a call, as a loop with a variable does, would pay three copies each time: from then on that graph's answers are copies. Graphs of one pool write over each other's outputs: before a replay all that are lent are looked at |
 //!
 //! Each slot of a program has a separate graph; the containers for captures are created once per program. All graphs of
 //! a device share one memory pool: a graph uses the memory that earlier graphs freed during their capture, so
@@ -29,7 +30,10 @@
 use std::{
     collections::{BTreeMap, HashSet},
     panic,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
 };
 
@@ -61,8 +65,29 @@ pub(super) struct Shared {
     device: usize,
     /// The stream of the last replay.
     last: Mutex<Option<RawStream>>,
-    /// The outputs that graphs lend, by address.
+    /// The outputs that graphs of pairs lend, by address.
     lent: Mutex<BTreeMap<usize, Handle>>,
+    /// Those that graphs in the pool lend.
+    outputs: Mutex<Vec<Lent>>,
+}
+
+/// Which outputs graphs give as they are.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Lends {
+    /// None: answers are copies.
+    #[default]
+    Nothing,
+    /// Those of graphs in a pool of their own, always.
+    Pairs,
+    /// Those that callers drop before the next call.
+    Outputs,
+}
+
+/// An output of a graph in the pool of a device that is given as it is.
+struct Lent {
+    output: Handle,
+    /// Whether its graph still lends.
+    by: Arc<AtomicBool>,
 }
 
 /// A thread that does one work after the other.
@@ -93,8 +118,7 @@ type Replaying<'a> = MutexGuard<'a, Option<RawStream>>;
 pub(super) struct Capture {
     shared: Arc<Shared>,
     prepared: Mutex<Prepared>,
-    /// Whether its graphs lend their outputs.
-    pub lends: bool,
+    pub lends: Lends,
 }
 
 /// What the captures of one program share.
@@ -111,8 +135,9 @@ pub(super) struct Captured {
     // Before the memory that it reads.
     graph: Graph,
     outputs: Handles,
-    /// For each output, whether callers receive it as it is.
+    /// For each output, whether callers receive it as it is, if the graph lends.
     lent: Vec<bool>,
+    lends: Arc<AtomicBool>,
     /// The graph's notes of its static inputs, and of computed values.
     flags: Option<Flags>,
     _bindings: Option<Bindings>,
@@ -145,6 +170,7 @@ impl Shared {
             device,
             last: Mutex::default(),
             lent: Mutex::default(),
+            outputs: Mutex::default(),
         })
     }
 
@@ -186,6 +212,35 @@ impl Shared {
         }
     }
 
+    fn lend_in_pool<'a>(
+        &self,
+        outputs: impl Iterator<Item = (&'a Handle, &'a bool)>,
+        by: &Arc<AtomicBool>,
+    ) {
+        let lent = outputs.filter(|(_, lent)| **lent).map(|(output, _)| Lent {
+            output: output.share(),
+            by: by.clone(),
+        });
+        let mut all = self.outputs.lock().unwrap_or_else(PoisonError::into_inner);
+        all.extend(lent);
+    }
+
+    fn take_back_of(&self, by: &Arc<AtomicBool>) {
+        let mut all = self.outputs.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|lent| !Arc::ptr_eq(&lent.by, by));
+    }
+
+    /// Returns the lent outputs of the pool that somebody holds. Their graphs lend no more.
+    fn held(&self) -> Result<Held, TorchError> {
+        let all = self.outputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = all.iter().filter(|lent| lent.output.is_held());
+        let held: Vec<&Lent> = held.collect();
+        for lent in &held {
+            lent.by.store(false, Ordering::Relaxed);
+        }
+        Held::of(held.iter().map(|lent| &lent.output))
+    }
+
     /// Waits for the right to replay, and puts the thread's current stream after the last replay.
     fn order(&self) -> Result<Replaying<'_>, TorchError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -205,7 +260,7 @@ impl Shared {
 }
 
 impl Capture {
-    pub fn new(shared: &Arc<Shared>, lends: bool) -> Arc<Self> {
+    pub fn new(shared: &Arc<Shared>, lends: Lends) -> Arc<Self> {
         Arc::new(Self {
             shared: shared.clone(),
             prepared: Mutex::default(),
@@ -215,11 +270,14 @@ impl Capture {
 
     /// Returns the output of another graph that has the memory of this tensor, if this graph may read it there.
     pub fn lent(&self, tensor: &Handle) -> Option<Handle> {
-        self.lends.then(|| self.shared.lent(tensor)).flatten()
+        match self.lends {
+            Lends::Pairs => self.shared.lent(tensor),
+            _ => None,
+        }
     }
 
     fn leave_pool(&self) {
-        if !self.lends {
+        if self.lends != Lends::Pairs {
             self.shared.leave_pool();
         }
     }
@@ -273,10 +331,10 @@ impl Capture {
             let flags = watch
                 .as_ref()
                 .map(|watch| watch.clamp(&mut handles, plan.device));
-            let flags = flags.transpose()?;
+            let mut flags = flags.transpose()?;
             handles.extend(states.iter().map(Handle::share));
             let mut outputs = plan.execute(containers, handles, raw)?;
-            if let (Some(watch), Some(flags)) = (&watch, &flags) {
+            if let (Some(watch), Some(flags)) = (&watch, &mut flags) {
                 watch.outcomes(&mut outputs, flags)?;
             }
             Ok((outputs, flags))
@@ -298,8 +356,8 @@ impl Capture {
             host::release();
         }
         let pool = match self.lends {
-            true => GraphPool::new()?,
-            false => shared.enter_pool()?,
+            Lends::Pairs => GraphPool::new()?,
+            _ => shared.enter_pool()?,
         };
         let captured = Graph::capture(pool, shared.device, || run(containers, states));
         let captured = captured.inspect_err(|_| self.leave_pool());
@@ -315,14 +373,20 @@ impl Capture {
                 && !output.is_held()
                 && !containers.prepared(storage)
                 && !plan.owns(weights, storage);
-            self.lends && own
+            self.lends != Lends::Nothing && own
         });
         let lent: Vec<bool> = lent.collect();
-        shared.lend(outputs.iter().zip(&lent));
+        let by = Arc::new(AtomicBool::new(self.lends != Lends::Nothing));
+        if self.lends == Lends::Pairs {
+            shared.lend(outputs.iter().zip(&lent));
+        } else {
+            shared.lend_in_pool(outputs.iter().zip(&lent), &by);
+        }
         Ok(Captured {
             graph,
             outputs,
             lent,
+            lends: by,
             flags,
             _bindings: containers.bindings(),
             _weights: weights.clone(),
@@ -340,12 +404,14 @@ impl Captured {
         read: impl FnOnce(&Self, &Held) -> Result<R, TorchError>,
     ) -> Result<R, TorchError> {
         let _order = self.capture.shared.order()?;
-        let mut held = Held::default();
-        if self.capture.lends {
-            let lent = self.outputs.iter().zip(&self.lent);
-            let lent = lent.filter_map(|(output, lent)| lent.then_some(output));
-            held = Held::of(inputs.iter().copied().chain(lent))?;
-        }
+        let held = match self.capture.lends {
+            Lends::Pairs => {
+                let lent = self.outputs.iter().zip(&self.lent);
+                let lent = lent.filter_map(|(output, lent)| lent.then_some(output));
+                Held::of(inputs.iter().copied().chain(lent))?
+            }
+            _ => self.capture.shared.held()?,
+        };
         let replayed = fill().and_then(|()| self.graph.replay());
         let answer = replayed.and_then(|()| read(self, &held));
         held.write_back()?;
@@ -364,7 +430,7 @@ impl Captured {
 
     /// Returns the outputs that it lends as they are, and copies of the others and of those that somebody holds.
     pub fn lend(&self, held: &Held) -> Result<Handles, TorchError> {
-        if !self.capture.lends {
+        if !self.lends.load(Ordering::Relaxed) {
             return self.copied();
         }
         let outputs = self.outputs.iter().zip(&self.lent);
@@ -410,7 +476,10 @@ impl Drop for Captured {
     fn drop(&mut self) {
         let shared = &self.capture.shared;
         self.capture.leave_pool();
-        shared.take_back(self.outputs.iter().zip(&self.lent));
+        match self.capture.lends {
+            Lends::Pairs => shared.take_back(self.outputs.iter().zip(&self.lent)),
+            _ => shared.take_back_of(&self.lends),
+        }
         // A replay that was launched still reads the weights and the static inputs.
         if !ending::ended()
             && let Err(error) = shared.settle()

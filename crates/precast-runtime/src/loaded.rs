@@ -24,7 +24,7 @@ use super::{
     eager::Eager,
     ffi::{Handle, Handles, Library, cuda},
     flags::Watch,
-    graphs::{Capture, Shared},
+    graphs::{Capture, Lends, Shared},
     host, identity, operators,
     pad::{self, Buffer, Buffers, Cut},
     plan::{Plan, PlanStep, With},
@@ -191,7 +191,7 @@ impl Loaded {
     }
 
     /// Captures the program into a graph; keeps the reason when that can't be done.
-    pub fn capture(&mut self, shared: &Arc<Shared>, lends: bool) {
+    pub fn capture(&mut self, shared: &Arc<Shared>, lends: Lends) {
         if self.is_eager() {
             self.refused = Some("it runs as its exported graph".to_owned());
             return;
@@ -201,7 +201,11 @@ impl Loaded {
             self.refused = Some("its sizes are not fixed".to_owned());
             return;
         }
-        self.kind = Kind::Graph(Capture::new(shared, lends && !self.keeps_states()));
+        let lends = match self.keeps_states() {
+            true => Lends::Nothing,
+            false => lends,
+        };
+        self.kind = Kind::Graph(Capture::new(shared, lends));
         let captured = if self.keeps_states() {
             self.trial_slot().map(|_| None)
         } else if self.lends() {
@@ -406,9 +410,9 @@ impl Loaded {
         matches!(self.kind, Kind::Graph(_))
     }
 
-    /// Returns whether it is a graph that lends its outputs.
+    /// Returns whether it is a graph of a pair, which reads what another one lends.
     fn lends(&self) -> bool {
-        matches!(&self.kind, Kind::Graph(capture) if capture.lends)
+        matches!(&self.kind, Kind::Graph(capture) if capture.lends == Lends::Pairs)
     }
 
     /// Makes every later caller use `weights`. Callers with a slot finish with their weights.

@@ -15,7 +15,7 @@ use precast_store::{CheckedParts, Checking, Device, Digest, Mapped, Target, reco
 use super::{
     RuntimeError, TorchError,
     error::{Quarantined, in_store},
-    graphs::Shared,
+    graphs::{Lends, Shared},
     identity,
     loaded::Loaded,
     options::Graphs,
@@ -121,7 +121,7 @@ pub(super) struct Loader {
     pub trials: Option<Arc<Trials>>,
     pub graphs: Graphs,
     /// Whether graphs lend their outputs.
-    pub lends: bool,
+    pub lends: Lends,
     pub limit: Option<u64>,
     /// Whether eager may answer for compiled programs.
     pub eager: bool,

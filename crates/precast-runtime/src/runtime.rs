@@ -18,6 +18,7 @@ use super::{
     ending::{self, Entered},
     error::in_store,
     ffi::{Libtorch, cuda, open_libtorch},
+    graphs::Lends,
     host::host,
     layout::volume,
     loader::{Held, Loader},
@@ -71,7 +72,7 @@ pub struct Runtime {
     /// The trials of first loads, for each device; empty without trials.
     trials: Vec<Arc<Trials>>,
     graphs: Graphs,
-    lends: bool,
+    lends: Lends,
     limit: Option<u64>,
     eager: bool,
     loading: Loading,
@@ -141,7 +142,7 @@ impl Runtime {
             wait: None,
             trials: Vec::new(),
             graphs: Graphs::default(),
-            lends: false,
+            lends: Lends::Nothing,
             limit: None,
             eager: true,
             loading: Loading::default(),
@@ -216,10 +217,14 @@ impl Runtime {
 
     /// Lets CUDA graphs give their outputs without a copy, in the memory that they write: for programs whose outputs the
     /// caller drops before the next call, as a training step does. Those that the caller still holds keep their values,
-    /// and cost that call three copies. Each graph has its own memory. For the Python package.
+    /// and cost that call three copies. With `pairs` each graph has its own memory, and lends always. For the Python
+    /// package.
     #[doc(hidden)]
-    pub fn lending(mut self) -> Self {
-        self.lends = true;
+    pub fn lending(mut self, pairs: bool) -> Self {
+        self.lends = match pairs {
+            true => Lends::Pairs,
+            false => Lends::Outputs,
+        };
         self
     }
 

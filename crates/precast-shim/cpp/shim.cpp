@@ -9,6 +9,7 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <ATen/ops/_foreach_copy.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/COW.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
@@ -155,6 +156,9 @@ bool is_plain(const at::Tensor& t) {
       !t.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && !c10::impl::cow::is_cow_data_ptr(t.storage().data_ptr()) &&
       !c10::impl::dispatch_mode_enabled();
 }
+
+// Elements of a tensor up to which it is copied together with others.
+constexpr int64_t kCopiedTogether = 32768;
 
 }  // namespace
 
@@ -311,7 +315,8 @@ int32_t precast_tensors_copy(void* const* to, void* const* from, size_t n) {
       const at::Tensor& source = tensor(from[i]);
       const bool alike = into.scalar_type() == source.scalar_type() && into.device() == source.device() &&
           into.sizes() == source.sizes() && into.strides() == source.strides() && into.is_non_overlapping_and_dense();
-      if (!alike) {
+      // One kernel for all of them has few blocks for each: a copy of many elements is quicker by itself.
+      if (!alike || into.numel() > kCopiedTogether) {
         into.copy_(source);
         continue;
       }
@@ -349,10 +354,17 @@ int32_t precast_note_range(const void* handle, const void* notes, int64_t at, in
     return 0;
   });
 }
-// Notes at `notes[at]` whether any element of the outcome of a check is not zero.
-int32_t precast_note_failed(const void* outcome, const void* notes, int64_t at) {
+// Notes the outcomes of checks from `notes[at]` on: numbers, or whether any element is not zero.
+int32_t precast_note_outcomes(void* const* outcomes, size_t count, const void* notes, int64_t at) {
   return guarded([&] {
-    tensor(notes).select(0, at).copy_(tensor(outcome).any());
+    std::vector<at::Tensor> numbers;
+    for (size_t i = 0; i < count; i++) {
+      const at::Tensor& outcome = tensor(outcomes[i]);
+      const bool number = outcome.numel() == 1 && outcome.scalar_type() == at::kLong;
+      numbers.push_back(number ? outcome.reshape({}) : outcome.any().to(at::kLong));
+    }
+    at::Tensor to = tensor(notes).narrow(0, at, static_cast<int64_t>(count));
+    at::stack_out(to, numbers);
     return 0;
   });
 }

@@ -232,7 +232,7 @@ pub struct Step {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Check {
-    /// Value number of the outcome: a bool or uint8 tensor, true (not 0) where the check failed.
+    /// Value number of the outcome: one number, not 0 if the check failed.
     pub value: usize,
     /// The condition in words, as `index in 0..30522 of aten.embedding`.
     pub text: String,

@@ -78,6 +78,6 @@ pub use stream::{Scope, Stream};
 pub use tensor::{Handle, Handles, Meta, Placement, Stolen, TensorRef};
 pub use torch::threads;
 pub use upload::{UploadError, can_upload, upload};
-pub use values::{note_failed, note_range, outside};
+pub use values::{note_outcomes, note_range, outside};
 pub use verified::sealed_bytes;
 pub use weight::Weight;

@@ -75,7 +75,12 @@ imports! { table;
         high: i64,
         clamped: *mut RawTensor,
     ) -> i32;
-    pub fn precast_note_failed(outcome: *const c_void, notes: *const c_void, at: i64) -> i32;
+    pub fn precast_note_outcomes(
+        outcomes: *const *mut c_void,
+        count: usize,
+        notes: *const c_void,
+        at: i64,
+    ) -> i32;
     pub fn precast_cuda_wait_for(device: i32) -> i32;
     pub fn precast_create(
         f: Create,

@@ -34,10 +34,11 @@ pub fn note_range(
     unsafe { Handle::from_raw(clamped) }.ok_or_else(|| "libtorch made no tensor".into())
 }
 
-/// Writes to `notes[at]`, on its device, whether any element of a tensor is not zero.
-pub fn note_failed(outcome: &Handle, notes: &Handle, at: usize) -> Result<(), TorchError> {
-    // SAFETY: two live tensors.
-    checked(unsafe { shim::precast_note_failed(outcome.raw(), notes.raw(), at as i64) })
+/// Writes outcomes to `notes` from `at` on, on their device: one number, or whether any element is not zero.
+pub fn note_outcomes(outcomes: &[Handle], notes: &Handle, at: usize) -> Result<(), TorchError> {
+    let raw: SmallVec<[_; 8]> = outcomes.iter().map(Handle::raw).collect();
+    // SAFETY: live tensors.
+    checked(unsafe { shim::precast_note_outcomes(raw.as_ptr(), raw.len(), notes.raw(), at as i64) })
 }
 
 /// An element outside its bounds.

@@ -189,8 +189,8 @@ fn the_host_has_looked_at_what_is_in_its_memory() {
 fn a_replay_is_noted_apart_from_the_next_one() {
     let program = program(Dtype::Int64, 1);
     let watch = watch(&program, true);
-    let made = clamp(&watch, &mut inputs(&ids(-7), 1));
-    let of_call = |at_4| {
+    let mut made = clamp(&watch, &mut inputs(&ids(-7), 1));
+    let of_call = |made: &Flags, at_4| {
         let given = inputs(&ids(at_4), 1);
         made.of_call(&given, Device::Cpu).unwrap().unwrap()
     };
@@ -199,16 +199,16 @@ fn a_replay_is_noted_apart_from_the_next_one() {
             .into_iter()
             .collect()
     };
-    watch.outcomes(&mut outcome(false), &made).unwrap();
-    let first = of_call(-7);
+    watch.outcomes(&mut outcome(false), &mut made).unwrap();
+    let first = of_call(&made, -7);
     // The notes of a later replay.
     let next = clamp(&watch, &mut inputs(&ids(0), 1));
     let (Place::Tensor(notes), Place::Tensor(later)) = (&made.notes, &next.notes) else {
         panic!()
     };
     notes.copy_from(later).unwrap();
-    watch.outcomes(&mut outcome(true), &made).unwrap();
-    let second = of_call(0);
+    watch.outcomes(&mut outcome(true), &mut made).unwrap();
+    let second = of_call(&made, 0);
     for _ in 0..2 {
         assert!(
             first
@@ -266,13 +266,12 @@ fn checked() -> Watch {
 fn noted(watch: &Watch, at_4: i64, failed: bool) -> Arc<Flags> {
     let given = ids(at_4);
     let mut handles = inputs(&given, 1);
-    let flags = clamp(watch, &mut handles);
+    let mut flags = clamp(watch, &mut handles);
     // The runtime leaves the input to the program.
     assert_eq!(read(&handles[1]), read(&given));
-    let outcome = Handle::of(&[u8::from(failed)], &[], Dtype::Bool).unwrap();
-    watch
-        .outcomes(&mut [outcome].into_iter().collect(), &flags)
-        .unwrap();
+    let outcome = Handle::of(&[i64::from(failed)], &[], Dtype::Int64).unwrap();
+    let mut results = [outcome].into_iter().collect();
+    watch.outcomes(&mut results, &mut flags).unwrap();
     Arc::new(flags)
 }
 

@@ -66,7 +66,7 @@ impl Loaded {
             .watch
             .as_ref()
             .map(|watch| watch.clamp(&mut inputs, device));
-        let flags = flags.transpose().map_err(|error| self.plan.tensor(error))?;
+        let mut flags = flags.transpose().map_err(|error| self.plan.tensor(error))?;
         let stream = match device {
             Device::Cpu => RawStream::NONE,
             Device::Cuda(ordinal) => self.stream(ordinal)?,
@@ -83,7 +83,7 @@ impl Loaded {
             Runner::Containers(containers) => self.plan.execute(containers, inputs, stream)?,
             Runner::Graph(_) => Handles::new(),
         };
-        if let (Some(watch), Some(flags)) = (&self.watch, &flags) {
+        if let (Some(watch), Some(flags)) = (&self.watch, &mut flags) {
             watch.outcomes(&mut outputs, flags)?;
         }
         let outputs = self.finish(outputs, sizes, |output, storage| {
@@ -155,9 +155,8 @@ impl Loaded {
         let tensors: SmallVec<[&Handle; 16]> = written.iter().map(|(to, _)| &to.tensor).collect();
         let replayed = graph.replay(&tensors, fill, |made, held| {
             let outputs = match sizes {
-                Sizes::Exact => made.lend(held)?,
-                // The next replay writes over the static outputs.
-                Sizes::Padded(_) | Sizes::Dynamic(_) => made.copied()?,
+                Sizes::Exact | Sizes::Padded(_) => made.lend(held)?,
+                Sizes::Dynamic(_) => made.copied()?,
             };
             Ok((outputs, made.flags(inputs)?))
         });
