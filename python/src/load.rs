@@ -45,7 +45,7 @@ pub fn load(
         .iter()
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
-    let inside = Inside::enter(py);
+    let inside = Inside::enter(py)?;
     let loading = match loading {
         "before" => Loading::Before,
         "background" => Loading::Background,
