@@ -204,30 +204,35 @@ impl<'m> Session<'m> {
     /// The tokens go through the buckets that they fill, the largest first, and the remaining ones through `decode` one
     /// by one. Both modules have as inputs the tokens of one sequence, their positions (an input whose `range` ends at
     /// a dimension of the states), and `more`: their other inputs, in their order.
+    ///
+    /// All tokens, positions and other inputs are checked before the first call: a refused prompt changes nothing. If a
+    /// call after the first one fails, the session has failed, as after a call that fails during its run.
     pub fn prefill(&mut self, tokens: &[i64], more: &[Value]) -> Result<Outputs, RuntimeError> {
-        let sizes = self.chunks("prefill")?;
-        let mut rest = tokens;
-        loop {
-            let chunk = sizes.iter().copied().find(|&size| size <= rest.len());
-            let (module, size) = chunk.map_or(("decode", 1), |size| ("prefill", size));
-            let (now, later) = rest.split_at(size.min(rest.len()));
-            let out = self.feed(module, now, more)?;
-            if later.is_empty() {
-                return Ok(out);
-            }
-            rest = later;
+        let (earlier, last) = self.chunks(tokens, more)?;
+        if !earlier.is_empty() {
+            self.check(earlier.iter().chain([&last]))?;
         }
+        let mut moved = false;
+        for chunk in &earlier {
+            self.feed(chunk, moved)?;
+            moved = true;
+        }
+        self.feed(&last, moved)
     }
 
     /// Runs the module `decode` on the next token, as [`Self::prefill`] does.
     pub fn decode(&mut self, token: i64, more: &[Value]) -> Result<Outputs, RuntimeError> {
-        self.feed("decode", &[token], more)
+        let chunk = self.chunk("decode", &[token], self.at(), more)?;
+        self.feed(&chunk, false)
     }
 
     /// Returns the number of tokens that [`Self::prefill`] and [`Self::decode`] gave it.
     pub fn position(&self) -> usize {
-        let states = self.place.item.as_ref();
-        states.map_or(0, |states| usize::try_from(states.position).unwrap_or(0))
+        usize::try_from(self.at()).unwrap_or(0)
+    }
+
+    fn at(&self) -> i64 {
+        self.place.item.as_ref().map_or(0, |states| states.position)
     }
 
     /// Returns to an earlier position: the tokens after it are dropped.
@@ -245,8 +250,25 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
+    /// Returns the calls of a prompt: the earlier ones and the last one.
+    fn chunks(&self, tokens: &[i64], more: &[Value]) -> Result<(Vec<Chunk>, Chunk), RuntimeError> {
+        let sizes = self.sizes("prefill")?;
+        let (mut earlier, mut rest, mut from) = (Vec::new(), tokens, self.at());
+        loop {
+            let size = sizes.iter().copied().find(|&size| size <= rest.len());
+            let (module, size) = size.map_or(("decode", 1), |size| ("prefill", size));
+            let (now, later) = rest.split_at(size.min(rest.len()));
+            let chunk = self.chunk(module, now, from, more)?;
+            if later.is_empty() {
+                return Ok((earlier, chunk));
+            }
+            earlier.push(chunk);
+            (rest, from) = (later, from.saturating_add(now.len() as i64));
+        }
+    }
+
     /// Returns the numbers of tokens that a module has buckets for, the largest first.
-    fn chunks(&self, module: &str) -> Result<Vec<usize>, RuntimeError> {
+    fn sizes(&self, module: &str) -> Result<Vec<usize>, RuntimeError> {
         let variants = self.model.variants(self.replica, module)?;
         let records = variants.iter().flat_map(|variant| &variant.programs);
         let tokens = records.filter_map(|program| {
@@ -261,16 +283,16 @@ impl<'m> Session<'m> {
         Ok(tokens)
     }
 
-    /// Runs a module on tokens, their positions and its other inputs.
-    fn feed(
-        &mut self,
-        module: &str,
+    /// Returns the call of a module on tokens, their positions and its other inputs.
+    fn chunk(
+        &self,
+        module: &'static str,
         tokens: &[i64],
+        from: i64,
         more: &[Value],
-    ) -> Result<Outputs, RuntimeError> {
+    ) -> Result<Chunk, RuntimeError> {
         let variants = self.model.variants(self.replica, module)?;
         let record = &variants[0].programs[0].record;
-        let from = self.place.item.as_ref().map_or(0, |states| states.position);
         let positions: Vec<i64> = (from..).take(tokens.len()).collect();
         let (mut tokens_left, mut more) = (Some(tokens), more.iter());
         let mut inputs = Vec::with_capacity(record.inputs.len());
@@ -295,11 +317,38 @@ impl<'m> Session<'m> {
             });
         }
         inputs.extend(more.map(Value::share));
-        let out = self.run(module, &inputs)?;
-        if let Some(states) = &mut self.place.item {
-            states.position += tokens.len() as i64;
+        Ok(Chunk {
+            module,
+            inputs,
+            tokens: tokens.len(),
+        })
+    }
+
+    /// Fails if one of these calls, made after one another, would be refused. Changes no state.
+    fn check<'c>(&mut self, chunks: impl Iterator<Item = &'c Chunk>) -> Result<(), RuntimeError> {
+        let model = self.model;
+        let mut before = Vec::new();
+        for chunk in chunks {
+            let Some(own) = self.own() else { return Ok(()) };
+            model.check_for(own, chunk.module, &chunk.inputs, &before)?;
+            if !before.contains(&chunk.module) {
+                before.push(chunk.module);
+            }
         }
-        Ok(out)
+        Ok(())
+    }
+
+    /// Makes a call of a prompt. A session that has `moved` in earlier calls of the prompt fails with it.
+    fn feed(&mut self, chunk: &Chunk, moved: bool) -> Result<Outputs, RuntimeError> {
+        let out = self.run(chunk.module, &chunk.inputs);
+        if let Some(states) = &mut self.place.item {
+            match &out {
+                Ok(_) => states.position += chunk.tokens as i64,
+                Err(error) if moved => states.fail(error),
+                Err(_) => {}
+            }
+        }
+        out
     }
 
     /// Returns a copy of a state.
@@ -424,6 +473,13 @@ impl<'m> Session<'m> {
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
     }
+}
+
+/// One call of a prompt: a module, its inputs, and the number of tokens in them.
+struct Chunk {
+    module: &'static str,
+    inputs: Vec<Value>,
+    tokens: usize,
 }
 
 /// Fails unless two tensors have one dtype and shape.
