@@ -1,4 +1,6 @@
-//! Prompts: several calls of a session, of which none is made if one would be refused.
+//! Prompts: several calls of a session, of which none is made if one would be refused. And files of such sessions.
+
+use std::fs;
 
 use precast::{
     Model,
@@ -6,7 +8,7 @@ use precast::{
     runtime::{RuntimeError, Session, Value},
 };
 
-use crate::fake::{Fake, Memory, layout};
+use crate::fake::{Fake, Memory, layout, weights};
 
 /// `seen[at] = ids; ids + extra`, as an exported graph.
 const GRAPH: &str = r#"{"format": 1, "inputs": 4, "outputs": [6], "calls": [
@@ -222,4 +224,67 @@ fn a_request_is_counted_once() {
     let total: u64 = counts.iter().map(|calls| calls.count).sum();
     let refused = counts.iter().filter(|calls| calls.rung == "refused");
     assert_eq!((total, refused.count()), (4, 0), "{counts:?}");
+}
+
+/// Returns a session's model with other values of a weight that nothing reads.
+fn tuned(scale: f32) -> Memory {
+    let mut memory = Memory::default();
+    add(&mut memory, "prefill", 2, 1, GRAPH, &First::Zeros);
+    add(&mut memory, "decode", 1, 1, GRAPH, &First::Zeros);
+    memory.weights = Some(memory.put(weights(&[("scale", &[scale])])));
+    memory
+}
+
+#[test]
+fn a_session_file_is_read_whole_with_its_own_weights_and_within_the_context() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("chat.safetensors");
+    let (model, other) = (tuned(1.0).runtime(), tuned(2.0).runtime());
+    let model = model.load("fake").unwrap();
+    let mut session = model.session().unwrap();
+    session.prefill(&[5, 6, 7], &extra()).unwrap();
+    session.save(&path).unwrap();
+    let saved = seen(&mut session);
+    session.decode(8, &extra()).unwrap();
+    let later = seen(&mut session);
+
+    let refused = |session: &mut Session<'_>, why: &str| {
+        let error = session.load(&path).unwrap_err();
+        assert!(matches!(error, RuntimeError::SessionFile { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    // One bit of each byte.
+    let whole = fs::read(&path).unwrap();
+    for at in 0..whole.len() {
+        let mut changed = whole.clone();
+        changed[at] ^= 1 << (at % 8);
+        fs::write(&path, changed).unwrap();
+        refused(&mut session, "");
+        assert_eq!(seen(&mut session), later, "byte {at}");
+    }
+    fs::write(&path, &whole).unwrap();
+    // Another fine-tune, and another model.
+    let other = other.load("fake").unwrap();
+    let mut tuned_ = other.session().unwrap();
+    tuned_.prefill(&[1, 2], &extra()).unwrap();
+    let before = seen(&mut tuned_);
+    refused(&mut tuned_, "it was written with the weights `");
+    assert_eq!(seen(&mut tuned_), before);
+    let named = tuned(1.0).runtime().load("else").unwrap();
+    refused(
+        &mut named.session().unwrap(),
+        "of model `fake`, not of `else`",
+    );
+    session.load(&path).unwrap();
+    assert_eq!(seen(&mut session), saved);
+    session.decode(8, &extra()).unwrap();
+    assert_eq!(seen(&mut session), later);
+    // To the last position of the larger context, and no further.
+    session.prefill(&[1; 28], &extra()).unwrap();
+    assert_eq!(session.position(), 32);
+    session.save(&path).unwrap();
+    session.reset();
+    session.load(&path).unwrap();
+    assert_eq!(session.position(), 32);
+    assert!(session.decode(1, &extra()).is_err());
 }

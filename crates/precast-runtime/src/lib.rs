@@ -52,7 +52,7 @@
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
 //! dlpack, outputs, peak, tensors, trial
-//! weights
+//! saved, weights
 //! weight_set
 //! arrays, prepacked, shims, stats
 //! plan
@@ -112,6 +112,7 @@ mod problem;
 mod program;
 mod replica;
 mod runtime;
+mod saved;
 mod session;
 mod shims;
 mod slot;

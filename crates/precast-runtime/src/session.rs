@@ -1,9 +1,12 @@
 //! A session: states that are kept from call to call, for one caller.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use precast_store::{
-    Device,
+    Device, Digest,
     record::{self, Sizes},
 };
 
@@ -17,12 +20,9 @@ use super::{
     pool::Place,
     program::Program,
     replica::{self, Fill, Replica},
+    saved::{self, Header, Holds, SavedError},
     states::States,
-    tensors,
 };
-
-/// The name of the position in a file of a session.
-const POSITION: &str = "precast.position";
 
 const NO_STATE: &str = "the model has no state of this name";
 
@@ -398,6 +398,7 @@ impl<'m> Session<'m> {
 
     /// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
     pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let header = self.header();
         let Some(states) = &mut self.place.item else {
             return Ok(());
         };
@@ -405,42 +406,61 @@ impl<'m> Session<'m> {
         let ordered = states.order();
         ordered.map_err(refused)?;
         let all = states.tensors();
-        let mut all: Vec<_> = all
+        let all: Vec<_> = all
             .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
             .collect();
-        let position = Tensor::from_slice(&[states.position], &[1]);
-        all.push((
-            POSITION.to_owned(),
-            position.map_err(|error| file(path, error))?,
-        ));
-        tensors::write(path, &all).map_err(|error| file(path, error))
+        saved::write(path, &header, &all, false).map_err(|error| file(path, error))
     }
 
-    /// Reads states from a file that [`Self::save`] wrote; other states get their first values. A file of another
-    /// model, or a truncated file, changes nothing.
+    /// Reads states from a file that [`Self::save`] wrote; other states get their first values.
+    ///
+    /// Changes nothing, and fails with [`RuntimeError::SessionFile`], if the file is truncated or changed in any bit, of
+    /// another model or format, or was written with other weights, whose states mean something else.
     pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
-        let from = std::fs::File::open(path).map_err(|error| file(path, error))?;
-        let mut read = tensors::read(from).map_err(|error| file(path, error))?;
-        let position = read
-            .remove(POSITION)
-            .and_then(|one| one.to_vec::<i64>().ok());
-        let Some(&[position]) = position.as_deref() else {
-            return Err(RuntimeError::State {
-                state: path.display().to_string(),
-                problem: "it is no file of a session".to_owned(),
-            });
-        };
-        let replica = self.replica;
-        let records = replica.programs().map(|program| &*program.record);
+        let own = self.header();
+        let read = saved::read(path, |header| header.fits(&own));
+        let (header, read) = read.map_err(|error| file(path, error))?;
+        let records = self.replica.programs().map(|program| &*program.record);
         let records: Vec<_> = records.collect();
         let sizes = sizes_of(&read, &records)?;
+        let within = header.within(context(&sizes, &records));
+        within.map_err(|problem| file(path, SavedError::Unfit(problem)))?;
         let Some(states) = &mut self.place.item else {
             return Ok(());
         };
         let filled = states.fill(&sizes, &read, &records);
         filled.map_err(refused)?;
-        states.position = position;
+        states.position = header.position;
         Ok(())
+    }
+
+    /// Returns the digest of those of its weights that have these names; none without any.
+    pub(super) fn digest_of(&self, names: &BTreeSet<&str>) -> Result<Option<Digest>, RuntimeError> {
+        let aliases = &self.replica.loader.aliases;
+        let states = self.place.item.as_ref();
+        let weights = states.map(|states| &states.weights);
+        // Those of the caller change between calls.
+        let Some(weights) = weights.filter(|weights| weights.digest().is_some()) else {
+            return Ok(None);
+        };
+        let mut all = String::new();
+        for name in names {
+            let found = weights.any(name, aliases).map_err(refused)?;
+            // Others are constants of the program.
+            let Some(weight) = found else { continue };
+            let tensor = Tensor(weight.handle().share());
+            let digest = Digest::of(&tensor.to_bytes().map_err(refused)?);
+            let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
+            all += &format!("{name} {dtype} {shape:?} {digest}\n");
+        }
+        Ok((!all.is_empty()).then(|| Digest::of(all.as_bytes())))
+    }
+
+    /// Returns the header of its file.
+    fn header(&self) -> Header {
+        let states = self.place.item.as_ref();
+        let weights = states.and_then(|states| states.weights.digest());
+        Header::new(self.model.name(), weights, self.at(), Holds::Session)
     }
 
     /// Returns the device of its calls.
@@ -536,10 +556,27 @@ fn sizes_of(
     Ok(sizes)
 }
 
-fn file(path: &Path, error: impl std::error::Error) -> RuntimeError {
-    RuntimeError::State {
-        state: path.display().to_string(),
-        problem: error.to_string(),
+/// Returns the number of tokens that states of these sizes have room for; none if no program takes positions.
+fn context(sizes: &Sizes, programs: &[&record::Program]) -> Option<i64> {
+    let inputs = || {
+        let each = programs.iter();
+        each.flat_map(|program| program.inputs.iter().map(move |input| (program, input)))
+    };
+    let room = |(program, input): (&&record::Program, &record::Input)| {
+        let dim = input.within.as_ref()?;
+        sizes.get(dim).or_else(|| program.sizes.get(dim)).copied()
+    };
+    inputs().filter_map(room).max()
+}
+
+fn file(path: &Path, error: SavedError) -> RuntimeError {
+    let problem = match error {
+        SavedError::Unfit(problem) => problem,
+        SavedError::Io(error) => error.to_string(),
+    };
+    RuntimeError::SessionFile {
+        path: path.to_owned(),
+        problem,
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct States {
     levels: Vec<Level>,
     /// The level of the session; none before its first call.
     at: Option<usize>,
-    weights: Arc<Weights>,
+    pub weights: Arc<Weights>,
     loader: Arc<Loader>,
     /// The stream that used the tensors last.
     last: Option<RawStream>,

@@ -123,9 +123,11 @@ impl Data {
 
     /// Returns the inputs of `count` calls from a position on, and the position after them.
     pub fn batches(&self, position: u64, count: u64, seed: u64) -> Result<(Vec<Batch>, u64)> {
+        let after = position.checked_add(count.saturating_mul(self.devices));
+        let after = after.with_context(|| format!("the position {position} is no batch's"))?;
         let call = |number| self.batch(position + number * self.devices, seed);
         let batches = (0..count).map(call).collect::<Result<_>>()?;
-        Ok((batches, position + count * self.devices))
+        Ok((batches, after))
     }
 
     /// Returns the numbers of the rows of a batch.
