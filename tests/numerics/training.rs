@@ -3,6 +3,7 @@
 
 mod devices;
 mod float64;
+mod folder;
 mod published;
 
 use std::{
