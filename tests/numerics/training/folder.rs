@@ -65,10 +65,8 @@ fn one_run_at_a_time_trains_into_a_folder() {
     // The lock ended with its process. What the write that was killed left is removed.
     fs::create_dir(saved.join(".tensors-x1y2")).unwrap();
     fs::write(saved.join(".tensors-x1y2/draft"), "half").unwrap();
-    let newest = names(&saved)
-        .into_iter()
-        .filter(|name| name.starts_with("step-"))
-        .next_back();
+    let mut left = names(&saved).into_iter();
+    let newest = left.rfind(|name| name.starts_with("step-"));
     let newest = newest.unwrap();
     let step: u64 = newest["step-".len()..][..10].parse().unwrap();
     let more = (step + 1).to_string();
