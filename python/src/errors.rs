@@ -7,20 +7,27 @@ use precast_runtime::{
     errors::{ErrorKind, TorchError, whole},
 };
 use precast_store::StoreError;
-use pyo3::{prelude::*, types::PyType};
+use pyo3::{prelude::*, sync::PyOnceLock, types::PyDict};
 
 /// Returns an exception of the class `class` of `precast.errors`.
 fn raise(class: &str, code: &str, message: &str, hint: &str) -> PyErr {
     Python::attach(|py| {
         let made = || -> PyResult<PyErr> {
-            let class = py
-                .import("precast.errors")?
-                .getattr(class)?
-                .cast_into::<PyType>()?;
+            let class = classes(py)?.as_any().get_item(class)?;
             Ok(PyErr::from_value(class.call1((message, hint, code))?))
         };
         made().unwrap_or_else(|error| error)
     })
+}
+
+/// Returns the classes by name. Kept: at the end of the process no module can be imported.
+fn classes(py: Python<'_>) -> PyResult<&Bound<'_, PyDict>> {
+    static CLASSES: PyOnceLock<Py<PyDict>> = PyOnceLock::new();
+    let classes = CLASSES.get_or_try_init(py, || {
+        let module = py.import("precast.errors")?;
+        Ok::<_, PyErr>(module.dict().copy()?.unbind())
+    })?;
+    Ok(classes.bind(py))
 }
 
 /// An argument that is not one.

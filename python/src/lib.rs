@@ -11,7 +11,8 @@
 //! **Threads.** A call holds the GIL only while it converts tensors. Every object can be used from any thread; a
 //! session by one at a time.
 //!
-//! **End.** The interpreter does not go while a thread is inside.
+//! **End.** The interpreter does not go while a thread is inside. Exit handlers and destructors that run afterwards can
+//! close and ask, and are refused calls.
 //!
 //! **Fork.** A model of the parent can't be called in a child: threads and CUDA do not survive a fork.
 //!
@@ -20,7 +21,8 @@
 //! A module uses those of earlier lines only.
 //!
 //! ```text
-//! direct, ending, errors
+//! direct, errors, values
+//! ending
 //! capsules, exchange, fork, log
 //! numpy
 //! tensors
@@ -52,6 +54,7 @@ mod nesting;
 mod numpy;
 mod session;
 mod tensors;
+mod values;
 mod watch;
 
 /// The extension of the package `precast`.

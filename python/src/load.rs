@@ -53,7 +53,7 @@ pub fn load(
         .iter()
         .map(|name| device(name))
         .collect::<PyResult<_>>()?;
-    let inside = Inside::enter(py);
+    let inside = Inside::enter(py)?;
     let loading = match loading {
         "before" => Loading::Before,
         "background" => Loading::Background,
@@ -132,7 +132,7 @@ pub fn assets<'py>(
     prefix: &str,
     asset: &str,
 ) -> PyResult<Vec<(String, Bound<'py, PyBytes>)>> {
-    let inside = Inside::enter(py);
+    let inside = Inside::enter(py)?;
     let read = || -> Result<Vec<(String, Vec<u8>)>, StoreError> {
         let store = Store::open(&store)?;
         let mut found = Vec::new();
@@ -162,7 +162,7 @@ pub fn write_tensors(
     named: &Bound<'_, PyDict>,
     libtorch: Option<PathBuf>,
 ) -> PyResult<()> {
-    let inside = Inside::enter(py);
+    let inside = Inside::enter(py)?;
     let opened = inside.detach(py, || Runtime::libtorch(libtorch.as_deref(), false));
     opened.map_err(|error| errors::runtime(&error))?;
     let mut all = Vec::new();

@@ -8,7 +8,6 @@ use std::{
 
 use precast_runtime::Model as Inner;
 use pyo3::{
-    intern,
     prelude::*,
     types::{PyDict, PyList, PyTuple},
 };
@@ -20,7 +19,7 @@ use crate::{
     loaded::{Held, Loaded, own_weights},
     module::{Module, call, describe},
     session::Session,
-    tensors,
+    tensors, values,
 };
 
 /// A model of one release, ready on one or more devices. `precast.load` returns it.
@@ -100,7 +99,7 @@ impl Model {
     /// Counters by module and bucket, and the requests.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let loaded = self.loaded()?;
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let stats = inside.detach(py, || {
             serde_json::json!({
                 "modules": loaded.model.stats(),
@@ -108,15 +107,13 @@ impl Model {
                 "seconds": seconds(&loaded.model),
             })
         });
-        let text = stats.to_string();
-        let json = py.import(intern!(py, "json"))?;
-        Ok(json.call_method1(intern!(py, "loads"), (text,))?.unbind())
+        values::object(py, &stats)
     }
 
     /// Waits for the device's checks of the values of all calls so far, and raises what an unread one found.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         let loaded = self.loaded()?;
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let checked = inside.detach(py, || loaded.model.check());
         checked.map_err(|error| errors::runtime(&error))
     }
@@ -124,7 +121,7 @@ impl Model {
     /// Loads every program, and runs each once on padding.
     fn warm_up(&self, py: Python<'_>) -> PyResult<()> {
         let loaded = self.loaded()?;
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let done = inside.detach(py, || loaded.model.warm_up());
         done.map_err(|error| errors::runtime(&error))
     }
@@ -156,7 +153,7 @@ impl Model {
     /// Makes every later call use other weights: those of a release, as `"minilm@7"`, or the caller's own tensors by
     /// name, as `load` takes them.
     fn swap(&self, py: Python<'_>, weights: &Bound<'_, PyAny>) -> PyResult<()> {
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
         let swapped = match weights.cast::<PyDict>() {
             Ok(own) => {
@@ -175,14 +172,16 @@ impl Model {
     }
 
     /// Frees the model when its running calls are done. Later calls are refused.
-    fn close(&self, py: Python<'_>) {
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inside = Inside::enter(py)?;
         let inner = self
             .held
             .loaded
             .write()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        Inside::enter(py).detach(py, || drop(inner));
+        inside.detach(py, || drop(inner));
+        Ok(())
     }
 
     fn __enter__(slf: Py<Self>) -> Py<Self> {
@@ -190,8 +189,8 @@ impl Model {
     }
 
     #[pyo3(signature = (*_exception))]
-    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
     }
 
     fn __getattr__(slf: &Bound<'_, Self>, name: &str) -> PyResult<Py<Module>> {

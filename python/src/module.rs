@@ -63,7 +63,7 @@ impl Module {
             let module = py.import("precast.aio")?;
             Ok::<_, PyErr>(module.getattr("submit")?.unbind())
         })?;
-        let _inside = Inside::enter(py);
+        let _inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::of(args, kwargs, loaded.variants(&self.name)?)?;
         let call = Call {
@@ -85,7 +85,7 @@ impl Module {
         py: Python<'_>,
         tensors: &Bound<'_, PyList>,
     ) -> PyResult<(Py<PyAny>, Option<Notes>)> {
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::taken(tensors, loaded.variants(&self.name)?)?;
         let outputs = inside.detach(py, || loaded.model.run_taking(&self.name, inputs));
@@ -178,7 +178,7 @@ pub fn call(
     args: &Bound<'_, PyTuple>,
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Py<PyAny>> {
-    let inside = Inside::enter(py);
+    let inside = Inside::enter(py)?;
     let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
     let outputs = inside.detach(py, || loaded.run(module, &inputs, library));
     // Freed with the GIL: their memory is Python's.
@@ -206,7 +206,7 @@ pub struct Notes(cuda::Notes);
 impl Notes {
     /// Waits for them, and raises the error of a value that was out of bounds.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let checked = inside.detach(py, || self.0.check());
         checked.map_err(|error| errors::runtime(&error))
     }
@@ -225,7 +225,7 @@ pub struct Call {
 impl Call {
     /// Runs it once, on the streams that were current where it was made.
     fn run(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let inside = Inside::enter(py);
+        let inside = Inside::enter(py)?;
         let held = self
             .held
             .lock()

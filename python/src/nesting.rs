@@ -15,7 +15,10 @@ use pyo3::{
 use serde_json::Value;
 use smallvec::SmallVec;
 
-use crate::tensors::{self, Library};
+use crate::{
+    tensors::{self, Library},
+    values,
+};
 
 /// The nesting of one program's outputs, as its record has it.
 pub enum Nesting {
@@ -82,7 +85,7 @@ impl Nesting {
                     None => Ok(py.None()),
                 }
             }
-            Self::Constant(value) => constant(py, value),
+            Self::Constant(value) => values::object(py, value),
             Self::List(items) => {
                 let items = Self::all(py, items, outputs, library)?;
                 Ok(PyList::new(py, items)?.into_any().unbind())
@@ -163,23 +166,4 @@ impl Class {
             Bound::from_owned_ptr_or_err(py, made)
         }
     }
-}
-
-/// Returns a number, a text or `None`.
-fn constant(py: Python<'_>, value: &Value) -> PyResult<Py<PyAny>> {
-    Ok(match value {
-        Value::Null => py.None(),
-        Value::Bool(value) => value.into_pyobject(py)?.to_owned().into_any().unbind(),
-        Value::Number(value) => match value.as_i64() {
-            Some(value) => value.into_pyobject(py)?.into_any().unbind(),
-            None => value
-                .as_f64()
-                .unwrap_or(f64::NAN)
-                .into_pyobject(py)?
-                .into_any()
-                .unbind(),
-        },
-        Value::String(value) => value.into_pyobject(py)?.into_any().unbind(),
-        other => other.to_string().into_pyobject(py)?.into_any().unbind(),
-    })
 }

@@ -43,7 +43,7 @@ pub struct Session {
 
 impl Session {
     pub fn open(py: Python<'_>, loaded: Arc<Loaded>, process: Process) -> PyResult<Self> {
-        let opened = Inside::enter(py).detach(py, || {
+        let opened = Inside::enter(py)?.detach(py, || {
             Owned::try_new(loaded, |loaded| loaded.model.session())
         });
         let opened = opened.map_err(|error| errors::runtime(&error))?;
@@ -75,17 +75,17 @@ impl Session {
         py: Python<'_>,
         work: impl FnOnce(&mut Inner<'_>) -> Result<R, RuntimeError> + Send,
     ) -> PyResult<R> {
+        let inside = Inside::enter(py)?;
         let mut guard = self.lock()?;
         let Some(owned) = guard.as_mut() else {
             return Err(closed());
         };
-        let done =
-            Inside::enter(py).detach(py, || owned.with_dependent_mut(|_, session| work(session)));
+        let done = inside.detach(py, || owned.with_dependent_mut(|_, session| work(session)));
         done.map_err(|error| errors::runtime(&error))
     }
 
     fn answer(&self, py: Python<'_>, outputs: Outputs, library: Library) -> PyResult<Py<PyAny>> {
-        let _inside = Inside::enter(py);
+        let _inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
         loaded.answer(py, outputs, library)
     }
@@ -131,7 +131,7 @@ impl Session {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Py<PyAny>> {
-        let _inside = Inside::enter(py);
+        let _inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
         let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
         let outputs = self.with(py, |session| {
@@ -198,11 +198,12 @@ impl Session {
 
     /// Opens another session with a copy of the states.
     fn fork(&self, py: Python<'_>) -> PyResult<Self> {
+        let inside = Inside::enter(py)?;
         let mut guard = self.lock()?;
         let Some(owned) = guard.as_mut() else {
             return Err(closed());
         };
-        let forked = Inside::enter(py).detach(py, || {
+        let forked = inside.detach(py, || {
             owned.with_dependent_mut(|loaded, session| {
                 Owned::try_new(loaded.clone(), |loaded| session.fork_on(&loaded.model))
             })
@@ -235,8 +236,9 @@ impl Session {
 
     /// Frees the session's place for another.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
+        let inside = Inside::enter(py)?;
         let held = self.lock()?.take();
-        Inside::enter(py).detach(py, || drop(held));
+        inside.detach(py, || drop(held));
         Ok(())
     }
 

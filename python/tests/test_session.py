@@ -78,3 +78,16 @@ def test_inputs_beside_tokens_are_numbers_or_tensors_by_place_or_name(chats: Pat
         session.decode(1)
     assert raised.value.hint == "beside tokens it takes `warmth`"
     assert session.position == 0
+
+
+def test_a_refused_prompt_changes_nothing(chats: Path) -> None:
+    session = precast.load(chats, "chat").session()
+    session.run("start", torch.zeros(1, 8))
+    session.prefill([7], 1.0)
+    before = session.state("seen")
+    # Calls of two tokens and of one, and more than the context has.
+    for prompt in ([1, 2, 50], [1, 2, 3, -1], [1, 50, 3], [1] * 16):
+        with pytest.raises(precast.BadInput, match="expected values from 0 to"):
+            session.prefill(prompt, 1.0)
+        assert session.position == 1
+        assert torch.equal(session.state("seen"), before)

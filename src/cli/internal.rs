@@ -4,7 +4,7 @@ use std::{
     env,
     fs::File,
     io::{self, Write as _},
-    os::fd::AsFd as _,
+    os::{fd::AsFd as _, unix::fs::DirBuilderExt as _},
     path::PathBuf,
     sync::{Arc, Barrier},
     thread,
@@ -104,7 +104,8 @@ pub(super) fn trial(
     let Some(folder) = folders::cache() else {
         return Ok(trial);
     };
-    // If it can't be created, no result is kept.
-    let _ = std::fs::create_dir_all(&folder);
+    // If it can't be created, no result is kept. Nor in one that others can write.
+    let mut folders = std::fs::DirBuilder::new();
+    let _ = folders.recursive(true).mode(0o755).create(&folder);
     Ok(trial.remember(folder.join("loads")))
 }

@@ -1,6 +1,7 @@
 //! `precast train`: steps on batches of a file, with checkpoints.
 
 mod data;
+mod folder;
 mod meter;
 mod rate;
 mod speed;
@@ -17,6 +18,7 @@ use serde::Serialize;
 
 use self::{
     data::{Batch, Data},
+    folder::Folder,
     meter::Meter,
     rate::Schedule,
     speed::Speed,
@@ -38,9 +40,6 @@ use crate::{
         training::{Losses, Sums},
     },
 };
-
-/// The number of checkpoints that are kept.
-const KEPT: usize = 2;
 
 #[derive(clap::Args)]
 pub(super) struct TrainArgs {
@@ -158,8 +157,21 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     if let Some(model) = publish {
         trainer.may_publish_to(&store, model)?;
     }
-    let mut newest = resume(args, &mut trainer)?;
+    trainer.set_seed(args.seed)?;
+    let folder = args.checkpoint.as_deref().map(Folder::open).transpose()?;
+    let settings = folder::settings(args, &data, count);
+    let mut newest = match &folder {
+        Some(folder) => folder.resume(args, &mut trainer, &settings)?,
+        None => None,
+    };
     trainer.set_position(trainer.progress().position, args.seed);
+    for (name, value) in &settings {
+        trainer.set_note(name, value);
+    }
+    let save = |trainer: &mut Trainer<'_>| {
+        let saved = folder.as_ref().map(|folder| folder.save(trainer));
+        saved.transpose()
+    };
 
     let speed = Speed::new(&model, &args.module, args.accumulate, &devices);
     let started = Instant::now();
@@ -178,7 +190,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
             return Err(not_a_number(args, step, &batches, newest.as_deref())?);
         }
         if step.is_multiple_of(args.every) || step == args.steps {
-            newest = save(args, &mut trainer)?.or(newest);
+            newest = save(&mut trainer)?.or(newest);
         }
         bar.step(
             step,
@@ -191,7 +203,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     let took = started.elapsed().as_secs_f64();
     if context.cancel.load(Ordering::Relaxed) {
         let step = trainer.progress().step;
-        match save(args, &mut trainer)? {
+        match save(&mut trainer)? {
             Some(path) => note!(
                 "interrupted after step {step}: go on from `{}`",
                 path.display()
@@ -252,71 +264,6 @@ fn step(trainer: &mut Trainer<'_>, batches: &[Batch]) -> Result<Losses> {
     let losses = trainer.step(&last.named())?;
     let loss = (sum + losses.loss) / batches.len() as f64;
     Ok(Losses { loss, ..losses })
-}
-
-/// Begins with the seed, or loads the newest checkpoint of the folder. Returns its path.
-fn resume(args: &TrainArgs, trainer: &mut Trainer<'_>) -> Result<Option<PathBuf>> {
-    trainer.set_seed(args.seed)?;
-    let Some(folder) = &args.checkpoint else {
-        return Ok(None);
-    };
-    std::fs::create_dir_all(folder)
-        .with_context(|| format!("can't make the folder `{}`", folder.display()))?;
-    let Some(newest) = saved(folder)?.pop() else {
-        return Ok(None);
-    };
-    let same = trainer.load(&newest)?;
-    let progress = trainer.progress();
-    if progress.seed != args.seed {
-        let message = format!(
-            "`{}` was written with `--seed {}`, not {}",
-            newest.display(),
-            progress.seed,
-            args.seed
-        );
-        return Err(Refusal::usage(message, "name the same seed, or another folder").into());
-    }
-    note!(
-        "continues from step {}: `{}`",
-        progress.step,
-        newest.display()
-    );
-    if !same {
-        note!("other programs wrote it: losses may differ from those of an unbroken run");
-    }
-    Ok(Some(newest))
-}
-
-/// Returns the checkpoints of a folder, the newest last.
-fn saved(folder: &Path) -> Result<Vec<PathBuf>> {
-    let what = || format!("can't read the folder `{}`", folder.display());
-    let entries = std::fs::read_dir(folder).with_context(what)?;
-    let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.with_context(what)?.path();
-        let name = path.file_name().and_then(|name| name.to_str());
-        let number = name
-            .and_then(|name| name.strip_prefix("step-")?.strip_suffix(".safetensors"))
-            .and_then(|number| number.parse::<u64>().ok());
-        found.extend(number.map(|number| (number, path.clone())));
-    }
-    found.sort_unstable();
-    Ok(found.into_iter().map(|(_, path)| path).collect())
-}
-
-/// Writes a checkpoint, and removes those before the last ones. Returns its path.
-fn save(args: &TrainArgs, trainer: &mut Trainer<'_>) -> Result<Option<PathBuf>> {
-    let Some(folder) = &args.checkpoint else {
-        return Ok(None);
-    };
-    let path = folder.join(format!("step-{:010}.safetensors", trainer.progress().step));
-    trainer.save(&path)?;
-    let all = saved(folder)?;
-    for old in &all[..all.len().saturating_sub(KEPT)] {
-        // One that stays costs space only.
-        let _ = std::fs::remove_file(old);
-    }
-    Ok(Some(path))
 }
 
 /// Returns the error for a loss or a norm that is no number; keeps the batches of the step in a file.

@@ -3,9 +3,10 @@
 use std::{
     fs,
     os::unix::fs::{PermissionsExt, lchown},
+    process::Command,
 };
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{RUN, Sandbox};
 
 const STRANGER: u32 = 12_345;
 
@@ -51,6 +52,55 @@ fn another_users_store_is_run_once_it_is_named_in_a_list_of_ones_own() {
     lchown(&list, Some(0), None).unwrap();
     fs::write(&list, "/\nartifacts\n*\n").unwrap();
     assert_ne!(ran(&["ls"]).code, 0);
+}
+
+#[test]
+fn a_store_that_is_made_and_used_under_any_umask_refuses_nothing() {
+    for umask in ["000", "002", "077"] {
+        let sandbox = Sandbox::new();
+        let store = sandbox.path("artifacts");
+        let ran = |args: &[&str]| {
+            let mut precast = sandbox.command(args);
+            precast.env("HOME", sandbox.path("home"));
+            let mut under = Command::new("sh");
+            under
+                .args(["-c", &format!("umask {umask}; exec \"$0\" \"$@\"")])
+                .arg(precast.get_program())
+                .args(precast.get_args())
+                .current_dir(precast.get_current_dir().unwrap());
+            for (name, value) in precast.get_envs() {
+                under.env(name, value.unwrap_or_default());
+            }
+            let ran = sandbox.output(&mut under);
+            assert_eq!(ran.code, 0, "umask {umask}: {args:?}: {}", ran.text());
+        };
+        sandbox.rows(3);
+        ran(&["build", "-q"]);
+        ran(&RUN);
+        sandbox.write(
+            "model.py",
+            fs::read_to_string(sandbox.path("model.py"))
+                .unwrap()
+                .replace("2.0", "3.0"),
+        );
+        for args in [
+            &["build", "-q"][..],
+            &RUN,
+            &["verify"],
+            &["ls"],
+            &["du"],
+            &["gc"],
+            &["release", "ls"],
+        ] {
+            ran(args);
+        }
+        for entry in walkdir::WalkDir::new(&store) {
+            let entry = entry.unwrap();
+            let mode = entry.metadata().unwrap().permissions().mode();
+            let path = entry.path().display();
+            assert_eq!(mode & 0o022, 0, "umask {umask}: {path} has mode {mode:o}");
+        }
+    }
 }
 
 /// Writes an environment whose interpreter notes that it ran.

@@ -579,7 +579,9 @@ def save(path: Path, tensors: dict[str, tuple[str, list[int], list[Any]]]) -> No
     path.parent.mkdir(parents=True, exist_ok=True)
     header: Json = {}
     data = b""
-    for name, (dtype, shape, values) in sorted(tensors.items()):
+    # Larger elements first, so that each tensor is aligned.
+    order = sorted(tensors.items(), key=lambda item: (-struct.calcsize(DTYPES[item[1][0]][1]), item[0]))
+    for name, (dtype, shape, values) in order:
         code, form, _ = DTYPES[dtype]
         block = bytes(values) if form == "?" else array.array(form, values).tobytes()
         header[name] = {"dtype": code, "shape": shape, "data_offsets": [len(data), len(data) + len(block)]}

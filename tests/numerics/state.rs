@@ -9,7 +9,7 @@ use std::{
 
 use precast::{
     build::gate::{ChainProgram, ChainRequest, Question, StoredWeights, Verdict},
-    runtime::{Model, Outputs, RuntimeError, Session, Tensor, Value, command::tensors},
+    runtime::{Model, Outputs, RuntimeError, Session, Value, command::tensors},
 };
 use serde_json::Value as Json;
 
@@ -309,25 +309,16 @@ fn a_session_forks_is_saved_and_starts_anew() {
         .to_vec::<f32>()
         .unwrap();
     let mut bytes = std::fs::read(&file).unwrap();
-    let saved = tensors::read(&bytes[..]).unwrap();
+    let saved: Vec<_> = tensors::read(&bytes[..]).unwrap().into_iter().collect();
     bytes.truncate(bytes.len() - 100);
     std::fs::write(&file, bytes).unwrap();
     let error = session.load(&file).unwrap_err();
-    assert!(
-        error.to_string().contains("not a safetensors file"),
-        "{error}"
-    );
-    // A context that no bucket has.
-    let short = Tensor::from_slice(&[0.0_f32; 160], &[1, 4, 5, 8]).unwrap();
-    let shorter = |(name, state): (String, Tensor)| match &*name {
-        "precast.position" => (name, state),
-        _ => (name, short.share()),
-    };
-    let saved: Vec<_> = saved.into_iter().map(shorter).collect();
+    assert!(error.to_string().contains("cut off"), "{error}");
+    // The same states without a header.
     tensors::write(&file, &saved).unwrap();
     let error = session.load(&file).unwrap_err().to_string();
-    let expected = "state `blocks.0.k`: it is float32 [1, 4, 16, 8] or another bucket's, not float32 [1, 4, 5, 8]";
-    assert_eq!(error, expected);
+    let expected = "it has neither the states of a session nor a checkpoint";
+    assert!(error.ends_with(expected), "{error}");
     let error = call(&mut session, "decode", &[97], 3).unwrap_err();
     assert!(matches!(error, RuntimeError::BadInput { .. }), "{error}");
     let error = call(&mut session, "decode", &[1], 64).unwrap_err();

@@ -3,6 +3,7 @@
 
 mod devices;
 mod float64;
+mod folder;
 mod published;
 
 use std::{
@@ -154,12 +155,14 @@ fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
         let problem = refused(&mut other, &whole[..length]);
         assert!(problem.contains("cut off"), "{problem}");
     }
-    let mut changed = whole.clone();
-    *changed.last_mut().unwrap() ^= 1;
-    assert_eq!(
-        refused(&mut other, &changed),
-        "its tensors were changed after it was written"
-    );
+    // One bit in each of many bytes: all of the header, and some of the tensors.
+    let head = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    for at in (0..head).chain((head..whole.len()).step_by(997)) {
+        let mut changed = whole.clone();
+        changed[at] ^= 1 << (at % 8);
+        refused(&mut other, &changed);
+    }
+    let changed = "it was changed after it was written: its digest is another";
     let replaced = |from: &str, to: &str| {
         let at = whole
             .windows(from.len())
@@ -168,8 +171,17 @@ fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
         bytes[at.unwrap()..at.unwrap() + from.len()].copy_from_slice(to.as_bytes());
         bytes
     };
-    let problem = refused(&mut other, &replaced(r#"format\":1"#, r#"format\":7"#));
-    assert_eq!(problem, "it has format 7, and this version reads 1");
+    for (from, to) in [
+        (r#"position\":4"#, r#"position\":5"#),
+        (r#"step\":4"#, r#"step\":5"#),
+        (r#"seed\":9"#, r#"seed\":8"#),
+    ] {
+        assert_eq!(refused(&mut other, &replaced(from, to)), changed);
+    }
+    let problem = refused(&mut other, &replaced(r#"position\":4"#, r#"position\":-"#));
+    assert!(problem.contains("can't be read"), "{problem}");
+    let problem = refused(&mut other, &replaced(r#"format\":2"#, r#"format\":7"#));
+    assert_eq!(problem, "it has format 7, and this version reads 2");
     let problem = refused(
         &mut other,
         &replaced(r#"model\":\"next"#, r#"model\":\"text"#),
@@ -189,7 +201,22 @@ fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
     )
     .unwrap();
     let error = other.load(&bad).unwrap_err().to_string();
-    assert!(error.ends_with("it is no checkpoint"), "{error}");
+    assert!(
+        error.ends_with("it has neither the states of a session nor a checkpoint"),
+        "{error}"
+    );
+    let mut chat = model.session().unwrap();
+    chat.save(&bad).unwrap();
+    let error = other.load(&bad).unwrap_err().to_string();
+    assert!(
+        error.ends_with("it has the states of a session, not a checkpoint of a training"),
+        "{error}"
+    );
+    let error = chat.load(&path).unwrap_err().to_string();
+    assert!(
+        error.ends_with("it has a checkpoint of a training, not the states of a session"),
+        "{error}"
+    );
     let error = model.trainer("halves").unwrap().load(&path).unwrap_err();
     assert!(
         error

@@ -15,6 +15,7 @@ mod loading;
 mod operators;
 mod passing;
 mod prepared;
+mod prompts;
 mod replicas;
 mod state;
 mod swap;

@@ -7,8 +7,7 @@
 //! | a folder | `model.safetensors` or `model.safetensors.index.json` in it, else its only file or index of another name |
 //!
 //! The store has one object for a weight set. So the tensors of several files become one safetensors file while they
-//! are copied into the store, in the order that the worker writes too: tensors of a multiple of 64 bytes first, by name,
-//! so that all of them start at such a multiple. No other copy is written.
+//! are copied into the store, in the order of [`TensorLayout`]. No other copy is written.
 //!
 //! The header of every file is checked before Python starts. Index and files must have the same tensors, each once.
 
@@ -19,7 +18,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use precast_store::{Digest, Store, StoreError, digest::Hasher};
+use precast_store::{Digest, Store, StoreError, TensorLayout, digest::Hasher};
 use safetensors::{
     Dtype,
     tensor::{Metadata, TensorInfo},
@@ -36,8 +35,6 @@ const FILE: &str = ".safetensors";
 const HEADER_LIMIT: u64 = 100_000_000;
 /// Bytes of the length before a header.
 const LENGTH: u64 = 8;
-/// Tensors of a merged file start at multiples of this.
-const ALIGN: u64 = 64;
 const KNOWN: [Dtype; 10] = [
     Dtype::F64,
     Dtype::F32,
@@ -300,7 +297,7 @@ fn merged(index: &Path) -> Result<(Layouts, Merged), String> {
             "tensor `{tensor}` is not in `{file}`, where the index has it"
         ));
     }
-    Ok(in_order(index.to_owned(), files, places))
+    in_order(index.to_owned(), files, places)
 }
 
 /// The layout of a tensor, and its data.
@@ -345,36 +342,22 @@ fn read_index(path: &Path) -> Result<BTreeMap<String, String>, String> {
 fn in_order(
     index: PathBuf,
     files: Vec<PathBuf>,
-    places: BTreeMap<String, Placed>,
-) -> (Layouts, Merged) {
-    let mut order: Vec<_> = places.into_iter().collect();
-    // Stable: names stay in order.
-    order.sort_by_key(|(_, (_, piece))| !piece.length.is_multiple_of(ALIGN));
-    let (mut header, mut pieces, mut layouts) = (serde_json::Map::new(), vec![], BTreeMap::new());
-    let mut offset = 0;
-    for (name, (layout, piece)) in order {
-        let end = offset + piece.length;
-        let (dtype, shape) = &layout;
-        let entry =
-            serde_json::json!({ "dtype": dtype, "shape": shape, "data_offsets": [offset, end] });
-        header.insert(name.clone(), entry);
-        offset = end;
-        pieces.push(piece);
-        layouts.insert(name, layout);
-    }
-    let mut text = serde_json::Value::Object(header).to_string().into_bytes();
-    while !(LENGTH + text.len() as u64).is_multiple_of(ALIGN) {
-        text.push(b' ');
-    }
-    let mut header = (text.len() as u64).to_le_bytes().to_vec();
-    header.append(&mut text);
+    mut places: BTreeMap<String, Placed>,
+) -> Result<(Layouts, Merged), String> {
+    let layouts: Layouts = places
+        .iter()
+        .map(|(name, (layout, _))| (name.clone(), layout.clone()))
+        .collect();
+    let written = TensorLayout::new(layouts.clone(), None).map_err(|error| error.to_string())?;
+    let pieces = written.order.iter();
+    let pieces = pieces.filter_map(|name| places.remove(name).map(|(_, piece)| piece));
     let merged = Merged {
         index,
-        header,
+        header: written.head,
         files,
-        pieces,
+        pieces: pieces.collect(),
     };
-    (layouts, merged)
+    Ok((layouts, merged))
 }
 
 fn layouts(tensors: &BTreeMap<String, TensorInfo>) -> Layouts {

@@ -1,7 +1,11 @@
 """Reads and writes safetensors files. Written bytes are deterministic: tensors are contiguous, without holes.
 
-The data starts at a multiple of 64 bytes. Tensors whose size is a multiple of 64 bytes come first, so that each of them
-starts at one too, and can be used in the mapped file.
+Every tensor starts at a multiple of its element's size, because larger elements come first. The data starts at a
+multiple of 64 bytes. Tensors whose size is a multiple of 64 bytes are before the others, so that each of them starts at
+one too: products of a matrix have other last bits at other addresses, and torch's own tensors start at such ones.
+
+The worker needs torch alone, so it writes and reads the files itself, and not by the package `safetensors`, whose order
+has the larger elements first but not those multiples.
 """
 
 from __future__ import annotations
@@ -71,7 +75,6 @@ def write(path: Path, tensors: dict[str, Any]) -> Path:
     def size(name: str) -> int:
         return tensors[name].numel() * tensors[name].element_size()
 
-    # A tensor of odd size is followed by those with elements of the same size or smaller, which may start there.
     order = sorted(tensors, key=lambda name: (size(name) % ALIGN != 0, -tensors[name].element_size(), name))
     header: dict[str, Any] = {}
     offset = 0

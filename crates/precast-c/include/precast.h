@@ -461,8 +461,8 @@ PRECAST_MUST_USE
 struct precast_error *precast_session_save(struct precast_session *session,
                                            const char *file);
 
-// Reads states from a file of precast_session_save; other states get their first values. A file of another model, or a
-// truncated one, changes nothing.
+// Reads states from a file of precast_session_save; other states get their first values. A file of another model or of
+// other weights, or one with a changed bit, is refused and changes nothing.
 PRECAST_MUST_USE
 struct precast_error *precast_session_load(struct precast_session *session,
                                            const char *file);

@@ -273,8 +273,8 @@ pub unsafe extern "C" fn precast_session_save(
     })
 }
 
-/// Reads states from a file of precast_session_save; other states get their first values. A file of another model, or a
-/// truncated one, changes nothing.
+/// Reads states from a file of precast_session_save; other states get their first values. A file of another model or of
+/// other weights, or one with a changed bit, is refused and changes nothing.
 #[unsafe(no_mangle)]
 #[must_use]
 pub unsafe extern "C" fn precast_session_load(

@@ -414,12 +414,21 @@ pub enum RuntimeError {
         /// The error of that call.
         cause: Arc<str>,
     },
-    /// A state does not match the program, the caller or the file. Nothing was changed.
+    /// A state does not match the program or the caller. Nothing was changed.
     #[error("state `{state}`: {problem}")]
     State {
-        /// Name of the state, or of the file.
+        /// Name of the state.
         state: String,
         /// The difference.
+        problem: String,
+    },
+    /// A file with the states of a session can't be read or written, is damaged, or is of another model or of other
+    /// weights. Nothing was changed.
+    #[error("session file `{}`: {problem}", path.display())]
+    SessionFile {
+        /// Path of the file.
+        path: PathBuf,
+        /// The difference, or what the operating system says.
         problem: String,
     },
     /// A module that is to be trained is no training step.

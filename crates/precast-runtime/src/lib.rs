@@ -52,7 +52,7 @@
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
 //! dlpack, late, outputs, peak, tensors, trial
-//! weights
+//! saved, weights
 //! weight_set
 //! arrays, prepacked, shims, stats
 //! plan
@@ -113,6 +113,7 @@ mod problem;
 mod program;
 mod replica;
 mod runtime;
+mod saved;
 mod session;
 mod shims;
 mod slot;

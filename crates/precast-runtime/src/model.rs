@@ -248,6 +248,23 @@ impl Model {
         })
     }
 
+    /// Fails if [`Self::run_for`] would refuse these inputs in a session, after calls of the modules `before`. Changes no
+    /// state.
+    pub(super) fn check_for<A: Argument>(
+        &self,
+        (replica, states): InSession<'_>,
+        module: &str,
+        inputs: &[A],
+        before: &[&str],
+    ) -> Result<(), RuntimeError> {
+        let policy = self.policy_for(inputs.iter().any(arrays::is_plain));
+        let variant = self.variant(replica, module, inputs.len())?;
+        replica.admit(|| {
+            let checked = variant.check(&lent(inputs), policy)?;
+            variant.check_call(checked, self.wait(), states, before)
+        })
+    }
+
     /// Runs a module as [`Self::run`] does, on tensors that the call takes: one that nothing else refers to is freed as
     /// soon as the module's programs have read it, and its memory serves the rest of the call.
     ///

@@ -1,9 +1,12 @@
 //! A session: states that are kept from call to call, for one caller.
 
-use std::{collections::BTreeMap, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use precast_store::{
-    Device,
+    Device, Digest,
     record::{self, Sizes},
 };
 
@@ -17,12 +20,9 @@ use super::{
     pool::Place,
     program::Program,
     replica::{self, Fill, Replica},
+    saved::{self, Header, Holds, SavedError},
     states::States,
-    tensors,
 };
-
-/// The name of the position in a file of a session.
-const POSITION: &str = "precast.position";
 
 const NO_STATE: &str = "the model has no state of this name";
 
@@ -204,30 +204,35 @@ impl<'m> Session<'m> {
     /// The tokens go through the buckets that they fill, the largest first, and the remaining ones through `decode` one
     /// by one. Both modules have as inputs the tokens of one sequence, their positions (an input whose `range` ends at
     /// a dimension of the states), and `more`: their other inputs, in their order.
+    ///
+    /// All tokens, positions and other inputs are checked before the first call: a refused prompt changes nothing. If a
+    /// call after the first one fails, the session has failed, as after a call that fails during its run.
     pub fn prefill(&mut self, tokens: &[i64], more: &[Value]) -> Result<Outputs, RuntimeError> {
-        let sizes = self.chunks("prefill")?;
-        let mut rest = tokens;
-        loop {
-            let chunk = sizes.iter().copied().find(|&size| size <= rest.len());
-            let (module, size) = chunk.map_or(("decode", 1), |size| ("prefill", size));
-            let (now, later) = rest.split_at(size.min(rest.len()));
-            let out = self.feed(module, now, more)?;
-            if later.is_empty() {
-                return Ok(out);
-            }
-            rest = later;
+        let (earlier, last) = self.chunks(tokens, more)?;
+        if !earlier.is_empty() {
+            self.check(earlier.iter().chain([&last]))?;
         }
+        let mut moved = false;
+        for chunk in &earlier {
+            self.feed(chunk, moved)?;
+            moved = true;
+        }
+        self.feed(&last, moved)
     }
 
     /// Runs the module `decode` on the next token, as [`Self::prefill`] does.
     pub fn decode(&mut self, token: i64, more: &[Value]) -> Result<Outputs, RuntimeError> {
-        self.feed("decode", &[token], more)
+        let chunk = self.chunk("decode", &[token], self.at(), more)?;
+        self.feed(&chunk, false)
     }
 
     /// Returns the number of tokens that [`Self::prefill`] and [`Self::decode`] gave it.
     pub fn position(&self) -> usize {
-        let states = self.place.item.as_ref();
-        states.map_or(0, |states| usize::try_from(states.position).unwrap_or(0))
+        usize::try_from(self.at()).unwrap_or(0)
+    }
+
+    fn at(&self) -> i64 {
+        self.place.item.as_ref().map_or(0, |states| states.position)
     }
 
     /// Returns to an earlier position: the tokens after it are dropped.
@@ -245,8 +250,25 @@ impl<'m> Session<'m> {
         Ok(())
     }
 
+    /// Returns the calls of a prompt: the earlier ones and the last one.
+    fn chunks(&self, tokens: &[i64], more: &[Value]) -> Result<(Vec<Chunk>, Chunk), RuntimeError> {
+        let sizes = self.sizes("prefill")?;
+        let (mut earlier, mut rest, mut from) = (Vec::new(), tokens, self.at());
+        loop {
+            let size = sizes.iter().copied().find(|&size| size <= rest.len());
+            let (module, size) = size.map_or(("decode", 1), |size| ("prefill", size));
+            let (now, later) = rest.split_at(size.min(rest.len()));
+            let chunk = self.chunk(module, now, from, more)?;
+            if later.is_empty() {
+                return Ok((earlier, chunk));
+            }
+            earlier.push(chunk);
+            (rest, from) = (later, from.saturating_add(now.len() as i64));
+        }
+    }
+
     /// Returns the numbers of tokens that a module has buckets for, the largest first.
-    fn chunks(&self, module: &str) -> Result<Vec<usize>, RuntimeError> {
+    fn sizes(&self, module: &str) -> Result<Vec<usize>, RuntimeError> {
         let variants = self.model.variants(self.replica, module)?;
         let records = variants.iter().flat_map(|variant| &variant.programs);
         let tokens = records.filter_map(|program| {
@@ -261,16 +283,16 @@ impl<'m> Session<'m> {
         Ok(tokens)
     }
 
-    /// Runs a module on tokens, their positions and its other inputs.
-    fn feed(
-        &mut self,
-        module: &str,
+    /// Returns the call of a module on tokens, their positions and its other inputs.
+    fn chunk(
+        &self,
+        module: &'static str,
         tokens: &[i64],
+        from: i64,
         more: &[Value],
-    ) -> Result<Outputs, RuntimeError> {
+    ) -> Result<Chunk, RuntimeError> {
         let variants = self.model.variants(self.replica, module)?;
         let record = &variants[0].programs[0].record;
-        let from = self.place.item.as_ref().map_or(0, |states| states.position);
         let positions: Vec<i64> = (from..).take(tokens.len()).collect();
         let (mut tokens_left, mut more) = (Some(tokens), more.iter());
         let mut inputs = Vec::with_capacity(record.inputs.len());
@@ -295,11 +317,38 @@ impl<'m> Session<'m> {
             });
         }
         inputs.extend(more.map(Value::share));
-        let out = self.run(module, &inputs)?;
-        if let Some(states) = &mut self.place.item {
-            states.position += tokens.len() as i64;
+        Ok(Chunk {
+            module,
+            inputs,
+            tokens: tokens.len(),
+        })
+    }
+
+    /// Fails if one of these calls, made after one another, would be refused. Changes no state.
+    fn check<'c>(&mut self, chunks: impl Iterator<Item = &'c Chunk>) -> Result<(), RuntimeError> {
+        let model = self.model;
+        let mut before = Vec::new();
+        for chunk in chunks {
+            let Some(own) = self.own() else { return Ok(()) };
+            model.check_for(own, chunk.module, &chunk.inputs, &before)?;
+            if !before.contains(&chunk.module) {
+                before.push(chunk.module);
+            }
         }
-        Ok(out)
+        Ok(())
+    }
+
+    /// Makes a call of a prompt. A session that has `moved` in earlier calls of the prompt fails with it.
+    fn feed(&mut self, chunk: &Chunk, moved: bool) -> Result<Outputs, RuntimeError> {
+        let out = self.run(chunk.module, &chunk.inputs);
+        if let Some(states) = &mut self.place.item {
+            match &out {
+                Ok(_) => states.position += chunk.tokens as i64,
+                Err(error) if moved => states.fail(error),
+                Err(_) => {}
+            }
+        }
+        out
     }
 
     /// Returns a copy of a state.
@@ -349,6 +398,7 @@ impl<'m> Session<'m> {
 
     /// Writes the states that calls have used, and the position, to a safetensors file, whole or not at all.
     pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let header = self.header();
         let Some(states) = &mut self.place.item else {
             return Ok(());
         };
@@ -356,42 +406,61 @@ impl<'m> Session<'m> {
         let ordered = states.order();
         ordered.map_err(refused)?;
         let all = states.tensors();
-        let mut all: Vec<_> = all
+        let all: Vec<_> = all
             .map(|(name, tensor)| (name.to_owned(), Tensor(tensor.share())))
             .collect();
-        let position = Tensor::from_slice(&[states.position], &[1]);
-        all.push((
-            POSITION.to_owned(),
-            position.map_err(|error| file(path, error))?,
-        ));
-        tensors::write(path, &all).map_err(|error| file(path, error))
+        saved::write(path, &header, &all, false).map_err(|error| file(path, error))
     }
 
-    /// Reads states from a file that [`Self::save`] wrote; other states get their first values. A file of another
-    /// model, or a truncated file, changes nothing.
+    /// Reads states from a file that [`Self::save`] wrote; other states get their first values.
+    ///
+    /// Changes nothing, and fails with [`RuntimeError::SessionFile`], if the file is truncated or changed in any bit, of
+    /// another model or format, or was written with other weights, whose states mean something else.
     pub fn load(&mut self, path: &Path) -> Result<(), RuntimeError> {
-        let from = std::fs::File::open(path).map_err(|error| file(path, error))?;
-        let mut read = tensors::read(from).map_err(|error| file(path, error))?;
-        let position = read
-            .remove(POSITION)
-            .and_then(|one| one.to_vec::<i64>().ok());
-        let Some(&[position]) = position.as_deref() else {
-            return Err(RuntimeError::State {
-                state: path.display().to_string(),
-                problem: "it is no file of a session".to_owned(),
-            });
-        };
-        let replica = self.replica;
-        let records = replica.programs().map(|program| &*program.record);
+        let own = self.header();
+        let read = saved::read(path, |header| header.fits(&own));
+        let (header, read) = read.map_err(|error| file(path, error))?;
+        let records = self.replica.programs().map(|program| &*program.record);
         let records: Vec<_> = records.collect();
         let sizes = sizes_of(&read, &records)?;
+        let within = header.within(context(&sizes, &records));
+        within.map_err(|problem| file(path, SavedError::Unfit(problem)))?;
         let Some(states) = &mut self.place.item else {
             return Ok(());
         };
         let filled = states.fill(&sizes, &read, &records);
         filled.map_err(refused)?;
-        states.position = position;
+        states.position = header.position;
         Ok(())
+    }
+
+    /// Returns the digest of those of its weights that have these names; none without any.
+    pub(super) fn digest_of(&self, names: &BTreeSet<&str>) -> Result<Option<Digest>, RuntimeError> {
+        let aliases = &self.replica.loader.aliases;
+        let states = self.place.item.as_ref();
+        let weights = states.map(|states| &states.weights);
+        // Those of the caller change between calls.
+        let Some(weights) = weights.filter(|weights| weights.digest().is_some()) else {
+            return Ok(None);
+        };
+        let mut all = String::new();
+        for name in names {
+            let found = weights.any(name, aliases).map_err(refused)?;
+            // Others are constants of the program.
+            let Some(weight) = found else { continue };
+            let tensor = Tensor(weight.handle().share());
+            let digest = Digest::of(&tensor.to_bytes().map_err(refused)?);
+            let (dtype, shape) = (tensor.dtype_name(), tensor.shape());
+            all += &format!("{name} {dtype} {shape:?} {digest}\n");
+        }
+        Ok((!all.is_empty()).then(|| Digest::of(all.as_bytes())))
+    }
+
+    /// Returns the header of its file.
+    fn header(&self) -> Header {
+        let states = self.place.item.as_ref();
+        let weights = states.and_then(|states| states.weights.digest());
+        Header::new(self.model.name(), weights, self.at(), Holds::Session)
     }
 
     /// Returns the device of its calls.
@@ -424,6 +493,13 @@ impl<'m> Session<'m> {
         let programs = replica.programs().map(|program| &*program.record);
         states.tensor(name, programs)?.ok_or_else(unknown)
     }
+}
+
+/// One call of a prompt: a module, its inputs, and the number of tokens in them.
+struct Chunk {
+    module: &'static str,
+    inputs: Vec<Value>,
+    tokens: usize,
 }
 
 /// Fails unless two tensors have one dtype and shape.
@@ -480,10 +556,27 @@ fn sizes_of(
     Ok(sizes)
 }
 
-fn file(path: &Path, error: impl std::error::Error) -> RuntimeError {
-    RuntimeError::State {
-        state: path.display().to_string(),
-        problem: error.to_string(),
+/// Returns the number of tokens that states of these sizes have room for; none if no program takes positions.
+fn context(sizes: &Sizes, programs: &[&record::Program]) -> Option<i64> {
+    let inputs = || {
+        let each = programs.iter();
+        each.flat_map(|program| program.inputs.iter().map(move |input| (program, input)))
+    };
+    let room = |(program, input): (&&record::Program, &record::Input)| {
+        let dim = input.within.as_ref()?;
+        sizes.get(dim).or_else(|| program.sizes.get(dim)).copied()
+    };
+    inputs().filter_map(room).max()
+}
+
+fn file(path: &Path, error: SavedError) -> RuntimeError {
+    let problem = match error {
+        SavedError::Unfit(problem) => problem,
+        SavedError::Io(error) => error.to_string(),
+    };
+    RuntimeError::SessionFile {
+        path: path.to_owned(),
+        problem,
     }
 }
 

@@ -35,7 +35,7 @@ pub(super) struct States {
     levels: Vec<Level>,
     /// The level of the session; none before its first call.
     at: Option<usize>,
-    weights: Arc<Weights>,
+    pub weights: Arc<Weights>,
     loader: Arc<Loader>,
     /// The stream that used the tensors last.
     last: Option<RawStream>,
@@ -203,12 +203,13 @@ impl States {
         }
     }
 
-    /// Fails if a module is to fill a state of the program, and was not called yet.
-    fn readable(&self, program: &Program) -> Result<(), RuntimeError> {
+    /// Fails if a module is to fill a state of the program, was not called yet, and is none of those called `before`.
+    pub fn readable(&self, program: &Program, before: &[&str]) -> Result<(), RuntimeError> {
         let mut states = program.states.iter();
         let missing = states.find_map(|state| match &state.first {
-            First::Output { module, .. } if !self.filled.contains(&state.name) => {
-                Some((state, module))
+            First::Output { module, .. } => {
+                let filled = self.filled.contains(&state.name);
+                (!filled && !before.contains(&module.as_str())).then_some((state, module))
             }
             _ => None,
         });
@@ -223,6 +224,11 @@ impl States {
         }
     }
 
+    /// Makes every later call fail, until the session begins again.
+    pub fn fail(&mut self, error: &RuntimeError) {
+        self.failed.get_or_insert_with(|| error.to_string().into());
+    }
+
     /// Runs a program with states on checked inputs, in a session that is [usable](Self::usable). After a failure it is
     /// not usable.
     pub fn serve(
@@ -231,7 +237,7 @@ impl States {
         inputs: Handles,
         sizes: Fill<'_>,
     ) -> Result<Answer, RuntimeError> {
-        self.readable(&loaded.plan.program)?;
+        self.readable(&loaded.plan.program, &[])?;
         let mut slot = self.take_slot(loaded)?;
         if let Some(at) = self.at {
             self.levels[at].runs(&loaded.plan.program);

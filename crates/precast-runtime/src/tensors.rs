@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::{self, File},
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use precast_store::record::Dtype;
@@ -14,7 +14,7 @@ use safetensors::{
     SafeTensorError,
     tensor::{Metadata, View},
 };
-use tempfile::TempPath;
+use tempfile::TempDir;
 
 use super::{Tensor, TorchError};
 
@@ -80,6 +80,8 @@ const HEADER: u64 = 100_000_000;
 /// A safetensors file whose header was read. Tensors are read one after the other: beside them it takes the memory of
 /// one.
 pub struct TensorFile<R> {
+    /// The bytes before the tensors.
+    head: Vec<u8>,
     rest: R,
     header: Metadata,
 }
@@ -87,8 +89,8 @@ pub struct TensorFile<R> {
 impl<R: Read> TensorFile<R> {
     /// Reads the header.
     pub fn open(mut from: R) -> Result<Self, TensorFileError> {
-        let length = take(&mut from, 8)?;
-        let length = length
+        let mut head = take(&mut from, 8)?;
+        let length = head[..]
             .try_into()
             .map_err(|_| SafeTensorError::HeaderTooSmall)?;
         let length = u64::from_le_bytes(length);
@@ -99,10 +101,25 @@ impl<R: Read> TensorFile<R> {
         if (header.len() as u64) < length {
             return Err(SafeTensorError::InvalidHeaderLength.into());
         }
+        head.extend(&header);
         let text = str::from_utf8(&header).map_err(SafeTensorError::InvalidHeader)?;
         let header = serde_json::from_str(text);
         let header = header.map_err(SafeTensorError::InvalidHeaderDeserialization)?;
-        Ok(Self { rest: from, header })
+        Ok(Self {
+            head,
+            rest: from,
+            header,
+        })
+    }
+
+    /// Returns the bytes before the tensors.
+    pub fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Returns whether there is a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.header.info(name).is_some()
     }
 
     /// Returns a text of the header.
@@ -112,7 +129,15 @@ impl<R: Read> TensorFile<R> {
     }
 
     /// Reads every tensor onto the CPU.
-    pub fn tensors(mut self) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+    pub fn tensors(self) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
+        self.tensors_and(|_| ())
+    }
+
+    /// Reads every tensor onto the CPU, and shows all bytes after the header to `see`.
+    pub fn tensors_and(
+        mut self,
+        mut see: impl FnMut(&[u8]),
+    ) -> Result<BTreeMap<String, Tensor>, TensorFileError> {
         let mut tensors = BTreeMap::new();
         // In the order of their bytes, which have no gaps.
         for name in self.header.offset_keys() {
@@ -128,6 +153,7 @@ impl<R: Read> TensorFile<R> {
             if bytes.len() < end - begin {
                 return Err(SafeTensorError::MetadataIncompleteBuffer.into());
             }
+            see(&bytes);
             let shape: Vec<i64> = info.shape.iter().map(|size| *size as i64).collect();
             let tensor = Tensor::from_bytes(&bytes, &shape, dtype);
             tensors.insert(name.clone(), tensor.map_err(|error| refused(&name, error))?);
@@ -160,39 +186,57 @@ pub fn write(path: &Path, tensors: &[(String, Tensor)]) -> Result<(), TensorFile
         let bytes = with_blobs(tensors, |blobs| safetensors::serialize(blobs, None))?;
         return fs::write(path, bytes).map_err(TensorFileError::Write);
     }
-    let file = beside(path, tensors, None)?;
-    file.persist(path)
-        .map_err(|error| TensorFileError::Write(error.error))
+    Draft::write(path, tensors, None)?.publish(path, false)
 }
 
-/// Writes tensors with texts in the header, whole or not at all, also if the machine stops.
-pub fn write_durably(
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    texts: HashMap<String, String>,
-) -> Result<(), TensorFileError> {
-    let file = beside(path, tensors, Some(texts))?;
-    let sync = |path: &Path| File::open(path)?.sync_all();
-    let written = sync(&file)
-        .and_then(|()| file.persist(path).map_err(|error| error.error))
-        .and_then(|()| sync(folder(path)));
-    written.map_err(TensorFileError::Write)
+/// A file that gets its name when it is complete. It is in a folder beside its place, with what else is needed to write
+/// it, and removed with the returned value. A process that is killed leaves the folder, whose name begins with
+/// [`Draft::PREFIX`].
+pub struct Draft {
+    path: PathBuf,
+    _folder: TempDir,
 }
 
-/// Writes tensors to a file beside `path`, which is removed with the returned value.
-fn beside(
-    path: &Path,
-    tensors: &[(String, Tensor)],
-    texts: Option<HashMap<String, String>>,
-) -> Result<TempPath, TensorFileError> {
-    let file = tempfile::Builder::new()
-        .prefix(".tensors-")
-        .tempfile_in(folder(path));
-    let file = file.map_err(TensorFileError::Write)?.into_temp_path();
-    with_blobs(tensors, |blobs| {
-        safetensors::serialize_to_file(blobs, texts, &file)
-    })?;
-    Ok(file)
+impl Draft {
+    /// Begins the names of such folders.
+    pub const PREFIX: &'static str = ".tensors-";
+
+    /// Writes tensors, with texts in the header, for a place at `path`.
+    pub fn write(
+        path: &Path,
+        tensors: &[(String, Tensor)],
+        texts: Option<HashMap<String, String>>,
+    ) -> Result<Self, TensorFileError> {
+        let made = tempfile::Builder::new()
+            .prefix(Self::PREFIX)
+            .tempdir_in(folder(path));
+        let made = made.map_err(TensorFileError::Write)?;
+        let draft = Self {
+            path: made.path().join("draft"),
+            _folder: made,
+        };
+        with_blobs(tensors, |blobs| {
+            safetensors::serialize_to_file(blobs, texts, &draft.path)
+        })?;
+        Ok(draft)
+    }
+
+    /// Returns the path until it is published.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it its name, in the place of an earlier file; with `durable`, also if the machine stops.
+    pub fn publish(self, path: &Path, durable: bool) -> Result<(), TensorFileError> {
+        let sync = |path: &Path| match durable {
+            true => File::open(path)?.sync_all(),
+            false => Ok(()),
+        };
+        let published = sync(&self.path)
+            .and_then(|()| fs::rename(&self.path, path))
+            .and_then(|()| sync(folder(path)));
+        published.map_err(TensorFileError::Write)
+    }
 }
 
 fn folder(path: &Path) -> &Path {
@@ -364,7 +408,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         let texts = HashMap::from([("key".to_owned(), "text".to_owned())]);
-        write_durably(&path, &[("x".to_owned(), tensor)], texts).unwrap();
+        let draft = Draft::write(&path, &[("x".to_owned(), tensor)], Some(texts)).unwrap();
+        draft.publish(&path, true).unwrap();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         let whole = fs::read(&path).unwrap();
         let file = TensorFile::open(&whole[..]).unwrap();

@@ -19,7 +19,7 @@ use precast_store::{
     record::{Release, TrainPart},
 };
 
-use self::{checkpoint::Header, devices::Devices, publish::Target, steps::Steps};
+use self::{devices::Devices, publish::Target, steps::Steps};
 use super::{
     Model, RuntimeError, Tensor, Value,
     arrays::{self, Argument, refused},
@@ -129,7 +129,7 @@ impl<'m> Trainer<'m> {
         Ok(self)
     }
 
-    /// Returns the number of updates, and the caller's own data position and seed.
+    /// Returns the number of updates, and the caller's own data position, seed and notes.
     pub fn progress(&self) -> &Progress {
         &self.progress
     }
@@ -143,6 +143,13 @@ impl<'m> Trainer<'m> {
     pub fn set_position(&mut self, position: u64, seed: u64) {
         self.progress.position = position;
         self.progress.seed = seed;
+    }
+
+    /// Sets a note of the caller, which checkpoints keep: for example the learning rates that the caller sets.
+    pub fn set_note(&mut self, name: &str, value: &str) {
+        self.progress
+            .notes
+            .insert(name.to_owned(), value.to_owned());
     }
 
     /// Makes one step on a batch, by the names of the module's inputs: loss, gradients, update. With `accumulate` in the
@@ -192,21 +199,27 @@ impl<'m> Trainer<'m> {
 
     /// Writes a checkpoint, whole or not at all.
     pub fn save(&mut self, path: &Path) -> Result<(), RuntimeError> {
-        let states = self.devices.states()?;
-        let header = Header::new(&self.devices.steps, &self.progress, &states).map_err(refused)?;
-        checkpoint::write(path, &header, &states)
+        let (states, frozen) = (self.devices.states()?, self.devices.frozen()?);
+        checkpoint::write(path, &self.devices.steps, frozen, &self.progress, &states)
     }
 
     /// Continues from a checkpoint. Returns whether the programs are those that wrote it: only then are the losses the
     /// same bit by bit.
     ///
-    /// Changes nothing, and fails with [`RuntimeError::Checkpoint`], if the file is truncated or changed, or of another
-    /// model, module, optimizer or format.
+    /// Changes nothing, and fails with [`RuntimeError::Checkpoint`], if the file is truncated or changed in any bit, of
+    /// another model, module, optimizer or format, or was written with other values of the weights that are not trained.
     pub fn load(&mut self, path: &Path) -> Result<bool, RuntimeError> {
-        let (header, states) = checkpoint::read(path, &self.devices.steps)?;
-        self.devices.take(&states)?;
-        self.progress = header.progress;
-        Ok(header.programs == self.devices.steps.digest())
+        let frozen = self.devices.frozen()?;
+        let read = checkpoint::read(path, &self.devices.steps, frozen)?;
+        self.devices.take(&read.states)?;
+        self.progress = read.progress;
+        Ok(read.same)
+    }
+
+    /// Fails if [`Self::load`] would refuse a checkpoint. Changes nothing.
+    pub fn may_load(&mut self, path: &Path) -> Result<(), RuntimeError> {
+        let frozen = self.devices.frozen()?;
+        checkpoint::read(path, &self.devices.steps, frozen).map(drop)
     }
 
     /// Publishes the parameters as a new weight set of the model, in a new release with the programs of its newest one.

@@ -147,7 +147,9 @@ impl Variant {
         } else {
             None
         };
-        let (program, loaded, rung) = self.pick(&request, wait)?;
+        let (index, loaded, rung) = self.pick(&request, wait)?;
+        self.seen.add(&request, Some((index, rung)));
+        let program = &self.programs[index];
         if !span.is_disabled() {
             span.record("bucket", program.record.bucket());
             span.record("rung", rung.name());
@@ -198,6 +200,23 @@ impl Variant {
             flags: flags.map(Arc::new),
             served,
         })
+    }
+
+    /// Fails if a call of a session would refuse checked inputs, after calls of the modules `before`. Changes no state.
+    pub fn check_call(
+        &self,
+        inputs: Checked,
+        wait: Wait,
+        states: &mut States,
+        before: &[&str],
+    ) -> Result<(), RuntimeError> {
+        let (handles, mut request) = (inputs.handles, inputs.request);
+        if self.keeps_states {
+            self.states(Some(states), &handles, &mut request)?;
+        }
+        let (_, loaded, _) = self.pick(&request, wait)?;
+        loaded.plan.check_values(&handles)?;
+        states.readable(&loaded.plan.program, before)
     }
 
     /// Fails if the module has states.
@@ -259,13 +278,9 @@ impl Variant {
         enough.min().or(sizes.max()).unwrap_or(least)
     }
 
-    /// Returns the program for a request and its rung of the ladder: exact, covering, dynamic, then eager. Loads it if
-    /// necessary. Skips a program that does not load.
-    fn pick(
-        &self,
-        request: &Request,
-        wait: Wait,
-    ) -> Result<(&Program, &Loaded, Rung), RuntimeError> {
+    /// Returns the number of the program for a request and its rung of the ladder: exact, covering, dynamic, then eager.
+    /// Loads it if necessary. Skips a program that does not load.
+    fn pick(&self, request: &Request, wait: Wait) -> Result<(usize, &Loaded, Rung), RuntimeError> {
         if self.rests.load(Relaxed) {
             self.wake();
         }
@@ -293,8 +308,7 @@ impl Variant {
             let program = &self.programs[index];
             if let Some(loaded) = program.loaded() {
                 let rung = if loaded.is_eager() { Rung::Eager } else { rung };
-                self.seen.add(request, Some((index, rung)));
-                return Ok((program, loaded, rung));
+                return Ok((index, loaded, rung));
             }
             // Each round settles one program or lets it rest, so this ends.
             program.load_in(&self.loader, wait)?;

@@ -37,6 +37,8 @@ use super::{
 
 /// One weight set on one device.
 pub struct Weights {
+    /// The digest of the object; none for tensors of the caller, and without weights.
+    digest: Option<Digest>,
     device: Device,
     tensors: HashMap<String, Entry>,
     /// Prepacked constants by recipe and tensors, and tensors with other strides.
@@ -170,6 +172,7 @@ impl Weights {
             }
         };
         Ok(Self {
+            digest: Some(digest),
             device,
             tensors,
             cache: Mutex::default(),
@@ -238,6 +241,7 @@ impl Weights {
     /// Creates an empty weight set, for a model without parameters and buffers.
     pub fn none(device: Device) -> Self {
         Self {
+            digest: None,
             device,
             tensors: HashMap::new(),
             cache: Mutex::default(),
@@ -375,6 +379,11 @@ impl Weights {
 
     pub fn device(&self) -> Device {
         self.device
+    }
+
+    /// Returns the digest of the object; none for tensors of the caller, and without weights.
+    pub fn digest(&self) -> Option<Digest> {
+        self.digest
     }
 
     /// Returns the tensor `name` with any dtype and layout, on the device or on the host.

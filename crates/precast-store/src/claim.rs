@@ -6,7 +6,6 @@
 
 use std::{
     fs::{self, File, TryLockError},
-    io,
     os::unix::fs::MetadataExt,
     path::PathBuf,
     thread,
@@ -15,7 +14,7 @@ use std::{
 use super::{
     error::{At, StoreError},
     leases::Leases,
-    lock, sync,
+    lock, publish, sync,
 };
 use crate::Digest;
 
@@ -38,12 +37,7 @@ impl Leases {
     pub fn try_claim(&self, key: &Digest) -> Result<Result<Claim, String>, StoreError> {
         self.base.writable("claim a key")?;
         let folder = self.base.path().join("locks").join("keys");
-        match fs::create_dir(&folder) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                return Err(e).at("make the folder", &folder);
-            }
-            _ => {}
-        }
+        publish::folder_unsynced(&folder)?;
         let path = folder.join(key.hex());
         loop {
             let mut file = lock::open(&self.base.layout, &path)?;

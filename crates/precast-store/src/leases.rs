@@ -20,7 +20,7 @@ use super::{
     base::Base,
     error::{At, StoreError},
     lock::{Guard, Mode, private},
-    publish::{PendingFile, remove_all},
+    publish::{PendingFile, folder_unsynced, remove_all},
     sync,
 };
 use crate::Digest;
@@ -84,12 +84,8 @@ impl Lease {
 
     /// Creates a temporary file, to be published later.
     fn pending_file(&self) -> Result<PendingFile, StoreError> {
-        match fs::create_dir(&self.tmp) {
-            Err(e) if e.kind() != io::ErrorKind::AlreadyExists => {
-                Err(e).at("make the folder", &self.tmp)
-            }
-            _ => PendingFile::new(&self.tmp),
-        }
+        folder_unsynced(&self.tmp)?;
+        PendingFile::new(&self.tmp)
     }
 }
 

@@ -66,7 +66,7 @@
 //! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
-//! digest, elf, mapped, out_of_memory, reason, sync, target, time
+//! digest, elf, mapped, out_of_memory, reason, sync, target, tensors, time
 //! chunks, defect, error, record
 //! canon, pages, publish, rows
 //! permissions
@@ -129,6 +129,7 @@ mod repair;
 mod rows;
 mod sweep;
 mod sync;
+mod tensors;
 mod time;
 mod usage;
 mod uses;
@@ -163,6 +164,7 @@ pub use repair::Repaired;
 pub use rows::{ArtifactRow, ObjectRow, ProgramRow};
 pub use sweep::Collected;
 pub use target::{Device, Target};
+pub use tensors::TensorLayout;
 pub use usage::{GroupBy, ObjectUsage};
 pub use verify::{Audit, Verified};
 

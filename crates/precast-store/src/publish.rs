@@ -65,8 +65,7 @@ impl PendingFile {
 
     /// Makes a file of a cache visible at `path`, unless that exists. After a crash it may have any content.
     pub fn publish_unsynced(self, path: &Path) -> Result<(), StoreError> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::create_dir_all(folder).at("make the folder", folder)?;
+        folder_unsynced(above(path))?;
         let mode = Permissions::from_mode(0o444);
         (self.file.set_permissions(mode)).at("set the mode of", &self.path)?;
         match rename_new(&self.path, path) {
@@ -132,20 +131,38 @@ pub(crate) fn sync_folder(folder: &Path) -> Result<(), StoreError> {
 
 /// Creates the parent folder of `path`, and returns it.
 fn make_folder(path: &Path) -> Result<&Path, StoreError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    self::folder(folder)?;
-    Ok(folder)
+    folder(above(path))?;
+    Ok(above(path))
 }
 
-/// Creates a folder durably, if it is missing. Its write permissions are those of its parent.
+/// Creates a folder durably, if it is missing. Its write permissions are those of its parent, whatever the umask allows.
 pub(crate) fn folder(path: &Path) -> Result<(), StoreError> {
-    let above = path.parent().unwrap_or(Path::new("."));
-    let mode = fs::metadata(above).map_or(0o755, |meta| meta.mode() & 0o775);
+    match new_folder(path)? {
+        true => sync_folder(above(path)),
+        false => Ok(()),
+    }
+}
+
+/// Creates a folder as [`folder`] does, with those above it. After a crash it may be missing.
+pub(crate) fn folder_unsynced(path: &Path) -> Result<(), StoreError> {
+    if !above(path).exists() {
+        folder_unsynced(above(path))?;
+    }
+    new_folder(path).map(drop)
+}
+
+/// Creates a folder. Returns false if it is there.
+fn new_folder(path: &Path) -> Result<bool, StoreError> {
+    let mode = fs::metadata(above(path)).map_or(0o755, |meta| meta.mode() & 0o775);
     match fs::DirBuilder::new().mode(mode).create(path) {
-        Ok(()) => sync_folder(above),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => plain_folder(path),
+        Ok(()) => Ok(true),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => plain_folder(path).map(|()| false),
         Err(e) => Err(e).at("make the folder", path),
     }
+}
+
+fn above(path: &Path) -> &Path {
+    path.parent().unwrap_or(Path::new("."))
 }
 
 /// Refuses a symbolic link in the place of a folder of the store: writes and removals would happen elsewhere.

@@ -13,6 +13,7 @@ use super::super::exit::Refusal;
 use crate::{
     record::{Dtype, Input},
     runtime::{Tensor, command::tensors},
+    store::digest::Hasher,
 };
 
 /// The rows of a file, by input.
@@ -26,6 +27,8 @@ pub(super) struct Data {
     batches: u64,
     /// The number of batches in the inputs of one call.
     devices: u64,
+    /// The digest of its header, its size and samples of its bytes.
+    identity: String,
 }
 
 struct Column {
@@ -105,7 +108,9 @@ impl Data {
             let message = format!("`{shown}` has {count} rows, and a batch {rows}");
             return Err(Refusal::usage(message, "a file has one batch at least").into());
         }
+        let identity = identity(&file, data).with_context(|| format!("can't read `{shown}`"))?;
         Ok(Self {
+            identity,
             file,
             columns,
             order: RefCell::default(),
@@ -113,6 +118,11 @@ impl Data {
             batches: (count / rows) as u64,
             devices,
         })
+    }
+
+    /// Returns a name of the file's content: the same for the same bytes, and another one for other data.
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
     /// Returns the elements of the first input of a call.
@@ -123,9 +133,11 @@ impl Data {
 
     /// Returns the inputs of `count` calls from a position on, and the position after them.
     pub fn batches(&self, position: u64, count: u64, seed: u64) -> Result<(Vec<Batch>, u64)> {
+        let after = position.checked_add(count.saturating_mul(self.devices));
+        let after = after.with_context(|| format!("the position {position} is no batch's"))?;
         let call = |number| self.batch(position + number * self.devices, seed);
         let batches = (0..count).map(call).collect::<Result<_>>()?;
-        Ok((batches, position + count * self.devices))
+        Ok((batches, after))
     }
 
     /// Returns the numbers of the rows of a batch.
@@ -180,6 +192,30 @@ fn header(mut file: &File) -> Result<(Metadata, u64)> {
         "its tensors end at byte {ends}, the file at byte {size}"
     );
     Ok((header, begins))
+}
+
+/// Returns a short digest of a file's size, its bytes before `data`, and samples of the others: a file of data may be too
+/// large to be read for its name.
+fn identity(file: &File, data: u64) -> Result<String> {
+    const SAMPLES: u64 = 256;
+    const BYTES: u64 = 4096;
+    let size = file.metadata()?.len();
+    let mut hasher = Hasher::default();
+    hasher.update(&size.to_le_bytes());
+    let mut add = |begins: u64, ends: u64| -> Result<()> {
+        let mut bytes = vec![0; (ends - begins) as usize];
+        file.read_exact_at(&mut bytes, begins)?;
+        hasher.update(&bytes);
+        Ok(())
+    };
+    add(0, data)?;
+    let step = ((size - data) / SAMPLES).max(BYTES);
+    let mut begins = data;
+    while begins < size {
+        add(begins, size.min(begins + BYTES))?;
+        begins += step;
+    }
+    Ok(hasher.finish().short())
 }
 
 fn is_finite(dtype: Dtype, bytes: &[u8]) -> bool {

@@ -18,6 +18,20 @@ impl Schedule {
         self.at(done, args.warmup, args.steps) * args.lr
     }
 
+    /// Returns the rates of a run in words. Those of a constant rate are the same in a run of more steps.
+    pub fn named(self, args: &TrainArgs) -> String {
+        let (lr, warmup) = (args.lr, args.warmup);
+        let over = match self {
+            Self::Constant => "constant".to_owned(),
+            Self::Cosine => format!("cosine over {} steps", args.steps),
+            Self::Linear => format!("linear over {} steps", args.steps),
+        };
+        match warmup {
+            0 => format!("{lr} {over}"),
+            _ => format!("{lr} {over} after {warmup} of warm-up"),
+        }
+    }
+
     /// Returns its share of the full rate.
     fn at(self, done: u64, warmup: u64, steps: u64) -> f32 {
         if done < warmup {

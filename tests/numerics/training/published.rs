@@ -7,9 +7,11 @@ use std::{
 
 use precast::{
     Store,
-    record::Release,
+    record::{Dtype, Release},
     runtime::{RuntimeError, Tensor, Value, command::tensors},
 };
+
+use serde_json::json;
 
 use super::{batch, eager, loaded, step, store};
 use crate::lab::runtime;
@@ -124,15 +126,61 @@ fn a_release_of_another_model_gets_the_weights_that_it_shares_by_name() {
     ));
 }
 
+#[test]
+fn weights_of_a_file_that_is_not_aligned_are_published_in_one_that_is() {
+    let store = store();
+    let runtime = runtime(&store);
+    let model = loaded(&runtime);
+    let mut trainer = model.trainer("train").unwrap();
+    step(&mut trainer, 0);
+    let first = store.releases().get("next", Some("1")).unwrap().unwrap();
+    let map = |release: &Release| store.objects().map(&release.weights.unwrap()).unwrap();
+    let weights = tensors::read(&map(&first)[..]).unwrap();
+    // Three bytes before the floats.
+    let flags = Tensor::from_slice(&[true, false, true], &[3]).unwrap();
+    let all = std::iter::once(("a".to_owned(), flags)).chain(weights);
+    let (mut header, mut data) = (serde_json::Map::new(), vec![]);
+    for (name, tensor) in all {
+        let (begin, bytes) = (data.len(), tensor.to_bytes().unwrap());
+        data.extend(bytes);
+        let dtype = match tensor.dtype().unwrap() {
+            Dtype::Bool => "BOOL",
+            Dtype::Float32 => "F32",
+            Dtype::Int64 => "I64",
+            other => panic!("{other}"),
+        };
+        let offsets = [begin, data.len()];
+        let entry = json!({"dtype": dtype, "shape": tensor.shape(), "data_offsets": offsets});
+        header.insert(name, entry);
+    }
+    let header = json!(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    let file = [&length[..], header.as_bytes(), &data].concat();
+    put_file(&store, "shifted", &file);
+
+    let release = trainer.publish_to(&store, "shifted").unwrap();
+    let written = map(&release);
+    let read = safetensors::SafeTensors::deserialize(&written).unwrap();
+    for (name, view) in read.iter() {
+        let start = view.data().as_ptr() as usize - written.as_ptr() as usize;
+        assert_eq!(start % (view.dtype().bitsize() / 8), 0, "{name}");
+    }
+    assert_eq!(read.tensor("a").unwrap().data(), [1, 0, 1]);
+    runtime.load("shifted").unwrap();
+}
+
 /// Publishes the programs of the training's model with other weights, as a release of a model of this name.
 pub fn put(store: &Store, name: &str, weights: &[(String, Tensor)]) -> Release {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("weights.safetensors");
     tensors::write(&file, weights).unwrap();
-    let bytes = std::fs::read(file).unwrap();
+    put_file(store, name, &std::fs::read(file).unwrap())
+}
+
+fn put_file(store: &Store, name: &str, bytes: &[u8]) -> Release {
     let release = Release {
         model: name.to_owned(),
-        weights: Some(store.objects().put_bytes(&bytes).unwrap()),
+        weights: Some(store.objects().put_bytes(bytes).unwrap()),
         ..store.releases().get("next", Some("1")).unwrap().unwrap()
     };
     store.releases().put(&release).unwrap().0

@@ -101,6 +101,31 @@ fn several_files_become_one_weight_set() {
 }
 
 #[test]
+fn tensors_of_several_files_are_aligned_to_their_elements() {
+    let folder = tempfile::tempdir().unwrap();
+    // Three bytes come before the floats by name.
+    let flags = TensorView::new(Dtype::BOOL, vec![3], &[1, 0, 1]).unwrap();
+    let numbers = [8_u8; 20];
+    let numbers = TensorView::new(Dtype::F32, vec![5], &numbers).unwrap();
+    for (name, tensor, view) in [(ONE, "a", flags), (TWO, "b", numbers)] {
+        let bytes = safetensors::serialize([(tensor, view)], None).unwrap();
+        fs::write(folder.path().join(name), bytes).unwrap();
+    }
+    index(folder.path(), &[("a", ONE), ("b", TWO)]);
+    let (_dir, store) = precast_store::testing::store();
+    let put = Checkpoint::open(folder.path())
+        .unwrap()
+        .put(&store)
+        .unwrap();
+    let bytes = store.objects().read(&put.0).unwrap();
+    let merged = SafeTensors::deserialize(&bytes).unwrap();
+    let start = merged.tensor("b").unwrap().data().as_ptr() as usize - bytes.as_ptr() as usize;
+    assert_eq!(start % 4, 0);
+    assert_eq!(merged.tensor("a").unwrap().data(), [1, 0, 1]);
+    assert_eq!(merged.tensor("b").unwrap().data(), [8; 20]);
+}
+
+#[test]
 fn a_folder_has_one_file_or_one_index() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);

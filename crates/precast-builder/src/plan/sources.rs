@@ -10,7 +10,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -150,7 +150,11 @@ impl StatCache {
         let Some(folder) = self.file.parent().filter(|_| self.changed) else {
             return Ok(());
         };
-        fs::create_dir_all(folder)?;
+        // Not more than that, whatever the umask allows: a store that others can write is refused.
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o755)
+            .create(folder)?;
         let mut file = tempfile::NamedTempFile::new_in(folder)?;
         serde_json::to_writer(&mut file, &self.stamps)?;
         file.persist(&self.file).map_err(|error| error.error)?;

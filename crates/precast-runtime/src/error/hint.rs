@@ -155,6 +155,7 @@ impl RuntimeError {
             Self::SessionLimit { .. } => SESSION_LIMIT,
             Self::SessionFailed { .. } => SESSION_FAILED,
             Self::State { .. } => "`precast show` lists the states of a program, with their shapes",
+            Self::SessionFile { .. } => SESSION_FILE,
             Self::NoStep { known, .. } => return of_steps(known),
             Self::Checkpoint { .. } => CHECKPOINT,
             Self::SeveralDevices { .. } => SEVERAL_DEVICES,
@@ -217,6 +218,8 @@ const NEEDS_SESSION: &str =
     "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states";
 const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with more `Runtime::sessions` and a higher `session_limit`";
 const SESSION_LIMIT: &str = "raise `Runtime::session_limit`, or build the model with fewer or smaller buckets of its states";
+const SESSION_FILE: &str = "a session reads the whole file of a session with the same model and weights: load those, or begin a \
+     new session";
 const CHECKPOINT: &str =
     "name a checkpoint of this module, or remove the file to start from an earlier one";
 const SEVERAL_DEVICES: &str = "the spec needs `accumulate = true` in [module.train], and a batch the same number of rows \

@@ -42,7 +42,7 @@ macro_rules! table {
 }
 
 table! {
-    BadArgument: Devices NeedsSession NoStep OutputDtype SeveralDevices State;
+    BadArgument: Devices NeedsSession NoStep OutputDtype SessionFile SeveralDevices State;
     NotFound: NoRelease NoModule NoOutput;
     BadInput: BadInput EarlierCall Checkpoint CheckpointFile InputCount InputNames Shape;
     NoFit: NoBucket;

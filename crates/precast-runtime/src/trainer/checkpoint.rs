@@ -1,36 +1,21 @@
-//! Checkpoints: one safetensors file with every state of a training step, and how far the training came.
-//!
-//! A file is written whole: under a temporary name in its folder, flushed to the disk, then renamed over an earlier one.
-//! So a process that is killed at any moment leaves the earlier file or the new one. The header has a digest of all
-//! tensors: a changed byte is found. Tensors are written and read one after the other: states may be most of the memory.
+//! Checkpoints: one file with every state of a training step, and how far the training came. Its form is that of
+//! [`crate::saved`].
 //!
 //! A trainer that loads a file continues as if it had not ended: the same programs on the same states give the same
 //! losses, bit for bit, on the same CPU with the same number of threads.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    fs::File,
-    path::Path,
-};
+use std::{collections::BTreeMap, path::Path};
 
 use precast_store::Digest;
-use serde::{Deserialize, Serialize};
 
 use super::steps::Steps;
 use crate::{
-    RuntimeError, Tensor, TorchError,
-    arrays::refused,
-    tensors::{self, TensorFile, TensorFileError},
+    RuntimeError, Tensor,
+    saved::{self, Header, Holds, SavedError, Training},
 };
 
-/// The format of the header.
-const FORMAT: u32 = 1;
-
-/// The key of the header in the file's metadata.
-const KEY: &str = "precast.checkpoint";
-
 /// How far a training came.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Progress {
     /// The number of updates.
     pub step: u64,
@@ -38,85 +23,74 @@ pub struct Progress {
     pub position: u64,
     /// The seed of the data's order, as [`Trainer::set_position`](crate::Trainer::set_position) got it.
     pub seed: u64,
+    /// The caller's notes by name, as [`Trainer::set_note`](crate::Trainer::set_note) got them.
+    pub notes: BTreeMap<String, String>,
 }
 
-/// The header of a file.
-#[derive(Debug, PartialEq, Serialize, Deserialize)]
-pub struct Header {
-    format: u32,
-    model: String,
-    module: String,
-    optimizer: String,
-    pub progress: Progress,
-    /// The digest of the programs' IDs.
-    pub programs: Digest,
-    /// The digest of all tensors.
-    content: Digest,
-}
-
-impl Header {
-    /// Returns the header of a file with these states.
-    pub fn new(
-        steps: &Steps<'_>,
-        progress: &Progress,
-        states: &[(String, Tensor)],
-    ) -> Result<Self, TorchError> {
-        Ok(Self {
-            format: FORMAT,
-            model: steps.model.name().to_owned(),
-            module: steps.module.clone(),
-            optimizer: steps.train.optimizer.clone(),
-            progress: progress.clone(),
-            programs: steps.digest(),
-            content: content(states)?,
-        })
-    }
-
-    fn fits(&self, steps: &Steps<'_>) -> Result<(), String> {
-        let own = [
-            ("model", steps.model.name(), &self.model),
-            ("module", &steps.module, &self.module),
-            ("optimizer", &steps.train.optimizer, &self.optimizer),
-        ];
-        for (what, own, other) in own {
-            if own != *other {
-                return Err(format!("it is of {what} `{other}`, not of `{own}`"));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// Writes a file, whole or not at all.
+/// Writes a file, whole or not at all, also if the machine stops. `frozen` is the digest of the weights that the programs
+/// read beside the states.
 pub fn write(
     path: &Path,
-    header: &Header,
+    steps: &Steps<'_>,
+    frozen: Option<Digest>,
+    progress: &Progress,
     states: &[(String, Tensor)],
 ) -> Result<(), RuntimeError> {
-    let text = serde_json::to_string(header)
-        .map_err(|error| wrong(path, format!("its header can't be written: {error}")))?;
-    let texts = HashMap::from([(KEY.to_owned(), text)]);
-    tensors::write_durably(path, states, texts).map_err(|error| failed(path, error))
+    let header = header(steps, frozen, progress).map_err(|problem| wrong(path, problem))?;
+    saved::write(path, &header, states, true).map_err(|error| failed(path, error))
 }
 
-/// Reads the header and the states of a file, if it is whole and of these programs.
+/// A file that was read.
+pub struct Checkpoint {
+    pub states: BTreeMap<String, Tensor>,
+    pub progress: Progress,
+    /// Whether the programs are those that wrote it.
+    pub same: bool,
+}
+
+/// Reads a file, if it is whole and of these programs and weights.
 pub fn read(
     path: &Path,
     steps: &Steps<'_>,
-) -> Result<(Header, BTreeMap<String, Tensor>), RuntimeError> {
-    let file = File::open(path).map_err(|source| unusable(path, source))?;
-    let file = TensorFile::open(file).map_err(|error| failed(path, error))?;
-    let header = header(file.text(KEY)).map_err(|problem| wrong(path, problem))?;
-    header.fits(steps).map_err(|problem| wrong(path, problem))?;
-    let read = file.tensors().map_err(|error| failed(path, error))?;
-    let states: Vec<(String, Tensor)> = read.into_iter().collect();
-    if content(&states).map_err(refused)? != header.content {
-        let problem = "its tensors were changed after it was written";
-        return Err(wrong(path, problem.to_owned()));
-    }
-    let states: BTreeMap<String, Tensor> = states.into_iter().collect();
-    check(steps, &states).map_err(|problem| wrong(path, problem))?;
-    Ok((header, states))
+    frozen: Option<Digest>,
+) -> Result<Checkpoint, RuntimeError> {
+    let wrong = |problem: String| wrong(path, problem);
+    let own = header(steps, frozen, &Progress::default()).map_err(wrong)?;
+    let fits = |header: &Header| header.fits(&own).and_then(|()| header.within(None));
+    let (header, states) = saved::read(path, fits).map_err(|error| failed(path, error))?;
+    check(steps, &states).map_err(wrong)?;
+    let Holds::Checkpoint(training) = header.holds else {
+        return Err(wrong("it is no checkpoint".to_owned()));
+    };
+    Ok(Checkpoint {
+        states,
+        same: training.programs == steps.digest(),
+        progress: Progress {
+            step: training.step,
+            position: header.position.unsigned_abs(),
+            seed: training.seed,
+            notes: training.notes,
+        },
+    })
+}
+
+fn header(
+    steps: &Steps<'_>,
+    frozen: Option<Digest>,
+    progress: &Progress,
+) -> Result<Header, String> {
+    let position = i64::try_from(progress.position)
+        .map_err(|_| format!("the position {} is beyond {}", progress.position, i64::MAX))?;
+    let training = Training {
+        module: steps.module.clone(),
+        optimizer: steps.train.optimizer.clone(),
+        programs: steps.digest(),
+        step: progress.step,
+        seed: progress.seed,
+        notes: progress.notes.clone(),
+    };
+    let holds = Holds::Checkpoint(Box::new(training));
+    Ok(Header::new(steps.model.name(), frozen, position, holds))
 }
 
 /// Compares the tensors of a file with the states of the programs.
@@ -155,47 +129,12 @@ fn wrong(path: &Path, problem: String) -> RuntimeError {
     }
 }
 
-fn failed(path: &Path, error: TensorFileError) -> RuntimeError {
+fn failed(path: &Path, error: SavedError) -> RuntimeError {
     match error {
-        TensorFileError::Read(source) | TensorFileError::Write(source) => unusable(path, source),
-        TensorFileError::Format(error) => wrong(
-            path,
-            format!("it is no safetensors file, or was cut off: {error}"),
-        ),
-        error => wrong(path, error.to_string()),
+        SavedError::Unfit(problem) => wrong(path, problem),
+        SavedError::Io(source) => RuntimeError::CheckpointFile {
+            path: path.to_owned(),
+            source,
+        },
     }
-}
-
-fn unusable(path: &Path, source: std::io::Error) -> RuntimeError {
-    RuntimeError::CheckpointFile {
-        path: path.to_owned(),
-        source,
-    }
-}
-
-/// Reads the header of a file.
-fn header(text: Option<&str>) -> Result<Header, String> {
-    let text = text.ok_or("it is no checkpoint")?;
-    #[derive(Deserialize)]
-    struct Format {
-        format: u32,
-    }
-    let bad = |error: serde_json::Error| format!("its header can't be read: {error}");
-    let Format { format } = serde_json::from_str(text).map_err(bad)?;
-    if format != FORMAT {
-        return Err(format!(
-            "it has format {format}, and this version reads {FORMAT}"
-        ));
-    }
-    serde_json::from_str(text).map_err(bad)
-}
-
-/// Returns the digest of tensors, sorted by name.
-fn content(states: &[(String, Tensor)]) -> Result<Digest, TorchError> {
-    let mut all = String::new();
-    for (name, tensor) in states {
-        let digest = Digest::of(&tensor.to_bytes()?);
-        all += &format!("{name} {digest}\n");
-    }
-    Ok(Digest::of(all.as_bytes()))
 }

@@ -14,9 +14,12 @@
 //! parts, one part after the other; their sum is that of the devices, within rounding, or the training ends with
 //! [`RuntimeError::WrongSum`]. For a loss that is a mean over rows, it is also the gradient of all rows at once.
 
-use std::{collections::BTreeMap, panic, path::Path, thread};
+use std::{cell::OnceCell, collections::BTreeMap, panic, path::Path, thread};
 
-use precast_store::record::{Dtype, TrainPart};
+use precast_store::{
+    Digest,
+    record::{Dtype, TrainPart},
+};
 
 use super::{
     Losses, losses,
@@ -56,6 +59,8 @@ pub struct Devices<'m> {
     sessions: Vec<Session<'m>>,
     /// Whether several devices were compared with one.
     compared: bool,
+    /// The digest of the weights that are not trained, once it was asked for.
+    frozen: OnceCell<Option<Digest>>,
 }
 
 impl<'m> Devices<'m> {
@@ -70,6 +75,7 @@ impl<'m> Devices<'m> {
             steps,
             sessions,
             compared: false,
+            frozen: OnceCell::new(),
         };
         if made.sessions.len() > 1 && made.steps.train.part == TrainPart::Step {
             return Err(made.several("gradients and update are one program".to_owned()));
@@ -117,6 +123,16 @@ impl<'m> Devices<'m> {
     /// Returns the bytes of the first device's states.
     pub fn bytes(&self) -> u64 {
         self.sessions[0].bytes()
+    }
+
+    /// Returns the digest of the weights that the programs read beside the states; none if they read none. It reads all
+    /// of them once.
+    pub fn frozen(&self) -> Result<Option<Digest>, RuntimeError> {
+        if let Some(known) = self.frozen.get() {
+            return Ok(*known);
+        }
+        let read = self.sessions[0].digest_of(&self.steps.weights())?;
+        Ok(*self.frozen.get_or_init(|| read))
     }
 
     /// Sets the seed of random numbers, another one on each device.

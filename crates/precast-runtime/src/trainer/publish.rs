@@ -1,8 +1,9 @@
 //! Published weights: the weight set of a release, with the trained values in their places.
 //!
 //! The trained model and the published one may be two, as when one spec has the step and another one the modules that
-//! answer: they agree by the names of their weights. Every weight keeps its dtype, shape and place, so the new file is
-//! the old one with other bytes, and is written tensor by tensor: only one of them is copied at a time.
+//! answer: they agree by the names of their weights. Every weight keeps its dtype and shape. The new file has the order
+//! of [`TensorLayout`], whatever that of the old one is, and is written tensor by tensor: only one of them is copied at
+//! a time.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use std::{
 };
 
 use precast_store::{
-    Mapped, Store,
+    Mapped, Store, TensorLayout,
     record::{First, Provenance, Release, State},
 };
 use safetensors::{SafeTensors, tensor::TensorInfo};
@@ -30,14 +31,17 @@ pub struct Target {
     release: Release,
     /// Its weight set.
     old: Mapped,
-    /// The file of the weight set from its first byte to its last.
+    /// The bytes of the new file before its tensors.
+    head: Vec<u8>,
+    /// The tensors of the new file, in its order.
     parts: Vec<Part>,
 }
 
-/// A part of a weight set's file.
+/// A tensor of a weight set.
 struct Part {
+    /// Its place in the old file.
     range: Range<usize>,
-    /// The state with its new value, and its dtype; none for a part that stays.
+    /// The state with its new value, and its dtype; none for a tensor that stays.
     state: Option<(String, safetensors::Dtype)>,
 }
 
@@ -59,22 +63,28 @@ impl Target {
         let known: BTreeMap<String, &TensorInfo> = metadata.tensors().into_iter().collect();
         let states = replacing(steps, &known, &release)?;
         let data = 8 + header;
-        let mut parts = vec![Part {
-            range: 0..data,
-            state: None,
-        }];
-        parts.extend(known.iter().map(|(name, info)| {
-            Part {
-                range: data + info.data_offsets.0..data + info.data_offsets.1,
-                state: states
-                    .get(name)
-                    .map(|state| (state.name.clone(), info.dtype)),
-            }
-        }));
-        parts.sort_by_key(|part| (part.range.start, part.range.end));
+        let layouts = known.iter().map(|(name, info)| {
+            let layout = (info.dtype, info.shape.clone());
+            (name.clone(), layout)
+        });
+        let texts = metadata.metadata().clone();
+        let texts = texts.map(|texts| texts.into_iter().collect());
+        let layout = TensorLayout::new(layouts.collect(), texts);
+        let layout = layout.map_err(|error| what()(SourceError::from(error.to_string())))?;
+        let part = |name: &String| {
+            let info = known.get(name)?;
+            let (begin, end) = info.data_offsets;
+            let state = states.get(name);
+            Some(Part {
+                range: data + begin..data + end,
+                state: state.map(|state| (state.name.clone(), info.dtype)),
+            })
+        };
+        let parts = layout.order.iter().filter_map(part).collect();
         Ok(Self {
             release,
             old,
+            head: layout.head,
             parts,
         })
     }
@@ -88,10 +98,12 @@ impl Target {
         let Self {
             release,
             old,
+            head,
             parts,
         } = self;
         let mut refusal = None;
         let write = &mut |file: &mut std::fs::File| {
+            file.write_all(&head)?;
             for Part { range, state } in &parts {
                 let Some((name, dtype)) = state else {
                     file.write_all(&old[range.clone()])?;

@@ -1,5 +1,7 @@
 //! The programs of a module of kind `step`: the step itself or its two halves, and the loss alone.
 
+use std::collections::BTreeSet;
+
 use precast_store::{
     Digest,
     record::{Program, Train, TrainPart},
@@ -72,6 +74,17 @@ impl<'m> Steps<'m> {
     pub fn has_state(&self, name: &str) -> bool {
         let mut programs = self.programs().into_iter();
         programs.any(|program| program.states.iter().any(|state| state.name == name))
+    }
+
+    /// Returns the names of the weights that the programs read beside the states.
+    pub fn weights(&self) -> BTreeSet<&'m str> {
+        let programs = self.programs().into_iter();
+        let read = programs.flat_map(|program| {
+            let bound = program.steps.iter().flat_map(|step| step.binding.values());
+            let eager = program.eager.iter().flat_map(|eager| &eager.weights);
+            bound.chain(eager).map(String::as_str)
+        });
+        read.collect()
     }
 
     /// Returns a digest of the programs of all parts.

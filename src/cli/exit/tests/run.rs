@@ -179,6 +179,10 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             module: "encode".into(),
             known: vec!["train".into()],
         },
+        E::SessionFile {
+            path: "chat.safetensors".into(),
+            problem: "it is of model `bert`, not of `gpt`".into(),
+        },
         E::Checkpoint {
             path: "run/step-0000000100.safetensors".into(),
             problem: "it lacks the state `head.weight`".into(),
