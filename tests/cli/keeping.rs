@@ -104,6 +104,35 @@ fn verify_names_defects_and_its_code_the_remaining_ones() {
 }
 
 #[test]
+fn of_many_defects_the_gravest_come_first_and_of_one_kind_a_few() {
+    let (_dir, store, scene) = store();
+    let path = store.path().to_owned();
+    drop(store);
+    for at in 0..60 {
+        fs::write(path.join(format!("tmp/left-{at}")), "x").unwrap();
+        fs::write(path.join(format!("objects/odd-{at}")), "x").unwrap();
+    }
+    let object = scene.artifacts[0].object.hex();
+    scene::damage(
+        &path.join(format!("objects/{}/{object}.zst", &object[..2])),
+        |b| b[20] ^= 1,
+    );
+    let found = precast(&path, &["verify"]);
+    assert_eq!(found.code, 1);
+    let lines: Vec<&str> = found.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with("rebuild") && lines[0].contains(&object),
+        "{}",
+        found.stdout
+    );
+    assert!(lines.len() < 16, "{}", found.stdout);
+    found.prints("repair  … and 57 more of this kind");
+    found.says("`-v` lists every defect");
+    let all = precast(&path, &["verify", "-v"]);
+    assert!(all.stdout.lines().count() > 120, "{}", all.stdout);
+}
+
+#[test]
 fn leftovers_of_killed_processes_are_no_failure() {
     let (_dir, store, _) = store();
     let path = store.path().to_owned();

@@ -211,14 +211,11 @@ impl Flags {
                 Some((position, value)) => (Some(position), value),
                 None => (None, value),
             };
+            let bounds = input.bounds.unwrap_or([watched.low, watched.high]);
             return Err(RuntimeError::BadInput {
                 module: self.watch.module.clone(),
                 input: input.name.as_str().into(),
-                problem: Problem::Value {
-                    position,
-                    value: Some(value),
-                    bounds: input.bounds.unwrap_or([watched.low, watched.high]),
-                },
+                problem: Problem::value(input, bounds, value, position),
             });
         }
         let mut checks = self.watch.program.checks.iter().zip(outcomes);

@@ -233,7 +233,7 @@ impl Model {
         let policy = self.policy_for(inputs.iter().any(arrays::is_plain));
         let inputs = lent(inputs);
         let (replica, states) = self.place(session, &inputs);
-        let variant = self.variant(replica, module, inputs.len())?;
+        let variant = self.variant(replica, module, inputs.len(), states.is_some())?;
         self.answered(replica, || {
             variant.answer(variant.check(&inputs, policy)?, wait, states)
         })
@@ -255,7 +255,7 @@ impl Model {
     /// ```
     pub fn run_taking(&self, module: &str, inputs: Vec<Tensor>) -> Result<Outputs, RuntimeError> {
         let replica = self.replica(&lent(&inputs));
-        let variant = self.variant(replica, module, inputs.len())?;
+        let variant = self.variant(replica, module, inputs.len(), false)?;
         self.answered(replica, || {
             let checked = variant.check(&lent(&inputs), self.policy)?;
             drop(inputs);
@@ -321,14 +321,16 @@ impl Model {
             Some((variant, ordered)) => self.answered(replica, || {
                 variant.answer(variant.check(&ordered, policy)?, wait, states)
             }),
-            None => Err(RuntimeError::InputNames {
-                module: variants[0].module.clone(),
-                given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
-                variants: variants
-                    .iter()
-                    .map(|variant| variant.names.clone())
-                    .collect(),
-            }),
+            None => Err(unfit(variants, states.is_some(), || {
+                RuntimeError::InputNames {
+                    module: variants[0].module.clone(),
+                    given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
+                    variants: variants
+                        .iter()
+                        .map(|variant| variant.names.clone())
+                        .collect(),
+                }
+            })),
         }
     }
 
@@ -434,15 +436,18 @@ impl Model {
         replica: &'m Replica,
         module: &str,
         inputs: usize,
+        in_session: bool,
     ) -> Result<&'m Variant, RuntimeError> {
         let variants = self.variants(replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs;
         let found = variants.iter().find(takes);
-        found.ok_or_else(|| RuntimeError::InputCount {
-            module: variants[0].module.clone(),
-            expected: variants[0].names.len(),
-            got: inputs,
-            names: variants[0].names.clone(),
+        found.ok_or_else(|| {
+            unfit(variants, in_session, || RuntimeError::InputCount {
+                module: variants[0].module.clone(),
+                expected: variants[0].names.len(),
+                got: inputs,
+                names: variants[0].names.clone(),
+            })
         })
     }
 
@@ -479,6 +484,19 @@ impl Model {
         let variant = variant.unwrap_or(&variants[0]);
         variant.without_session()?;
         Fixed::open(replica, variant.exactly(sizes)?)
+    }
+}
+
+/// Returns the error of a call that no variant fits: a module with states has other arguments in a session.
+fn unfit(
+    variants: &[Variant],
+    in_session: bool,
+    error: impl FnOnce() -> RuntimeError,
+) -> RuntimeError {
+    let mut alone = variants.iter().map(Variant::without_session);
+    match alone.find_map(Result::err) {
+        Some(needs) if !in_session => needs,
+        _ => error(),
     }
 }
 

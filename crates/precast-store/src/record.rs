@@ -124,6 +124,9 @@ pub struct Input {
     /// refused. Absent for floats and for integers of any value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bounds: Option<[i64; 2]>,
+    /// The value of all elements in a session's call that gives no input beside tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<Pad>,
 }
 
 /// A tensor that a program keeps from call to call: a session owns it, and steps write into it.
@@ -171,7 +174,7 @@ pub enum First {
     },
 }
 
-/// A padding value: exact for integers beyond 2^53 too.
+/// A value for elements: exact for integers beyond 2^53 too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]

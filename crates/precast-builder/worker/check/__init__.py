@@ -169,7 +169,8 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
     """Finds a model that the entry returned in training mode."""
     if not opened.training:
         return []
-    why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
+    count = "1 of its modules is" if opened.training == 1 else f"{opened.training} of its modules are"
+    why = f"the entry returns the model in training mode ({count}): it is built in eval mode"
     place = sources.at(opened.place)
     return [finding_at(place, "training-mode", MEDIUM, why, fixes.evaluated(place.statement if place else None))]
 
