@@ -118,6 +118,42 @@ fn steps_are_those_of_torch_optim() {
     near(evaluated.loss, &eager["eval"], "eval");
 }
 
+/// Returns losses and the bytes of the checkpoint after a training of gradients that many values are added to.
+fn added(model: &Model, module: &str, path: &Path) -> (Vec<Losses>, Vec<u8>) {
+    const ROWS: i64 = 1024;
+    let mut trainer = model.trainer(module).unwrap();
+    let losses = (0..12).map(|number| {
+        let of = |factor: i64| -> Value {
+            let rows = (number * ROWS..(number + 1) * ROWS).map(|row| row * row * factor % 61);
+            Value::new(&rows.collect::<Vec<_>>(), &[ROWS as usize]).unwrap()
+        };
+        let batch = [("ids", of(3)), ("other", of(5))];
+        trainer.step(&batch).unwrap()
+    });
+    let losses = losses.collect();
+    trainer.save(path).unwrap();
+    (losses, std::fs::read(path).unwrap())
+}
+
+/// 65,536 values of a gradient, which threads would add in any order: libtorch adds 32,768 of an `index_put` by threads.
+#[test]
+fn two_trainings_on_all_cores_are_one_bit_by_bit() {
+    let store = Store::open(&lab("tests/numerics/training/added.toml").store).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let runtime = runtime(&store);
+    let model = runtime.load("added").unwrap();
+    for module in ["train", "plain"] {
+        let eager = model
+            .programs(module)
+            .iter()
+            .all(|program| program.steps.is_empty());
+        assert_eq!(eager, module == "plain");
+        let [first, second, third] =
+            [1, 2, 3].map(|number| added(&model, module, &folder.path().join(format!("{number}"))));
+        assert!(first == second && second == third, "{module}");
+    }
+}
+
 #[test]
 fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
     let (store, folder) = (store(), tempfile::tempdir().unwrap());
