@@ -234,7 +234,7 @@ impl StoreError {
                 "`precast verify --repair` sets it aside, and the next build makes it again"
             }
             Self::Index { source, .. } if is_full(source) => FULL,
-            Self::Index { source, .. } if is_of_host(source) => {
+            Self::Index { source, path } if is_of_host(source, path) => {
                 "the system refused a file of the index: its rights, `ulimit -n` and the disk say why"
             }
             Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => {
@@ -269,7 +269,7 @@ impl StoreError {
     /// let be written or opened is not damaged.
     pub fn is_index(&self) -> bool {
         match self {
-            Self::Index { source, .. } => !is_of_host(source),
+            Self::Index { source, path } => !is_of_host(source, path),
             Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => true,
             _ => false,
         }
@@ -285,14 +285,15 @@ impl StoreError {
 }
 
 /// Returns whether an error of SQLite says nothing about the index: no space, no memory, no file handle, no right.
-fn is_of_host(error: &rusqlite::Error) -> bool {
+fn is_of_host(error: &rusqlite::Error, index: &Path) -> bool {
     use rusqlite::{ErrorCode as Code, ffi};
     let Some(error) = error.sqlite_error() else {
         return false;
     };
     let reads = [ffi::SQLITE_IOERR_READ, ffi::SQLITE_IOERR_SHORT_READ];
     match error.code {
-        Code::DiskFull | Code::OutOfMemory | Code::CannotOpen => true,
+        Code::DiskFull | Code::OutOfMemory => true,
+        Code::CannotOpen => index.exists(),
         Code::ReadOnly | Code::PermissionDenied => true,
         Code::SystemIoFailure => !reads.contains(&error.extended_code),
         _ => false,

@@ -73,7 +73,7 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             source: rusqlite::Error::InvalidQuery,
         },
         index(rusqlite::ffi::SQLITE_FULL),
-        index(rusqlite::ffi::SQLITE_CANTOPEN),
+        index(rusqlite::ffi::SQLITE_READONLY),
         StoreError::Older {
             path: path(),
             found: 0,
