@@ -203,6 +203,7 @@ class BuildResult(Document):
     unanswered: list[str]
     without: list[str]
     generated: int | None
+    eager_instead: Table
     seconds: float
 
     @property

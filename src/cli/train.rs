@@ -13,6 +13,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::{
@@ -23,15 +24,15 @@ use self::{
 };
 use super::{
     Context,
-    exit::{INTERRUPTED, Refusal},
+    exit::{INTERRUPTED, Refusal, warning},
     internal,
     progress::seconds,
     served::{PlaceArgs, device},
 };
 use crate::{
     Device, Model, Runtime,
-    inspect::training::Figures,
-    record::{Input, Program},
+    inspect::{receipt::Instead, training::Figures},
+    record::{Input, Program, bucket_name},
     runtime::{
         Loading, Trainer,
         command::{keep_freed, tensors},
@@ -101,6 +102,8 @@ pub(super) struct TrainDocument {
     /// Elements of the first input that this run's steps had in a second: tokens of a language model.
     tokens_per_second: f64,
     seconds: f64,
+    /// Programs that eager answered in place of slower artifacts.
+    eager_instead: Vec<Instead>,
     /// Floating-point operations of matrix products, convolutions and attention in a second, at the median step; on a
     /// GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,6 +192,10 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     bar.end();
 
     let took = started.elapsed().as_secs_f64();
+    for lost in model.quarantined() {
+        let (module, bucket) = (&lost.module, bucket_name(&lost.bucket));
+        warning(&format!("{module} {bucket} is set aside: {}", lost.error));
+    }
     if context.cancel.load(Ordering::Relaxed) {
         let step = trainer.progress().step;
         match save(args, &mut trainer)? {
@@ -214,6 +221,11 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         metrics: last.metrics,
         tokens_per_second: tokens as f64 / took.max(1e-9),
         seconds: took,
+        eager_instead: model
+            .faster_as_eager()
+            .into_iter()
+            .filter_map(Instead::of)
+            .collect(),
         flops_per_second: median.map(|(rate, speed)| speed.flops(rate)),
         mfu: median.and_then(|(rate, speed)| speed.mfu(rate)),
         kind: "step",
@@ -365,6 +377,9 @@ fn print(document: &TrainDocument, context: &Context) -> Result<()> {
     }
     if let (Some(seq), Some(model)) = (document.release, &document.published) {
         writeln!(out, "published {model} release {seq}")?;
+    }
+    for one in &document.eager_instead {
+        note!("{} {one}", "slower:".yellow());
     }
     note!(
         "{} steps in {}, {:.0} tokens/s",

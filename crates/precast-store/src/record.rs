@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Digest, Target};
+use crate::{Digest, Target, target::DeviceKind};
 
 mod counts;
 mod dtype;
@@ -453,6 +453,18 @@ impl Program {
     pub fn slower_than_eager(&self) -> bool {
         let test = self.receipt.sign_test();
         test.is_some_and(|test| test.faster == Faster::Eager)
+    }
+
+    /// Returns whether it was built to run as a CUDA graph.
+    pub fn has_graph_mode(&self) -> bool {
+        let mode = self.request.get("mode").and_then(Value::as_str);
+        matches!(mode, Some("reduce-overhead" | "max-autotune"))
+    }
+
+    /// Returns whether eager answers in place of its artifacts, as a model is loaded by default.
+    pub fn is_answered_by_eager(&self) -> bool {
+        let graph = self.target.device == DeviceKind::Cuda && self.has_graph_mode();
+        self.slower_than_eager() && self.eager.is_some() && !graph
     }
 
     /// Returns the name of the program within its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.

@@ -36,7 +36,7 @@ use super::{
     manifest::{Manifest, Walk},
     publish,
     records::Records,
-    rows, sync,
+    sync,
 };
 use crate::{
     Digest,

@@ -116,6 +116,9 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
         @if part.programs().any(|(_, line)| line.receipt.speedup().is_some()) {
             p { "Seconds a call, as measured when it was built." }
             div.figure { (charts::latency(part)) }
+            @for (_, line) in part.programs() {
+                @if let Some(instead) = &line.eager_instead { p { span.warn { "Slower" } ": " (instead.to_string()) "." } }
+            }
         } @else {
             p.soft { "Latency was not measured when this was built." }
         }
