@@ -99,8 +99,8 @@ pub(super) struct TrainDocument {
     losses: Vec<f64>,
     /// The metrics of the last step, by name.
     metrics: Vec<(String, f64)>,
-    /// Elements of the first input that this run's steps had in a second: tokens of a language model.
-    tokens_per_second: f64,
+    /// Examples that this run's steps had in a second.
+    rows_per_second: f64,
     seconds: f64,
     /// Programs that eager answered in place of slower artifacts.
     eager_instead: Vec<Instead>,
@@ -186,7 +186,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         bar.step(
             step,
             &last,
-            losses.len() as u64 * data.elements() * args.accumulate,
+            losses.len() as u64 * data.rows_of_call() * args.accumulate,
         );
     }
     bar.end();
@@ -210,7 +210,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     meter.held(device, trainer.bytes());
     let release = publish.map(|model| trainer.publish_to(&store, model));
     let release = release.transpose()?;
-    let tokens = losses.len() as u64 * data.elements() * args.accumulate;
+    let rows = losses.len() as u64 * data.rows_of_call() * args.accumulate;
     let artifact = meter.figures();
     let median = artifact.steps_per_second.zip(speed.as_ref());
     let document = TrainDocument {
@@ -219,7 +219,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         steps: trainer.progress().step,
         losses,
         metrics: last.metrics,
-        tokens_per_second: tokens as f64 / took.max(1e-9),
+        rows_per_second: rows as f64 / took.max(1e-9),
         seconds: took,
         eager_instead: model
             .faster_as_eager()
@@ -382,10 +382,10 @@ fn print(document: &TrainDocument, context: &Context) -> Result<()> {
         note!("{} {one}", "slower:".yellow());
     }
     note!(
-        "{} steps in {}, {:.0} tokens/s",
+        "{} steps in {}, {:.0} rows/s",
         document.losses.len(),
         seconds(document.seconds),
-        document.tokens_per_second
+        document.rows_per_second
     );
     Ok(())
 }
@@ -415,16 +415,16 @@ impl<'a> Bar<'a> {
         }
     }
 
-    fn step(&self, step: u64, losses: &Losses, tokens: u64) {
+    fn step(&self, step: u64, losses: &Losses, rows: u64) {
         let took = self
             .started
             .elapsed()
             .max(Duration::from_micros(1))
             .as_secs_f64();
         let norm = losses.grad_norm.unwrap_or(0.0);
-        let (steps, tokens) = ((step - self.first) as f64 / took, tokens as f64 / took);
+        let (steps, rows) = ((step - self.first) as f64 / took, rows as f64 / took);
         let mut text = format!(
-            "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {tokens:.0} tokens/s",
+            "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {rows:.0} rows/s",
             losses.loss
         );
         if let Some(speed) = self.speed {

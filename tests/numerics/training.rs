@@ -369,6 +369,10 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
     let (out, _) = trained(&["--format", "json"]);
     let document: Json = serde_json::from_str(&out).unwrap();
     assert_eq!(document["eager_instead"][0]["program"], "train fixed");
+    // Rows, whatever a row is: eight in each of three steps.
+    let of = |field: &str| document[field].as_f64().unwrap();
+    assert_eq!((of("rows_per_second") * of("seconds")).round(), 24.0);
+    assert!(errors.contains(" rows/s"), "{errors}");
 }
 
 #[test]
