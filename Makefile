@@ -122,6 +122,7 @@ TRAIN := examples/train
 train: build ## train a small GPT from Rust, swap it into a model that answers, and draw its losses beside eager's
 	$(CARGO) build --release -p precast-train
 	target/release/precast build -f $(TRAIN)/precast.toml --store $(STORE)
+	target/release/precast build -f $(TRAIN)/train.toml --store $(STORE)
 	$(PY) $(TRAIN)/eager.py target/train 600 0.003
 	LIBTORCH=$(VENV)/libtorch target/release/train --store $(STORE) --rows target/train/rows.bin \
 		--eager target/train/eager.json --draw target/train/losses.svg

@@ -120,6 +120,9 @@ pub(super) struct TrainDocument {
     sums: Option<&'static str>,
     /// The first step, steps a second, and peak memory on the first device, for `precast report --training`.
     artifact: Figures,
+    /// The release that it started from; absent where it continued a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<u64>,
     /// The newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoint: Option<PathBuf>,
@@ -162,6 +165,10 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         trainer.may_publish_to(&store, model)?;
     }
     let mut newest = resume(args, &mut trainer)?;
+    let from = model.release().filter(|_| newest.is_none());
+    if let Some(seq) = from {
+        note!("starts from release {seq} of `{}`", model.name());
+    }
     trainer.set_position(trainer.progress().position, args.seed);
 
     let speed = Speed::new(&model, &args.module, args.accumulate, &devices);
@@ -232,6 +239,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         device: names.join(", "),
         sums: sums.map(Sums::name),
         artifact,
+        from,
         checkpoint: newest,
         release: release.as_ref().map(|release| release.seq),
         published: release.map(|release| release.model),

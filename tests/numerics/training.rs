@@ -373,6 +373,11 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
     let of = |field: &str| document[field].as_f64().unwrap();
     assert_eq!((of("rows_per_second") * of("seconds")).round(), 24.0);
     assert!(errors.contains(" rows/s"), "{errors}");
+    assert!(
+        errors.contains("starts from release 1 of `slower`"),
+        "{errors}"
+    );
+    assert_eq!(document["from"], 1);
 }
 
 #[test]

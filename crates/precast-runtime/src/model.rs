@@ -60,6 +60,8 @@ pub struct Model {
     background: Option<Background>,
     /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
+    /// The number of its release.
+    release: Option<u64>,
     /// Keeps gc from the release: parts of it are read when they are first needed.
     _hold: Option<Hold>,
 }
@@ -102,13 +104,15 @@ impl Model {
             complete: Arc::new(complete),
             background: None,
             weights: Mutex::new(weights),
+            release: None,
             _hold: None,
         }
     }
 
-    /// Lets `hold` live as long as the model.
-    pub(super) fn holding(self, hold: Option<Hold>) -> Self {
+    /// Notes the number of the release, and lets `hold` live as long as the model.
+    pub(super) fn of_release(self, seq: u64, hold: Option<Hold>) -> Self {
         Self {
+            release: Some(seq),
             _hold: hold,
             ..self
         }
@@ -141,6 +145,12 @@ impl Model {
     /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the number of the release that was loaded; none for programs that are in no release. [`Self::swap`] does
+    /// not change it.
+    pub fn release(&self) -> Option<u64> {
+        self.release
     }
 
     /// Returns the names of its modules, sorted.
