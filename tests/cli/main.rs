@@ -23,6 +23,7 @@ mod keeping;
 mod layers;
 mod limits;
 mod lost;
+mod machines;
 mod makefile;
 mod page;
 #[path = "../pty/mod.rs"]
