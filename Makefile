@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -203,6 +203,12 @@ test-short: test-build
 
 test-cli: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) --test cli
+
+# The targets that README and guide name, but for tests and benchmarks. Those of the quick commands are in `make test`.
+TWICE := build demo lib examples train examples-python wheel book chat tune
+
+twice: ## each example of the README and the guide, twice: hours (TWICE="demo train": these)
+	for target in $(TWICE); do for run in 1 2; do $(MAKE) --no-print-directory $$target || exit 1; done; done
 
 sweep: ## `init`, `build` and `run` of all architectures that .venv has the packages of (ARGS="bert gpt2")
 	$(CARGO) build --bin precast

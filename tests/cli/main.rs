@@ -48,6 +48,7 @@ mod terminal;
 mod torches;
 mod trust;
 mod tune;
+mod twice;
 mod version;
 mod waiting;
 mod wheels;

@@ -380,6 +380,40 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
     assert_eq!(document["from"], 1);
 }
 
+/// The weights are those of the checkpoint, so the second run has nothing to train and publishes the same ones.
+#[test]
+fn the_guides_training_can_be_run_twice() {
+    let (store, folder) = (store(), tempfile::tempdir().unwrap());
+    let page = std::fs::read_to_string(checkout().join("docs/src/guide/training.md")).unwrap();
+    let (_, line) = page.split_once("\n$ precast train ").unwrap();
+    let (line, _) = line.split_once("\n```").unwrap();
+    let line = line.replace("\\\n", " ");
+    let words: Vec<_> = line.split_whitespace().collect();
+    assert!(words.contains(&"--publish"), "{line}");
+    Runtime::libtorch(Some(&libtorch()), false).unwrap();
+    data(&folder.path().join("text.safetensors"), 200);
+    let run = || {
+        let own = ["train", "--model", "next"];
+        let mut command = precast(&lab(SPEC).store, &[&own, &words[..]].concat());
+        command.current_dir(folder.path()).stdin(Stdio::null());
+        command
+            .env("LIBTORCH", libtorch())
+            .env("OMP_WAIT_POLICY", "passive");
+        let output = command.output().unwrap();
+        let errors = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{errors}");
+        let newest = store.releases().get("next", None).unwrap().unwrap();
+        (newest.weights, errors)
+    };
+    let ((first, trained), (again, continued)) = (run(), run());
+    assert!(trained.contains("starts from release "), "{trained}");
+    assert!(
+        continued.contains("continues from step 2000"),
+        "{continued}"
+    );
+    assert_eq!(first, again);
+}
+
 #[test]
 fn a_run_that_is_killed_at_any_moment_continues_bit_by_bit() {
     let (_store, folder) = (store(), tempfile::tempdir().unwrap());
