@@ -54,7 +54,7 @@ fn written(command: &str) -> Vec<String> {
             .filter(|word| !word.starts_with('-'))
     };
     match words.first() {
-        Some(first) if LAST.contains(first) => found.extend(plain().last()),
+        Some(first) if LAST.contains(first) => found.extend(plain().next_back()),
         Some(first) if ALL.contains(first) => found.extend(plain()),
         _ => {}
     }
