@@ -16,8 +16,12 @@ ifneq ($(shell cmp -s requirements.txt $(STAMP) && test -e $(VENV)/libtorch/lib 
 $(STAMP): FORCE
 endif
 
+# No target writes beside the sources: no bytecode of tests and no cache of ruff.
+export PYTHONDONTWRITEBYTECODE := 1
+export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
+
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -122,6 +126,7 @@ TRAIN := examples/train
 train: build ## train a small GPT from Rust, swap it into a model that answers, and draw its losses beside eager's
 	$(CARGO) build --release -p precast-train
 	target/release/precast build -f $(TRAIN)/precast.toml --store $(STORE)
+	target/release/precast build -f $(TRAIN)/train.toml --store $(STORE)
 	$(PY) $(TRAIN)/eager.py target/train 600 0.003
 	LIBTORCH=$(VENV)/libtorch target/release/train --store $(STORE) --rows target/train/rows.bin \
 		--eager target/train/eager.json --draw target/train/losses.svg
@@ -199,6 +204,12 @@ test-short: test-build
 test-cli: test-build
 	$(CARGO) test --no-fail-fast $(FEATURES) --test cli
 
+# The targets that README and guide name, but for tests and benchmarks. Those of the quick commands are in `make test`.
+TWICE := build demo lib examples train examples-python wheel book chat tune
+
+twice: ## each example of the README and the guide, twice: hours (TWICE="demo train": these)
+	for target in $(TWICE); do for run in 1 2; do $(MAKE) --no-print-directory $$target || exit 1; done; done
+
 sweep: ## `init`, `build` and `run` of all architectures that .venv has the packages of (ARGS="bert gpt2")
 	$(CARGO) build --bin precast
 	$(PY) tests/sweep/sweep.py --precast target/debug/precast $(ARGS)
@@ -221,16 +232,18 @@ WHEEL_PROFILE ?= release
 WHEELS        := target/wheels/$(WHEEL_PROFILE)
 PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
 
+# Each run has a copy of the package in a folder of its own, with the command and a `pyproject.toml` that names the crate,
+# and moves what it made: two at once do not disturb each other, and none writes beside the sources.
 wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, and its source distribution: target/wheels/release
 	$(CARGO) build --profile $(WHEEL_PROFILE) --bin precast
-	@rm -rf $(WHEELS) python/precast.data/scripts && mkdir -p python/precast.data/scripts
-	@cp target/$(PROFILE_DIR)/precast python/precast.data/scripts/ && strip python/precast.data/scripts/precast
-	@cp LICENSE-APACHE LICENSE-MIT python/
-	cd python && ../$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out ../$(WHEELS)
-	@rm -rf python/precast.data/scripts
-	@# Without the command: whoever builds from it has one, or names one.
-	cd python && ../$(PACKAGE) -m maturin sdist --out ../$(WHEELS)
-	@rm -rf python/LICENSE-*
+	@mkdir -p $(WHEELS)
+	run=$$(mktemp -d target/wheels/.run-XXXXXX) && trap 'rm -rf $(CURDIR)/'$$run EXIT && mkdir -p $$run/precast.data/scripts && \
+		cp -rL python/precast LICENSE-APACHE LICENSE-MIT $$run && cp -r python/precast.data/data $$run/precast.data && \
+		cp target/$(PROFILE_DIR)/precast $$run/precast.data/scripts && strip $$run/precast.data/scripts/precast && \
+		sed 's|^\[tool.maturin\]|&\nmanifest-path = "$(CURDIR)/python/Cargo.toml"|' python/pyproject.toml > $$run/pyproject.toml && \
+		(cd $$run && $(CURDIR)/$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out out) && \
+		(cd python && ../$(PACKAGE) -m maturin sdist --out ../$$run/out) && \
+		for old in $(WHEELS)/*; do test -e "$$run/out/$${old##*/}" || rm -rf "$$old"; done && mv -f $$run/out/* $(WHEELS)
 	@ls -l $(WHEELS)
 
 wheel-of-tests: export WHEEL_PROFILE = dev
@@ -240,7 +253,7 @@ wheel-of-tests: $(PACKAGE)
 # The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
 test-python: wheel-of-tests ## the tests of the Python package, with the wheel installed
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
-	cd python && ../$(PACKAGE) -m mypy --python-executable ../$(PACKAGE) precast
+	cd python && ../$(PACKAGE) -m mypy --cache-dir ../target/mypy --python-executable ../$(PACKAGE) precast
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 python/tests
 
 # The same with another torch, and with PYTHON if there is no .venv-torch-TORCH yet.

@@ -11,14 +11,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 
 import httpx
 import numpy as np
 import precast
 import uvicorn
-from fastapi import FastAPI, HTTPException, Request
+from fastapi import FastAPI, HTTPException, Request, Response
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 from sentence import SentenceEncoder, check, eager, sentences, store
 
@@ -35,6 +39,8 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     # `wait`: a request that finds no free instance for this long is refused, so that a queue can't grow for ever.
     encoder = SentenceEncoder(os.environ.get("PRECAST_STORE", "artifacts"), instances=2, wait=5.0)
     app.state.encoder = encoder
+    app.state.registry = CollectorRegistry()
+    app.state.registry.register(Calls(encoder.model))
     yield
     encoder.model.close()
 
@@ -61,6 +67,50 @@ async def stats(request: Request) -> dict[str, object]:
     return found
 
 
+@app.get("/health")
+async def health(request: Request) -> dict[str, int]:
+    """Answers once the model is loaded, while its devices answer. A broken device stays so: start the process again."""
+    devices = request.app.state.encoder.model.stats()["devices"]
+    broken = [f"{one['device']}: {one['broken']}" for one in devices if one["broken"]]
+    if broken:
+        raise HTTPException(503, "; ".join(broken))
+    return {"in_flight": sum(one["in_flight"] for one in devices)}
+
+
+class Calls(Collector):
+    """The counts of calls for Prometheus, by module, bucket and the code that answered."""
+
+    def __init__(self, model: precast.Model) -> None:
+        self.model = model
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ["module", "device", "bucket", "runner"]
+        calls = CounterMetricFamily("precast_calls", "Calls by their end", labels=[*labels, "end"])
+        seconds = GaugeMetricFamily("precast_call_seconds", "Moving mean of a call", labels=labels)
+        counts: Counter[tuple[str, ...]] = Counter()
+        means = {}
+        for module in self.model.stats()["modules"]:
+            for bucket in module["buckets"]:
+                sizes = " ".join(f"{dim}={size}" for dim, size in bucket["bucket"].items())
+                # Two programs of one bucket may have one runner: eager for every size, and in place of an artifact.
+                names = (module["module"], module["device"], sizes, bucket["runner"])
+                counts.update({(*names, end): bucket[end] for end in ("exact", "padded", "failed")})
+                if bucket["mean_seconds"] is not None:
+                    means[names] = bucket["mean_seconds"]
+        for names, count in counts.items():
+            calls.add_metric(names, count)
+        for names, mean in means.items():
+            seconds.add_metric(names, mean)
+        yield calls
+        yield seconds
+
+
+@app.get("/metrics")
+async def metrics(request: Request) -> Response:
+    """Returns the counts of calls as Prometheus reads them."""
+    return Response(generate_latest(request.app.state.registry), media_type=CONTENT_TYPE_LATEST)
+
+
 async def ask(texts: list[str]) -> np.ndarray:
     """Serves, asks for each sentence several times at once, and returns a vector for each."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
@@ -77,6 +127,14 @@ async def ask(texts: list[str]) -> np.ndarray:
         print(f"{len(answers)} requests at once: {len(answers) / seconds:.0f} a second")
         assert (await client.post("/encode", json={"sentences": []})).status_code == 422
         print(f"stats: {(await client.get('/stats')).json()}")
+        assert (await client.get("/health")).json() == {"in_flight": 0}
+        counts = [
+            line for line in (await client.get("/metrics")).text.splitlines() if line.startswith("precast_calls_")
+        ]
+        made = sum(
+            float(line.rpartition(" ")[2]) for line in counts if 'end="failed"' not in line and "_created" not in line
+        )
+        assert made == len(answers), counts
     server.should_exit = True
     await serving
     vectors = np.array([answer.json()[0] for answer in answers], np.float32)

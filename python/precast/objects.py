@@ -21,7 +21,8 @@ from typing import Any
 _ROWS = 60
 _ITEMS = 4
 _TIMES = frozenset({"created", "used", "built", "made"})
-_SIZES = frozenset({"after", "before", "bytes", "content", "logical", "reclaimable", "shared", "stored", "unpacked"})
+_SIZES = frozenset({"after", "before", "bytes", "content", "logical", "reclaimable", "shared", "stored"})
+_SIZES |= {"prepacked", "unpacked"}
 _DIGEST = 64
 
 
@@ -202,6 +203,7 @@ class BuildResult(Document):
     unanswered: list[str]
     without: list[str]
     generated: int | None
+    eager_instead: Table
     seconds: float
 
     @property
@@ -313,6 +315,7 @@ class DiskUsage(Document):
     rest: Document
     groups: Table
     unpacked: int
+    prepacked: int
 
 
 class Collection(Document):

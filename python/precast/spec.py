@@ -67,12 +67,15 @@ class Compile:
 
 @dataclass
 class Input:
-    """An input: sizes and names of bucketed dimensions in `shape`; `pad` fills the rest of a bucket."""
+    """An input: sizes and names of bucketed dimensions in `shape`; `pad` fills the rest of a bucket. A session's call
+    that gives no input beside tokens has the `default`.
+    """
 
     dtype: str
     shape: Sequence[int | str]
     pad: float | bool | None = None
     range: Sequence[int | str] | None = None
+    default: float | bool | None = None
 
 
 @dataclass

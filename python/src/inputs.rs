@@ -132,6 +132,11 @@ pub fn others(
         };
         errors::bad_input(message, &hint)
     };
+    let none = args.is_empty() && kwargs.is_none_or(|kwargs| kwargs.is_empty());
+    if none && others.iter().all(|input| input.default.is_some()) {
+        // The session has their values.
+        return Ok(Vec::new());
+    }
     if args.len() > others.len() {
         let count = args.len();
         return Err(refused(format!(

@@ -7,12 +7,15 @@ use std::{
 
 use precast_runtime::{Model, Outputs, Runtime, RuntimeError, WeightSet};
 use precast_store::{Device, Digest};
-use pyo3::{prelude::*, types::PyDict};
+use pyo3::{
+    prelude::*,
+    types::{PyDict, PyTuple},
+};
 
 use crate::{
     errors,
     fork::Process,
-    inputs::{Inputs, Variant},
+    inputs::{self, Inputs, Variant},
     nesting::Nesting,
     tensors::{self, Library},
 };
@@ -79,6 +82,24 @@ impl Loaded {
                 ))
             }
         }
+    }
+
+    /// Returns the inputs of a call without a session.
+    pub fn inputs(
+        &self,
+        module: &str,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<(Inputs, Library)> {
+        inputs::of(args, kwargs, self.variants(module)?).map_err(|error| {
+            // A session has other arguments: a token, for `decode`.
+            let mut programs = self.model.programs(module).into_iter();
+            if programs.all(|program| program.states.is_empty()) {
+                return error;
+            }
+            let module = module.into();
+            errors::runtime(&RuntimeError::NeedsSession { module })
+        })
     }
 
     /// Returns the answer as objects of Python.

@@ -65,7 +65,7 @@ impl Module {
         })?;
         let _inside = Inside::enter(py)?;
         let loaded = self.loaded()?;
-        let (inputs, library) = inputs::of(args, kwargs, loaded.variants(&self.name)?)?;
+        let (inputs, library) = loaded.inputs(&self.name, args, kwargs)?;
         let call = Call {
             streams: streams_of(&loaded)?,
             held: Mutex::new(Some((loaded, inputs))),
@@ -179,7 +179,7 @@ pub fn call(
     kwargs: Option<&Bound<'_, PyDict>>,
 ) -> PyResult<Py<PyAny>> {
     let inside = Inside::enter(py)?;
-    let (inputs, library) = inputs::of(args, kwargs, loaded.variants(module)?)?;
+    let (inputs, library) = loaded.inputs(module, args, kwargs)?;
     let outputs = inside.detach(py, || loaded.run(module, &inputs, library));
     // Freed with the GIL: their memory is Python's.
     drop(inputs);

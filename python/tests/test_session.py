@@ -62,6 +62,8 @@ def test_inputs_beside_tokens_are_numbers_or_tensors_by_place_or_name(chats: Pat
     session = precast.load(chats, "chat").session()
     session.run("start", torch.zeros(1, 8))
     once = session.fork().prefill([1, 2], 1.0)
+    # The spec has a default.
+    assert torch.equal(session.fork().prefill([1, 2]), once)
     for given in ({"warmth": 2}, {"warmth": torch.full((1,), 2.0)}, {"warmth": torch.full((1,), 2.0).numpy()}):
         assert torch.equal(session.fork().prefill([1, 2], **given), once * 2)
     wrong = (
@@ -91,3 +93,17 @@ def test_a_refused_prompt_changes_nothing(chats: Path) -> None:
             session.prefill(prompt, 1.0)
         assert session.position == 1
         assert torch.equal(session.state("seen"), before)
+
+
+def test_a_call_without_a_session_says_how_to_get_one(chats: Path) -> None:
+    model = precast.load(chats, "chat")
+    for call in (
+        lambda: model.decode(5),
+        lambda: model.prefill([1, 2]),
+        lambda: model.decode(torch.zeros(1, 1).long()),
+    ):
+        with pytest.raises(
+            precast.BadInput, match="keeps states from call to call, and was called without a session"
+        ) as raised:
+            call()
+        assert raised.value.hint.startswith("open a session of the model, and run the module in it")

@@ -46,6 +46,7 @@ EVERY_KEY = Spec(
                 "ids": Input("int64", ["batch", "seq"], pad=0, range=(0, 30522)),
                 "at": Input("int64", ("seq",), pad=0, range=[0, "context"]),
                 "mask": Input("bool", ["batch", 3], pad=False),
+                "heat": Input("float32", [1], default=0.5),
             },
             state={"blocks.*.k": State([1, 4, "context", 8], first="own"), "hidden": "zeros"},
             buckets=Buckets(batch=[1, 8], seq=[32], context=[64]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 import subprocess
 import sys
 import threading
@@ -27,6 +28,11 @@ ONE = torch.ones(1)
 def negated(model: precast.Model, x: torch.Tensor) -> torch.Tensor:
     """Returns the output `list.0`, which is -x."""
     return model.nested(x, (x, x), ONE)["list"][0]
+
+
+def test_an_empty_list_of_numpy_has_size_0_before_it_has_a_dtype(model: precast.Model) -> None:
+    with pytest.raises(precast.BadInput, match=re.escape("`ids`: axis 1 (`seq`) has size 0")):
+        model.encode(np.array([[]]), np.array([[]]))
 
 
 def test_an_output_is_a_tensor_as_any_other(model: precast.Model) -> None:

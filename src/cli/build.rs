@@ -104,7 +104,8 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     }
     drop(progress);
     let summary = result?;
-    summary::print(&summary, context)?;
+    let instead = summary::instead(&summary, &store)?;
+    summary::print(&summary, instead, context)?;
     if !summary.unanswered.is_empty() {
         let modules = summary.unanswered.clone();
         return Err(BuildError::Unanswered { modules }.into());

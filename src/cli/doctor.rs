@@ -98,7 +98,7 @@ pub(super) fn run(args: &DoctorArgs, context: &Context) -> Result<u8> {
     let launcher = args.python.launcher("".as_ref());
     let gpus = compute_capabilities();
     let mut checks = build::checks(&launcher, &gpus);
-    checks.extend(run::checks(&args.libtorch, &gpus));
+    checks.extend(run::checks(&args.libtorch, args.python.named(), &gpus));
     checks.extend(run::store(context));
     let can = |need: Need| {
         let mut own = checks.iter().filter(|check| check.need == need);

@@ -60,16 +60,20 @@ pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
     let groups = usage.groups.iter();
     let groups = groups.map(|group| cells(&group.name, &group.bytes));
     let rest = (usage.rest.objects > 0).then(|| cells("(no program)", &usage.rest));
-    let unpacked = usage.unpacked;
-    let copies = (unpacked > 0).then(|| {
+    let kept = [
+        ("(unpacked)", usage.unpacked),
+        ("(prepacked)", usage.prepacked),
+    ];
+    let kept = kept.into_iter().filter(|(_, size)| *size > 0);
+    let kept = kept.map(|(name, size)| {
         let mut cells = vec![String::new(); columns.len()];
-        cells[0] = "(unpacked)".to_owned();
-        cells[4] = bytes(unpacked);
+        cells[0] = name.to_owned();
+        cells[4] = bytes(size);
         cells
     });
     let mut total = cells("total", &usage.total);
-    total[4] = bytes(usage.total.stored + unpacked);
-    let rows = groups.chain(rest).chain(copies).chain([total]);
+    total[4] = bytes(usage.on_disk());
+    let rows = groups.chain(rest).chain(kept).chain([total]);
     table::print(&context.out, &columns, rows)?;
     match usage.total.reclaimable {
         0 => note!(

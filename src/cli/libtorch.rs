@@ -1,6 +1,6 @@
 //! The libtorch of a command: the named one, else that of the Python in use.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::python;
 
@@ -16,8 +16,16 @@ pub(super) struct LibtorchFolder {
 impl LibtorchFolder {
     /// Returns the folder that is named, else that of the torch of the Python in use. Opens nothing.
     pub(super) fn find(&self) -> Option<PathBuf> {
+        self.find_beside(None)
+    }
+
+    /// As [`Self::find`], where this Python is in use.
+    fn find_beside(&self, used: Option<&Path>) -> Option<PathBuf> {
         let named = self.libtorch.clone();
-        named.or_else(|| python::torch_of(&python::in_use()))
+        named.or_else(|| match used {
+            Some(python) => python::torch_of(python),
+            None => python::torch_of(&python::in_use()),
+        })
     }
 }
 
@@ -40,10 +48,24 @@ impl LibtorchArgs {
     /// Opens the libtorch of the Python `named`, if that is named and has one, else as [`Self::open`].
     pub(super) fn open_for(
         &self,
-        named: Option<&std::path::Path>,
+        named: Option<&Path>,
     ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
         let folder = named.and_then(python::torch_of);
-        let folder = folder.or_else(|| self.folder.find());
+        self.open_in(folder.or_else(|| self.folder.find()))
+    }
+
+    /// Opens the libtorch that is named, else that of this Python, else of the one in use.
+    pub(super) fn open_beside(
+        &self,
+        used: Option<&Path>,
+    ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
+        self.open_in(self.folder.find_beside(used))
+    }
+
+    fn open_in(
+        &self,
+        folder: Option<PathBuf>,
+    ) -> anyhow::Result<&'static crate::runtime::Libtorch> {
         let open = crate::Runtime::libtorch(folder.as_deref(), self.untried_libtorch);
         open.map_err(Into::into)
     }

@@ -14,6 +14,7 @@ use std::{
 
 use anyhow::{Context as _, Result};
 use indicatif::{ProgressBar, ProgressStyle};
+use owo_colors::OwoColorize;
 use serde::Serialize;
 
 use self::{
@@ -25,15 +26,15 @@ use self::{
 };
 use super::{
     Context,
-    exit::{INTERRUPTED, Refusal},
+    exit::{INTERRUPTED, Refusal, warning},
     internal,
     progress::seconds,
     served::{PlaceArgs, device},
 };
 use crate::{
     Device, Model, Runtime,
-    inspect::training::Figures,
-    record::{Input, Program},
+    inspect::{receipt::Instead, training::Figures},
+    record::{Input, Program, bucket_name},
     runtime::{
         Loading, Trainer,
         command::{keep_freed, tensors},
@@ -97,9 +98,11 @@ pub(super) struct TrainDocument {
     losses: Vec<f64>,
     /// The metrics of the last step, by name.
     metrics: Vec<(String, f64)>,
-    /// Elements of the first input that this run's steps had in a second: tokens of a language model.
-    tokens_per_second: f64,
+    /// Examples that this run's steps had in a second.
+    rows_per_second: f64,
     seconds: f64,
+    /// Programs that eager answered in place of slower artifacts.
+    eager_instead: Vec<Instead>,
     /// Floating-point operations of matrix products, convolutions and attention in a second, at the median step; on a
     /// GPU.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -116,6 +119,9 @@ pub(super) struct TrainDocument {
     sums: Option<&'static str>,
     /// The first step, steps a second, and peak memory on the first device, for `precast report --training`.
     artifact: Figures,
+    /// The release that it started from; absent where it continued a checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from: Option<u64>,
     /// The newest checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     checkpoint: Option<PathBuf>,
@@ -164,6 +170,10 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         Some(folder) => folder.resume(args, &mut trainer, &settings)?,
         None => None,
     };
+    let from = model.release().filter(|_| newest.is_none());
+    if let Some(seq) = from {
+        note!("starts from release {seq} of `{}`", model.name());
+    }
     trainer.set_position(trainer.progress().position, args.seed);
     for (name, value) in &settings {
         trainer.set_note(name, value);
@@ -195,12 +205,16 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         bar.step(
             step,
             &last,
-            losses.len() as u64 * data.elements() * args.accumulate,
+            losses.len() as u64 * data.rows_of_call() * args.accumulate,
         );
     }
     bar.end();
 
     let took = started.elapsed().as_secs_f64();
+    for lost in model.quarantined() {
+        let (module, bucket) = (&lost.module, bucket_name(&lost.bucket));
+        warning(&format!("{module} {bucket} is set aside: {}", lost.error));
+    }
     if context.cancel.load(Ordering::Relaxed) {
         let step = trainer.progress().step;
         match save(&mut trainer)? {
@@ -215,7 +229,7 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
     meter.held(device, trainer.bytes());
     let release = publish.map(|model| trainer.publish_to(&store, model));
     let release = release.transpose()?;
-    let tokens = losses.len() as u64 * data.elements() * args.accumulate;
+    let rows = losses.len() as u64 * data.rows_of_call() * args.accumulate;
     let artifact = meter.figures();
     let median = artifact.steps_per_second.zip(speed.as_ref());
     let document = TrainDocument {
@@ -224,14 +238,20 @@ pub(super) fn run(args: &TrainArgs, context: &Context) -> Result<u8> {
         steps: trainer.progress().step,
         losses,
         metrics: last.metrics,
-        tokens_per_second: tokens as f64 / took.max(1e-9),
+        rows_per_second: rows as f64 / took.max(1e-9),
         seconds: took,
+        eager_instead: model
+            .faster_as_eager()
+            .into_iter()
+            .filter_map(Instead::of)
+            .collect(),
         flops_per_second: median.map(|(rate, speed)| speed.flops(rate)),
         mfu: median.and_then(|(rate, speed)| speed.mfu(rate)),
         kind: "step",
         device: names.join(", "),
         sums: sums.map(Sums::name),
         artifact,
+        from,
         checkpoint: newest,
         release: release.as_ref().map(|release| release.seq),
         published: release.map(|release| release.model),
@@ -313,11 +333,14 @@ fn print(document: &TrainDocument, context: &Context) -> Result<()> {
     if let (Some(seq), Some(model)) = (document.release, &document.published) {
         writeln!(out, "published {model} release {seq}")?;
     }
+    for one in &document.eager_instead {
+        note!("{} {one}", "slower:".yellow());
+    }
     note!(
-        "{} steps in {}, {:.0} tokens/s",
+        "{} steps in {}, {:.0} rows/s",
         document.losses.len(),
         seconds(document.seconds),
-        document.tokens_per_second
+        document.rows_per_second
     );
     Ok(())
 }
@@ -347,16 +370,16 @@ impl<'a> Bar<'a> {
         }
     }
 
-    fn step(&self, step: u64, losses: &Losses, tokens: u64) {
+    fn step(&self, step: u64, losses: &Losses, rows: u64) {
         let took = self
             .started
             .elapsed()
             .max(Duration::from_micros(1))
             .as_secs_f64();
         let norm = losses.grad_norm.unwrap_or(0.0);
-        let (steps, tokens) = ((step - self.first) as f64 / took, tokens as f64 / took);
+        let (steps, rows) = ((step - self.first) as f64 / took, rows as f64 / took);
         let mut text = format!(
-            "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {tokens:.0} tokens/s",
+            "loss {:.4}, norm {norm:.3}, {steps:.1} steps/s, {rows:.0} rows/s",
             losses.loss
         );
         if let Some(speed) = self.speed {

@@ -8,7 +8,7 @@
 
 mod host;
 
-use std::path::PathBuf;
+use std::{cmp::Reverse, mem::discriminant, path::PathBuf};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -24,6 +24,9 @@ use crate::{
     build::gate::host::GatedRelease,
     store::{Defect, Needs, Store},
 };
+
+/// Defects of one kind that are shown.
+const SHOWN: usize = 3;
 
 #[derive(clap::Args)]
 pub(super) struct VerifyArgs {
@@ -177,15 +180,33 @@ fn repair(store: &Store, context: &Context) -> Result<u8> {
     Ok(code)
 }
 
+/// Lists defects, the gravest first and a cause before its effects. Of many of one kind it shows the first.
 fn list(defects: &[Defect], context: &Context) -> Result<()> {
-    for defect in defects {
-        let word = match defect.needs() {
+    let mut sorted: Vec<&Defect> = defects.iter().collect();
+    sorted.sort_by_key(|defect| Reverse(defect.needs()));
+    let mut hidden = false;
+    for kind in sorted.chunk_by(|a, b| discriminant(*a) == discriminant(*b)) {
+        let word = match kind[0].needs() {
             Needs::Sweep => "litter".dimmed().to_string(),
             Needs::Repair => "repair".yellow().to_string(),
             Needs::Rebuild => "rebuild".red().to_string(),
             Needs::Person => "look".red().bold().to_string(),
         };
-        writeln!(context.out, "{word}  {defect}")?;
+        let shown = match context.verbose {
+            0 if kind.len() > SHOWN + 1 => SHOWN,
+            _ => kind.len(),
+        };
+        for defect in &kind[..shown] {
+            writeln!(context.out, "{word}  {defect}")?;
+        }
+        if shown < kind.len() {
+            let more = kind.len() - shown;
+            writeln!(context.out, "{word}  … and {more} more of this kind")?;
+            hidden = true;
+        }
+    }
+    if hidden {
+        tell_hint("`-v` lists every defect");
     }
     Ok(())
 }

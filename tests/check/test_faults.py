@@ -261,6 +261,22 @@ class Faults(Checks):
         self.assertEqual((one["severity"], one["source"]), ("high", "return self.linear(x)"))
         self.assertFalse(answer["captured"])
 
+    def test_what_a_capture_refuses_is_refused(self) -> None:
+        for body, inputs, why in (
+            ("return self.linear(x)", [("x", "int64", [2, 4])], "must have the same dtype, but got Long and Float"),
+            ("return torch.complex(x, x)", [X], "output `output` of module `m` is complex64"),
+            ("self.n = getattr(self, 'n', 0) + 1\nreturn x + self.n * (x > 0)", [X], "gives another answer"),
+        ):
+            with self.subTest(body):
+                opened = self.open(self.source(body, inputs))
+                with self.assertRaises(part("wire").Failure) as refused:
+                    self.capture(opened, inputs=inputs)
+                self.assertIn(why, refused.exception.message)
+                answer = self.check(self.open(self.source(body, inputs)), inputs)
+                high = [one["why"] for one in answer["findings"] if one["severity"] == "high"]
+                self.assertTrue(any(why in one for one in high), answer["findings"])
+                self.assertFalse(answer["captured"])
+
     def test_a_dimension_that_the_code_fixes(self) -> None:
         body = """
         rows = x.shape[0] * 1

@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, process::Command};
 use serde_json::{Value, json};
 
 use crate::{
-    sandbox::{Ran, Sandbox},
+    sandbox::{LIBTORCH, Ran, Sandbox},
     schemas::check,
 };
 
@@ -65,6 +65,27 @@ fn a_machine_that_has_all_can_build() {
         store,
         ("note".to_owned(), "`artifacts` is not there".to_owned())
     );
+}
+
+#[test]
+fn the_libtorch_of_a_named_python_is_found() {
+    let sandbox = Sandbox::new();
+    let site = "env/lib/python3.12/site-packages";
+    fs::create_dir_all(sandbox.path(site)).unwrap();
+    fs::create_dir(sandbox.path("env/bin")).unwrap();
+    let torch = sandbox.path(site).join("torch");
+    std::os::unix::fs::symlink(LIBTORCH, &torch).unwrap();
+    sandbox.script("env/bin/python", "exit 1");
+    let mut command = sandbox.command(&["doctor", "--format", "json", "--python"]);
+    command.arg(sandbox.path("env/bin/python"));
+    command.env_remove("PRECAST_WORKER").env_remove("LIBTORCH");
+    let (state, text) = found(&document(&sandbox.output(&mut command)), "libtorch");
+    assert_eq!(state, "ok", "{text}");
+    assert!(text.contains(site), "{text}");
+    // A named libtorch is the one that `run` opens.
+    command.env("LIBTORCH", LIBTORCH);
+    let (_, text) = found(&document(&sandbox.output(&mut command)), "libtorch");
+    assert!(!text.contains(site), "{text}");
 }
 
 #[test]

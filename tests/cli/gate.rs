@@ -4,7 +4,7 @@ use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-use crate::sandbox::{Sandbox, assert_run};
+use crate::sandbox::{EAGER, Sandbox, assert_run};
 
 /// The program that these tests look at.
 const FOUR: &str = "affine batch=4";
@@ -260,6 +260,34 @@ fn only_a_slower_artifact_of_an_exclusive_run_is_marked() {
         );
         crate::schemas::check("report", &sandbox.json(&["report"]));
     }
+}
+
+#[test]
+fn eager_in_place_of_a_slower_artifact_is_named_at_the_end() {
+    let sandbox = Sandbox::new();
+    let slow = took(19_500.0, 14_300.0, 20);
+    let mut build = timed(&sandbox, &slow, &slow);
+    let ran = sandbox.output(build.env("FAKE_EAGER", EAGER)).exits(0);
+    let says = "eager answers affine batch=4 in place of its artifact: 14.3 ms a call instead of 19.5 ms, \
+                1.36× as fast; it was faster in 20 of 20 rounds, with nothing else to do";
+    ran.says(&format!("slower: {says}"));
+    // A build of nothing says it too.
+    let again = sandbox.run(&["build"]).exits(0);
+    again.says("programs are in the store, nothing to compile");
+    again.says(&format!("slower: {says}"));
+    let ran = sandbox.run(&["build", "--format", "json"]);
+    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    let instead = &last["eager_instead"];
+    assert_eq!(instead.as_array().unwrap().len(), 2, "{last}");
+    assert_eq!(instead[0]["artifact"], 0.0195);
+    assert_eq!(instead[0]["sign_test"]["eager_faster"], 20);
+    sandbox.ok(&["report", "-o", "page.html"]);
+    let page = std::fs::read_to_string(sandbox.path("page.html")).unwrap();
+    assert!(page.contains(says), "{says}");
+    // Without a graph for eager the artifact answers, and nothing is said.
+    let sandbox = Sandbox::new();
+    let ran = sandbox.output(&mut timed(&sandbox, &slow, &slow)).exits(0);
+    assert!(!ran.stderr.contains("eager answers"), "{}", ran.text());
 }
 
 #[test]

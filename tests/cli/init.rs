@@ -145,6 +145,7 @@ fn a_generative_model_has_prefill_and_decode() {
     [module.inputs]   # in call order; `range` is the values that an integer may have
     ids = { dtype = "int64", shape = [1, "seq"], range = [0, 97] }
     at = { dtype = "int64", shape = ["seq"], range = [0, "context"] }
+    heat = { dtype = "float32", shape = [1], default = 0.0 }
     [module.state]   # kept from call to call in a session
     "cache.*.*" = { shape = [1, 2, "context", 8] }
     [module.buckets]   # tokens of a call, and of the cache; 2 in all, each compiled by itself
@@ -163,6 +164,7 @@ fn a_generative_model_has_prefill_and_decode() {
     [module.inputs]   # in call order; `range` is the values that an integer may have
     ids = { dtype = "int64", shape = [1, 1], range = [0, 97] }
     at = { dtype = "int64", shape = [1], range = [0, "context"] }
+    heat = { dtype = "float32", shape = [1], default = 0.0 }
     [module.state]   # kept from call to call in a session
     "cache.*.*" = { shape = [1, 2, "context", 8] }
     [module.buckets]   # tokens of a call, and of the cache; 2 in all, each compiled by itself

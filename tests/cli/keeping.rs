@@ -1,6 +1,11 @@
 //! `precast gc`, `verify` and `release` on the real binary.
 
-use std::{fs, path::Path, process::Command};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use precast::Store;
 use serde_json::Value;
@@ -101,6 +106,91 @@ fn verify_names_defects_and_its_code_the_remaining_ones() {
     output.says("--reindex");
     assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
     assert_eq!(precast(&path, &["verify"]).code, 0);
+}
+
+#[test]
+fn du_and_the_report_count_what_gc_counts() {
+    let (dir, store, scene) = store();
+    store.objects().put_bytes(b"unpacked").unwrap();
+    let weights = scene.artifacts[0].object;
+    let key = precast::Digest::of(b"a computation");
+    let kept = store.prepacked().put(&weights, &key, &[&[7; 5000]]);
+    drop(kept.unwrap().unwrap());
+    drop(store.objects().map(&weights).unwrap());
+    let path = store.path().to_owned();
+    drop(store);
+    let usage = json(&precast(&path, &["du", "--format", "json"]));
+    let of = |field: &str| usage[field].as_u64().unwrap();
+    assert!(of("prepacked") >= 5000 && of("unpacked") > 0, "{usage}");
+    let plan = json(&precast(&path, &["gc", "--dry-run", "--format", "json"]));
+    let all = of("prepacked") + of("unpacked") + usage["total"]["stored"].as_u64().unwrap();
+    assert_eq!(plan["plan"]["before"], all);
+    precast(&path, &["du"]).prints("(prepacked)");
+    let page = dir.path().join("page.html");
+    let page = page.to_str().unwrap();
+    assert_eq!(precast(&path, &["report", "-o", page]).code, 0);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains(" are prepacked weights"));
+}
+
+#[test]
+fn the_age_of_a_copy_is_that_of_its_records() {
+    let (_dir, store, scene) = store();
+    let path = store.path().to_owned();
+    drop(store);
+    let long_ago = SystemTime::now() - Duration::from_secs(40 * 24 * 3600);
+    let then = long_ago.duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+    // A record of a build 40 days ago, whose file is new: as `cp -r` leaves it, without the index.
+    let id = scene.programs[0].id;
+    let store = Store::open(&path).unwrap();
+    let mut program = store.records().program(&id).unwrap().unwrap();
+    program.id = precast::Digest::of(b"older");
+    program.provenance.created = Some(then);
+    store.records().put_program(&program).unwrap();
+    drop(store);
+    let ages = || -> Vec<i64> {
+        let listed = json(&precast(
+            &path,
+            &["ls", "--older", "39d", "--format", "json"],
+        ));
+        let rows = listed["programs"].as_array().unwrap().iter();
+        rows.map(|row| row["created"].as_i64().unwrap()).collect()
+    };
+    assert_eq!(ages(), [then]);
+    fs::remove_file(path.join("index.sqlite")).unwrap();
+    assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
+    assert_eq!(ages(), [then]);
+    let plan = precast(&path, &["gc", "--keep-days", "39", "--dry-run"]);
+    plan.prints(&program.id.short());
+}
+
+#[test]
+fn of_many_defects_the_gravest_come_first_and_of_one_kind_a_few() {
+    let (_dir, store, scene) = store();
+    let path = store.path().to_owned();
+    drop(store);
+    for at in 0..60 {
+        fs::write(path.join(format!("tmp/left-{at}")), "x").unwrap();
+        fs::write(path.join(format!("objects/odd-{at}")), "x").unwrap();
+    }
+    let object = scene.artifacts[0].object.hex();
+    scene::damage(
+        &path.join(format!("objects/{}/{object}.zst", &object[..2])),
+        |b| b[20] ^= 1,
+    );
+    let found = precast(&path, &["verify"]);
+    assert_eq!(found.code, 1);
+    let lines: Vec<&str> = found.stdout.lines().collect();
+    assert!(
+        lines[0].starts_with("rebuild") && lines[0].contains(&object),
+        "{}",
+        found.stdout
+    );
+    assert!(lines.len() < 16, "{}", found.stdout);
+    found.prints("repair  … and 57 more of this kind");
+    found.says("`-v` lists every defect");
+    let all = precast(&path, &["verify", "-v"]);
+    assert!(all.stdout.lines().count() > 120, "{}", all.stdout);
 }
 
 #[test]

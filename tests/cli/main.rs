@@ -23,6 +23,8 @@ mod keeping;
 mod layers;
 mod limits;
 mod lost;
+mod machines;
+mod makefile;
 mod page;
 #[path = "../pty/mod.rs"]
 mod pty;
@@ -46,6 +48,7 @@ mod terminal;
 mod torches;
 mod trust;
 mod tune;
+mod twice;
 mod version;
 mod waiting;
 mod wheels;

@@ -60,7 +60,9 @@ fn looks(sample: &Sample) -> Vec<Vec<String>> {
 fn filtered(body: impl FnOnce()) {
     let mut settings = insta::Settings::clone_current();
     // Ages, right-aligned in their columns.
-    settings.add_filter(r" +\d{1,2}[smh]\b", " AGE");
+    settings.add_filter(r" +\d+[smhd]\b", " AGE");
+    // The width of the column follows the ages.
+    settings.add_filter(r" +(\S*AGE\b)", " $1");
     settings.add_filter(
         "  (this host has|‹red›not on this host:).*(\n    .*)*",
         "  HOST",
@@ -99,7 +101,7 @@ fn colours_are_for_terminals_that_want_them_and_change_nothing_else() {
             .lines()
             .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
         let age = |word: &str| {
-            word.strip_suffix(['s', 'm', 'h'])
+            word.strip_suffix(['s', 'm', 'h', 'd'])
                 .is_some_and(|n| n.parse::<u32>().is_ok())
         };
         words

@@ -220,6 +220,7 @@ impl Fake {
             range: None,
             within: None,
             bounds: None,
+            default: None,
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
         let outputs =

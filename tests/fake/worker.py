@@ -267,8 +267,10 @@ class Worker:
             common |= {"method": "step", "state": {"cache.*.*": [1, 2, "context", 8]}}
             ids = {"name": "ids", "dtype": "int64", "shape": [1, "seq"], "pad": None, "range": [0, 97]}
             at = {"name": "at", "dtype": "int64", "shape": ["seq"], "pad": None, "range": [0, "context"]}
-            one = [{**ids, "shape": [1, 1]}, {**at, "shape": [1]}]
-            modules = [{"name": "prefill", "inputs": [ids, at], **common}, {"name": "decode", "inputs": one, **common}]
+            heat = {"name": "heat", "dtype": "float32", "shape": [1], "pad": None, "range": None, "default": 0.0}
+            one = [{**ids, "shape": [1, 1]}, {**at, "shape": [1]}, heat]
+            many = [ids, at, heat]
+            modules = [{"name": "prefill", "inputs": many, **common}, {"name": "decode", "inputs": one, **common}]
         return {
             "class": "Fake",
             "modules": modules,

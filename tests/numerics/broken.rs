@@ -104,7 +104,7 @@ const FAILURES: [(&str, &str, &str); 19] = [
     ("raises", "ValueError: this module does not work", "raises"),
     ("shapes", "[3, 4] X [8, 8]", "shapes"),
     ("dtype", "must have the same dtype, but got Long and Float", ""),
-    ("names", "can't be called with `y`, `z`", ""),
+    ("names", "has no parameter `y`", ""),
     ("text", "returns no tensor", ""),
     ("object", "returns a `Strange`", ""),
     ("writes", "writes into its own parameter `seen`", "writes"),

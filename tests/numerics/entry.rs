@@ -95,7 +95,7 @@ fn an_entry_that_forks_its_worker() {
 #[rustfmt::skip]
 const FAILURES: [[&str; 4]; 4] = [
     [
-        "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n",
+        "import torch\n\ndef find():\n    raise OSError('no weights here')\n\nWEIGHTS = find()\n\ndef load():\n    pass\n",
         "can't import `model`: OSError: no weights here",
         "model.py:4",
         "line 6, in <module>\n    WEIGHTS = find()",

@@ -224,7 +224,13 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
     let error = session.decode(1, &[]).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "module `decode`, input `at`: expected values from 0 to 63, got 64 at [0]"
+        "module `decode`, input `at`: the context is full: `context` has positions 0 to 63, and the call has position 64"
+    );
+    let hint = error.hint();
+    assert!(
+        hint.contains("`seek` back or `reset`")
+            && hint.contains("a larger size under [module.buckets]"),
+        "{hint}"
     );
     let after = session
         .state("blocks.2.v")
@@ -232,6 +238,10 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
         .to_vec::<f32>()
         .unwrap();
     assert_eq!(before, after);
+    // The same for a prompt.
+    session.reset();
+    let error = session.prefill(&[1; 70], &[]).unwrap_err();
+    assert!(error.to_string().contains("the context is full"), "{error}");
     // The next session starts small again.
     drop(session);
     let mut later = model.session().unwrap();
@@ -345,7 +355,7 @@ fn a_session_forks_is_saved_and_starts_anew() {
 
     // Without a session nothing runs.
     let error = model.run("decode", &[Value::new(&[1_i64], &[1, 1]).unwrap()]);
-    assert!(matches!(error, Err(RuntimeError::InputCount { .. })));
+    assert!(matches!(error, Err(RuntimeError::NeedsSession { .. })));
     let inputs = [
         Value::new(&[1_i64], &[1, 1]).unwrap(),
         Value::new(&[0_i64], &[1]).unwrap(),

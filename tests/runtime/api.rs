@@ -34,7 +34,7 @@ fn plain_arrays_go_in_and_come_out() {
     let report = |error: RuntimeError| format!("{error}; {}", error.hint());
     insta::assert_snapshot!(report(out.array::<f32>(2).unwrap_err()), @"module `f` has no output 2; it has y, sum");
     insta::assert_snapshot!(report(out.array_named::<f32>("z").unwrap_err()), @"module `f` has no output `z`; it has y, sum");
-    insta::assert_snapshot!(report(out.array::<bool>(1).unwrap_err()), @"output `sum` of module `f` is float32, not bool; ask for the Rust type of float32");
+    insta::assert_snapshot!(report(out.array::<bool>(1).unwrap_err()), @"output `sum` of module `f` is float32, not bool; ask for elements of float32");
     insta::assert_snapshot!(report(Value::new(&[1.0_f32], &[2, 0]).unwrap_err()), @"an array of shape [2, 0] has 0 elements, got 1; a shape's sizes multiplied are the number of elements");
     // They are checked as tensors are.
     insta::assert_snapshot!(report(model.run("f", &[&ids, &ids]).unwrap_err()), @"module `f`, input `x`: expected dtype float32, got int64; convert it to float32");

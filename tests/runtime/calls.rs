@@ -77,6 +77,12 @@ fn a_bad_input_is_refused_by_name_before_anything_runs() {
     insta::assert_snapshot!(told(x(8, 4).view(&[8, 2, 2], &[4, 2, 1], 0).unwrap()), @"module `f`, input `x`: expected 2 dimensions, got 3");
     insta::assert_snapshot!(told(x(4, 8).transpose(0, 1).unwrap()), @"module `f`, input `x`: expected strides [4, 1], got [1, 8]");
     insta::assert_snapshot!(told(full([0, 4], 0.0_f32)), @"module `f`, input `x`: axis 0 (`batch`) has size 0");
+    // A list without elements has the dtype that its library gives such a list.
+    let none = full([8, 0], 0.0_f32).to_dtype(Dtype::Float64).unwrap();
+    insta::assert_snapshot!(told(none), @"module `f`, input `x`: axis 1 (`seq`) has size 0");
+    let flat = x(1, 4).view(&[0], &[1], 0).unwrap();
+    let flat = flat.to_dtype(Dtype::Float64).unwrap();
+    insta::assert_snapshot!(told(flat), @"module `f`, input `x`: expected 2 dimensions, got 1");
     insta::assert_snapshot!(told(x(9, 5)), @"module `f` has no bucket for batch=9 seq=5; it has batch=8 seq=4");
     insta::assert_snapshot!(told(x(1, 4).view(&[8, 4], &[0, 1], 0).unwrap()), @"module `f`, input `x`: expected strides [4, 1], got [0, 1]");
     let error = model.run("g", &[x(8, 4)]).unwrap_err();

@@ -47,6 +47,7 @@ fn add(memory: &mut Memory, module: &str, tokens: i64, extra: i64, graph: &str, 
             range: None,
             within: (name == "at").then(|| "context".to_owned()),
             bounds,
+            default: None,
         };
         program.inputs = vec![
             input("ids", &[1, tokens], &[None, seq.clone()], Some(TOKENS)),

@@ -94,6 +94,15 @@ fn a_module_with_states_needs_a_session_and_another_one_does_not() {
         error.to_string(),
         "module `f` keeps states from call to call, and was called without a session"
     );
+    // Callers who don't know of sessions may have other inputs.
+    assert!(matches!(
+        model.run::<Tensor>("f", &[]),
+        Err(RuntimeError::NeedsSession { .. })
+    ));
+    assert!(matches!(
+        model.run_named("f", &[("token", given())]),
+        Err(RuntimeError::NeedsSession { .. })
+    ));
     let sizes = [("batch".to_owned(), 1), ("seq".to_owned(), 2)].into();
     assert!(matches!(
         model.fixed("f", &sizes),

@@ -155,6 +155,7 @@ fn program(store: &Store, batch: i64, seq: i64, source: &str, place: usize) -> P
             range: Some([0, 30_522]),
             within: None,
             bounds: None,
+            default: None,
         }],
         states: vec![],
         outputs: vec![Output {

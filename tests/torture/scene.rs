@@ -106,6 +106,7 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
             range: None,
             within: None,
             bounds: None,
+            default: None,
         }],
         states: vec![],
         outputs: vec![],

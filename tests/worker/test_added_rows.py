@@ -1,4 +1,4 @@
-"""Rows added to a table: in place, and as torch adds them."""
+"""Values added at numbers: in place, as torch adds them, and in one order."""
 
 from __future__ import annotations
 
@@ -10,39 +10,53 @@ from .artifact import run
 from .support import Project, Quiet, model, part
 
 ADDS = model("return torch.zeros(7, 4).index_put((numbers,), rows, accumulate=True)", inputs="numbers, rows")
-
-
-class Function(torch.nn.Module):
-    def __init__(self, **named: Any) -> None:
-        super().__init__()
-        self.named = named
-
-    def forward(self, table: Any, numbers: Any, rows: Any) -> Any:
-        return table.index_put((numbers,), rows, **self.named)
+ATEN = torch.ops.aten
+PUT = ATEN.index_put.default
 
 
 class AddedRowsTest(Project):
-    def rewritten(self, inputs: tuple[Any, ...], **named: Any) -> bool:
-        """Compares the rewritten graph with the original; returns whether it is another one."""
-        program = torch.export.export(Function(**named), inputs)
-        module = torch.fx.GraphModule(torch.nn.Module(), program.graph)
-        part("added_rows").rewrite(module.graph)
-        module.recompile()
-        torch.testing.assert_close(module(*inputs)[0], Function(**named)(*inputs))
-        return not module.graph.find_nodes(op="call_function", target=torch.ops.aten.index_put.default)
+    def added(self, operator: Any, *args: Any) -> bool:
+        """Compares the function in an operator's place with it; returns whether there is one."""
+        got = part("added_rows").decompositions()[operator](*args)
+        if got is NotImplemented:
+            return False
+        torch.testing.assert_close(got, operator(*args))
+        return True
 
-    def test_numbers_from_both_ends_and_of_any_shape_are_added(self) -> None:
-        table, numbers = torch.randn(5, 3), torch.tensor([[0, -1, 0], [4, 2, -5]])
-        self.assertTrue(self.rewritten((table, numbers, torch.randn(2, 3, 3)), accumulate=True))
-        self.assertTrue(self.rewritten((table, numbers[0], torch.randn(3, 3)), accumulate=True))
-        self.assertTrue(self.rewritten((table, numbers[0, 0], torch.randn(3)), accumulate=True))
+    def test_numbers_of_any_axes_and_shapes_are_added(self) -> None:
+        table, a, b = torch.randn(5, 4, 3, 2), torch.tensor([[0, -1, 0], [4, 2, -5]]), torch.tensor([1, -1, 1])
+        cases: list[tuple[list[Any], list[int]]] = [
+            ([a], [2, 3, 4, 3, 2]),
+            ([a], [3, 2]),
+            ([a[0, 0]], [4, 3, 2]),
+            ([None, b], [5, 3, 3, 2]),
+            ([a, b], [2, 3, 3, 2]),
+            ([None, a[:1, :2] % 4, b[:2]], [5, 1, 2, 2]),
+            ([b, None, b], [3, 4, 2]),
+            ([None, b, None, b], [3, 5, 3]),
+            ([b, b, b, b], [3]),
+            ([b.int()], [3, 4, 3, 2]),
+        ]
+        for indices, shape in cases:
+            with self.subTest(shape):
+                self.assertTrue(self.added(PUT, table, indices, torch.randn(shape), True))
+        self.assertTrue(self.added(ATEN.put.default, table, a, torch.randn(2, 3), True))
+        masked = (torch.randn(5), torch.tensor([True, False, True]), [b * 9], torch.randn(3))
+        self.assertTrue(self.added(ATEN._unsafe_masked_index_put_accumulate.default, *masked))
 
-    def test_what_is_not_rows_added_to_a_table_stays(self) -> None:
-        table, numbers = torch.randn(5, 3), torch.tensor([0, 1])
-        self.assertFalse(self.rewritten((table, numbers, torch.randn(2, 3))))
-        self.assertFalse(self.rewritten((table, numbers, torch.randn(3)), accumulate=True))
-        self.assertFalse(self.rewritten((torch.randn(5, 3, 2), numbers, torch.randn(2, 3, 2)), accumulate=True))
-        self.assertFalse(self.rewritten((table, torch.tensor([True] * 5), torch.randn(5, 3)), accumulate=True))
+    def test_numbers_that_are_not_there_are_refused(self) -> None:
+        put = part("added_rows").decompositions()[PUT]
+        for wrong in ([torch.tensor([5]), torch.tensor([0])], [torch.tensor([0]), torch.tensor([-5])]):
+            with self.assertRaises(RuntimeError):
+                put(torch.zeros(5, 4), wrong, torch.ones(1), True)
+
+    def test_what_adds_no_floats_at_numbers_stays(self) -> None:
+        table, numbers, rows = torch.randn(5, 3), torch.tensor([0, 1]), torch.randn(2, 3)
+        self.assertFalse(self.added(PUT, table, [numbers], rows))
+        self.assertFalse(self.added(PUT, table.long(), [numbers], rows.long(), True))
+        self.assertFalse(self.added(PUT, table, [torch.tensor([True] * 5)], torch.randn(5, 3), True))
+        self.assertFalse(self.added(PUT, table, [numbers[:0]], rows[:0], True))
+        self.assertFalse(self.added(ATEN.put.default, table, numbers, torch.randn(2)))
 
     def test_an_artifact_adds_them_in_place(self) -> None:
         opened = self.open(ADDS)
@@ -51,7 +65,7 @@ class AddedRowsTest(Project):
         request = {"device": "cpu", "isa": "native", "options": {}, "file": captured["segments"][0]["file"]}
         answer = part("compiler").compile_segment(request, self.out, Quiet())
         code = "".join(file.read_text() for file in self.out.rglob("*wrapper.cpp"))
-        self.assertNotIn("index_put", code)
+        self.assertNotIn("aoti_torch_index_put", code)
         numbers, rows = torch.tensor([0, 6, 0, 3, 0, 2]), torch.randn(6, 4)
         (got,) = run(answer["library"], "cpu", {}, [numbers, rows], 1)
         torch.testing.assert_close(got, torch.zeros(7, 4).index_add(0, numbers, rows))

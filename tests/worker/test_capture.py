@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import unittest
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -393,6 +394,36 @@ class FollowTest(Project):
 
 
 class MistakesTest(Project):
+    def test_an_input_goes_to_the_parameter_of_its_name(self) -> None:
+        def both(parameters: str, *names: str) -> tuple[Any, Any]:
+            """Captures `query - key` with these inputs; returns the inputs and the answer."""
+            opened = self.open(model("return query - 2 * key", inputs=parameters))
+            captured = self.capture(opened, inputs=[(name, "float32", [3]) for name in names])
+            held = self.samples(captured)
+            given = {name: held[f"in.{at}"] for at, name in enumerate(names)}
+            return given, held["out.0"]
+
+        for parameters in ("query, key", "query, *, key", "query, /, key", "query, key, /"):
+            with self.subTest(parameters):
+                given, out = both(parameters, "key", "query")
+                self.assertTrue(torch.equal(out, given["query"] - 2 * given["key"]))
+        for parameters in ("query, key", "query, *, key", "query, key, /", "query, key=None, **more"):
+            with self.subTest(parameters):
+                failure = self.fails("bad_input", both, parameters, "key", "querry")
+                self.assertEqual(failure.message, "module `m` has no parameter `querry`")
+                self.assertEqual(failure.hint, "did you mean `query`?")
+        failure = self.fails("bad_input", both, "query, key", "query", "values")
+        self.assertEqual(failure.hint, "its parameters are `query`, `key`")
+
+    def test_inputs_without_a_parameter_keep_their_order(self) -> None:
+        text = model("key, mask = more\nreturn query - 2 * key + 3 * mask", inputs="query, *more")
+        named = [(name, "float32", [3]) for name in ("query", "a", "b")]
+        held = self.samples(self.capture(self.open(text), inputs=named))
+        query, a, b = (held[f"in.{at}"] for at in range(3))
+        self.assertTrue(torch.equal(held["out.0"], query - 2 * a + 3 * b))
+        failure = self.fails("bad_input", self.capture, self.open(text), inputs=[named[1], named[0], named[2]])
+        self.assertEqual(failure.message, "module `m` has no parameter `a`")
+
     def test_names_that_are_not_there(self) -> None:
         opened = self.open(STACK)
         failure = self.fails("no_module", self.capture, opened, inputs=[IDS], path="block.1")

@@ -120,6 +120,9 @@ class GenerationTest(Project):
                 self.assertEqual(decode["state"], prefill["state"])
                 self.assertEqual([one["glob"] for one in prefill["regions"]], [glob])
                 self.assertEqual(prefill["inputs"][0]["range"], [0, 97])
+                # Greedy calls give tokens alone.
+                defaults = {one["name"]: one["default"] for one in decode["inputs"] if "default" in one}
+                self.assertEqual(defaults, {"temperature": 0.0, "top_k": 1, "top_p": 1.0, "random": 0.0})
 
                 opened = self.open(text, context=64)
                 limits = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}

@@ -84,7 +84,7 @@ class UntriedTest(Project):
             self.assertIn("has no `torch._inductor.list_mode_options`, which every build needs", failure.message)
 
     def test_what_is_off_is_left_out_of_a_compile(self) -> None:
-        captured = self.capture(self.open(LINEAR), inputs=[("x", "float32", [64, 512])])
+        captured = self.capture(self.open(LINEAR), inputs=[("input", "float32", [64, 512])])
         request = {"device": "cpu", "isa": "native", "file": captured["segments"][0]["file"]}
         request |= {"options": {"freezing": True, "triton.enable_pdl": True}}
         made = []
@@ -96,7 +96,7 @@ class UntriedTest(Project):
         self.assertEqual([len(one) > 0 for one in made], [True, False])
 
     def test_an_option_that_is_gone_is_named_with_its_version(self) -> None:
-        captured = self.capture(self.open(LINEAR), inputs=[("x", "float32", [4, 512])])
+        captured = self.capture(self.open(LINEAR), inputs=[("input", "float32", [4, 512])])
         request = {"device": "cpu", "isa": "native", "file": captured["segments"][0]["file"]}
         with mock.patch.object(versions, "GONE", (versions.Gone("was_there", (2, 11)),)):
             compile_segment, asked = part("compiler").compile_segment, {**request, "options": {"was_there": 1}}

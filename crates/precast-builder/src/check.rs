@@ -14,6 +14,7 @@ use super::{
     BuildError, Launcher,
     checkpoint::Checkpoint,
     model::{in_spec, open_model},
+    names::Names,
     protocol::{Checked, ModuleRequest, Opened, Request, Sampled},
     tasks::inputs_request,
     worker::{self, Worker},
@@ -80,7 +81,8 @@ pub fn check(
         ..
     } = options;
     let work = |worker: &mut Worker| check_all(options, worker, note, begin);
-    worker::with_single_worker(launcher, scratch, "check", cancel, work)
+    let names = Names::of(options.spec, &CommandLine::default());
+    worker::with_single_worker(launcher, scratch, "check", names, cancel, work)
         .map_err(|error| in_spec(options.spec, error))
 }
 

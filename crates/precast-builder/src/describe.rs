@@ -10,6 +10,7 @@ use precast_store::target::DeviceKind;
 
 use super::{
     BuildError, Launcher,
+    names::Names,
     protocol::{AskedInput, Described, Opened, Request},
     worker,
 };
@@ -60,7 +61,12 @@ pub fn describe(options: &DescribeOptions) -> Result<(Opened, Described), BuildE
         cancel,
         ..
     } = options;
-    worker::with_single_worker(launcher, scratch, "init", cancel, |worker| {
+    let given = options.samples.iter().chain([&options.entry]);
+    let names = Names {
+        root: &options.root,
+        names: given.cloned().collect(),
+    };
+    worker::with_single_worker(launcher, scratch, "init", names, cancel, |worker| {
         let opened = worker.call(&open, LIMIT, &mut |_| {})?;
         Ok((opened, worker.call(&request, LIMIT, &mut |_| {})?))
     })

@@ -41,7 +41,7 @@
 //! ```text
 //! lifeline, limits, schedule, spec
 //! plan
-//! progress, protocol
+//! names, progress, protocol
 //! error
 //! checkpoint, executor, launcher, scratch, task
 //! weight_file
@@ -75,6 +75,7 @@ mod launcher;
 mod lifeline;
 mod limits;
 mod model;
+mod names;
 mod options;
 pub mod progress;
 pub mod protocol;

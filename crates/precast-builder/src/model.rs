@@ -1,7 +1,6 @@
 //! Opens the model in a worker: its sources, packages and settings.
 
 use std::{
-    collections::BTreeSet,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -9,7 +8,7 @@ use std::{
 use precast_store::{Target, record::Entry, target::Torch};
 
 use super::{
-    BuildError,
+    BuildError, names,
     progress::Event,
     protocol::{Hello, Opened, Request},
     weight_file,
@@ -88,25 +87,6 @@ pub(super) fn open(
     Ok((worker, model))
 }
 
-/// Returns every callable that captures use in addition to the entry: graph passes, and the source of sample inputs.
-fn callables(spec: &Spec, command_line: &CommandLine) -> Vec<String> {
-    let modules = spec.modules.iter().map(|module| &module.compile);
-    let layers = modules.chain([&spec.compile]).chain(command_line.layers());
-    let passes = layers.flat_map(|layer| layer.passes.iter().flatten());
-    let trained = spec
-        .modules
-        .iter()
-        .filter_map(|module| module.train.as_ref());
-    let optimizers = trained.filter_map(|train| train.callable().map(str::to_owned));
-    passes
-        .chain(&spec.model.samples)
-        .cloned()
-        .chain(optimizers)
-        .collect::<BTreeSet<_>>()
-        .into_iter()
-        .collect()
-}
-
 /// Imports the entry in `worker` and creates the model, so that the worker can capture. `weights` are the files of the
 /// spec's weights, if it names some.
 pub(super) fn open_model(
@@ -119,7 +99,7 @@ pub(super) fn open_model(
         root: spec.root.clone(),
         entry: spec.model.entry.clone(),
         device: spec.target.device.to_string(),
-        also: callables(spec, command_line),
+        also: names::further(spec, command_line),
         weights: weights.to_vec(),
         weights_name: spec.model.weights.file().map(Path::to_owned),
         unused_weights: weight_file::unused(spec),

@@ -40,8 +40,13 @@ pub(super) const REPORT: &str =
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "op", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Requests the versions of the worker: answered with [`Hello`].
-    Hello,
+    /// Requests the versions of the worker: answered with [`Hello`]. It refuses misspelt names before it imports torch.
+    Hello {
+        /// The spec's folder.
+        root: PathBuf,
+        /// Every `module:callable` of the spec.
+        names: Vec<String>,
+    },
     /// Imports the compiler, and compiles the C++ headers that every compile on a machine needs. Answered with
     /// [`WarmedUp`]; without it the first compile takes longer.
     WarmUp {
@@ -496,6 +501,9 @@ pub struct DescribedInput {
     pub pad: Value,
     /// Minimum, and one past the maximum or the dimension of that size; none if every value is allowed.
     pub range: Option<(i64, Axis)>,
+    /// Value of all elements in a session's call that gives none, of the input's dtype.
+    #[serde(default)]
+    pub default: Option<Value>,
 }
 
 /// A list of submodules that could be a region.

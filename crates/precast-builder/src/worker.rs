@@ -26,6 +26,7 @@ use super::{
     BuildError, Launcher, launcher,
     lifeline::Lifeline,
     limits::{Limits, Stop, Watch, ask_for_stack, end_family},
+    names::Names,
     protocol::{Hello, Line, PROTOCOL, Request},
     scratch::{BUILD, Scratch, sweep},
 };
@@ -60,6 +61,7 @@ pub fn with_single_worker<T>(
     launcher: &Launcher,
     scratch: &Path,
     name: &str,
+    spec: Names<'_>,
     cancel: &Arc<AtomicBool>,
     work: impl FnOnce(&mut Worker) -> Result<T, BuildError>,
 ) -> Result<T, BuildError> {
@@ -67,7 +69,7 @@ pub fn with_single_worker<T>(
     let folder = Scratch::new(scratch, BUILD)?;
     let (limits, stop) = (Limits::new(None), Stop::new(cancel));
     let mut worker = Worker::spawn(launcher, folder.path(), name, &limits, &stop)?;
-    worker.hello()?;
+    worker.hello(spec)?;
     work(&mut worker)
 }
 
@@ -115,9 +117,11 @@ impl Worker {
         })
     }
 
-    /// Requests its versions.
-    pub fn hello(&mut self) -> Result<Hello, BuildError> {
-        let hello: Hello = self.call(&Request::Hello, HELLO_LIMIT, &mut |_| {})?;
+    /// Requests its versions, and refuses names that the project can't have.
+    pub fn hello(&mut self, Names { root, names }: Names<'_>) -> Result<Hello, BuildError> {
+        let root = root.to_owned();
+        let request = Request::Hello { root, names };
+        let hello: Hello = self.call(&request, HELLO_LIMIT, &mut |_| {})?;
         if hello.protocol != PROTOCOL {
             let other = hello.protocol;
             return Err(BuildError::Protocol {

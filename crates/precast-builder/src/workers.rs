@@ -14,6 +14,7 @@ use precast_store::target::DeviceKind;
 use super::{
     BuildError,
     limits::{Limits, Stop, machine_memory},
+    names::Names,
     options::Options,
     progress::{Event, Progress},
     protocol::{Hello, Request, WarmedUp},
@@ -54,7 +55,8 @@ impl Workers<'_> {
             &self.limits,
             &self.stop,
         )?;
-        let hello = worker.hello()?;
+        let names = Names::of(self.options.spec, &self.options.request.command_line);
+        let hello = worker.hello(names)?;
         self.progress.event(&Event::Worker {
             worker: number,
             python: &hello.python,

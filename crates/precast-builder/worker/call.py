@@ -40,30 +40,48 @@ def method_of(module: Any, path: str, method: str) -> Any:
     return function
 
 
-def by_name(function: Any, names: list[str]) -> bool:
-    """Returns whether inputs are passed by keyword: every name is the name of a parameter."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return False
-    keywords = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return set(names) <= keywords
+def arguments(function: Any, given: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Returns inputs as arguments of a function: by name, or in their order where it has no parameter of a name."""
+    known = _parameters(function)
+    if any(name not in known for name in given):
+        return list(given.values()), {}
+    positional = [name for name, one in known.items() if one.kind == one.POSITIONAL_ONLY and name in given]
+    return [given[name] for name in positional], {name: given[name] for name in given if name not in positional}
 
 
 def check_inputs(function: Any, names: list[str], what: str) -> None:
-    """Refuses inputs that the method does not take, by name or in their order."""
+    """Refuses inputs that a function does not take. Each reaches the parameter of its name, or is one of `*args`."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         return
+    known = _parameters(function)
+    own = ", ".join(f"`{name}`" for name in signature.parameters)
+    args, kwargs = arguments(function, {name: name for name in names})
+    reason: TypeError | None = None
     try:
-        signature.bind(**dict.fromkeys(names)) if by_name(function, names) else signature.bind(*names)
+        bound = signature.bind(*args, **kwargs).arguments
+        if all(name == value for name, value in bound.items() if name in known):
+            return
     except TypeError as error:
-        own = ", ".join(f"`{name}`" for name in signature.parameters)
+        reason = error
+    wrong = next((name for name in names if name not in known), None)
+    if wrong is None:
         given = ", ".join(f"`{name}`" for name in names)
-        raise Failure(
-            "bad_input", f"{what} can't be called with {given}: {error}", hint=f"its parameters are {own}"
-        ) from error
+        why = reason or "a parameter that has no name for callers needs the ones before it"
+        raise Failure("bad_input", f"{what} can't be called with {given}: {why}", hint=f"its parameters are {own}")
+    close = failures.similar(wrong, [name for name in known if name not in names])
+    hint = f"did you mean `{close}`?" if close else f"its parameters are {own}"
+    raise Failure("bad_input", f"{what} has no parameter `{wrong}`", hint=hint) from reason
+
+
+def _parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """Returns the parameters that have a name for one argument."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return {}
+    return {name: one for name, one in parameters.items() if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)}
 
 
 def wrap(
@@ -74,7 +92,9 @@ def wrap(
     Further tensors take the place of these buffers, and have their new values after the call.
     """
     function = getattr(module, method)
-    keyword = by_name(module.forward if method == "forward" else function, names)
+    called = module.forward if method == "forward" else function
+    # The position of each argument among the inputs.
+    positional, by_name = arguments(called, {name: at for at, name in enumerate(names)})
 
     class Call(torch.nn.Module):
         def __init__(self) -> None:
@@ -95,7 +115,7 @@ def wrap(
             if nesting is not None:
                 args = [structure.unflatten(item, given) for item in nesting["args"]]
                 return target(*args, **{k: structure.unflatten(v, given) for k, v in nesting["kwargs"].items()})
-            return target(**dict(zip(names, given, strict=True))) if keyword else target(*given)
+            return target(*[given[at] for at in positional], **{name: given[at] for name, at in by_name.items()})
 
     return Call().eval()
 

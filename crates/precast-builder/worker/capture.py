@@ -304,8 +304,12 @@ class Answers:
 def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Path, wire: Wire) -> dict[str, Any]:
     """Returns the protocol's `Captured`."""
     started = time.perf_counter()
-    out = out.resolve()
-    traced = trace(opened, module, sizes, wire)
+    captured = written(opened, module, trace(opened, module, sizes, wire), out.resolve(), wire)
+    return {**captured, "seconds": time.perf_counter() - started}
+
+
+def written(opened: Any, module: dict[str, Any], traced: Traced, out: Path, wire: Wire) -> dict[str, Any]:
+    """Cuts a graph, runs the module on samples, and writes both. Returns the protocol's `Captured` without its time."""
     specs, graph = traced.specs, traced.graph
 
     wire.event("cut")
@@ -379,7 +383,6 @@ def capture(opened: Any, module: dict[str, Any], sizes: dict[str, int], out: Pat
     if graph.extra:
         captured["extra_weights"] = str(tensors.write(out / "extra.safetensors", graph.extra))
     entry.check_imports(opened)
-    captured["seconds"] = time.perf_counter() - started
     return captured
 
 

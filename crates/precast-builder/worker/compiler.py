@@ -134,7 +134,6 @@ def _compile(module: Any, inputs: list[Any], target: _Target, root: Path, clock:
         options["freezing"] = False
     if target.device == "cpu":
         one_query.rewrite(module.graph)
-        added_rows.rewrite(module.graph)
         module.recompile()
         if one_row.has_one_row(module.graph):
             # Joined weights would be a copy, and buy nothing.
@@ -159,6 +158,7 @@ def generate(
         toolchain(isa, clock, bounds.operators_of),
         lowerings.no_packed_weights(),
         lowerings.checked_scatters(),
+        lowerings.decomposing(added_rows.decompositions()),
         prepacked.recording(weights, isa),
     ]
     if options.get("triton.enable_pdl") and versions.works(versions.EARLY_LAUNCH):
@@ -180,14 +180,13 @@ def _attention_kernel(attention: str | None) -> AbstractContextManager[Any]:
 
 @contextmanager
 def _fixed_order(module: Any, device: str) -> Iterator[None]:
-    """Has the compiler sum gradients in an order that no thread decides, as those of an embedding's rows: a training on
-    the CPU that continues from a checkpoint then has the losses of an unbroken one.
+    """Has the compiler sum in an order that no thread decides, as the gradients of an embedding's rows: a training on
+    the CPU that continues from a checkpoint then has the losses of an unbroken one. `added_rows` has the calls.
     """
-    names = (overloads.name_of(node.target) for node in module.graph.nodes if node.op == "call_function")
+    names = [overloads.name_of(node.target) for node in module.graph.nodes if node.op == "call_function"]
+    adds = any(name.endswith("_backward") or name in added_rows.ADDING for name in names)
     before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(
-        before or (device == "cpu" and any(name.endswith("_backward") for name in names))
-    )
+    torch.use_deterministic_algorithms(before or (device == "cpu" and adds))
     try:
         yield
     finally:

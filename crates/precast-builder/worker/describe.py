@@ -119,6 +119,7 @@ def _generative(opened: Any, wire: Wire) -> dict[str, Any]:
             dtypes.append(_dtype(traced))
         inputs_ = [
             {"name": key, "dtype": dtype, "shape": axes, "pad": None, "range": ranges[key]}
+            | ({"default": generation.GREEDY[key]} if key in generation.GREEDY else {})
             for key, (dtype, axes, _) in rows.items()
         ]
         modules.append({"name": name, "method": method, "inputs": inputs_, "state": state, "regions": regions})

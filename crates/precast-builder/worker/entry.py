@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import declared, failures, generation, valueless, weights
+from . import declared, failures, generation, names, valueless, weights
 from .torch_private.modules import own_tensors
 from .watch import Watch, watching
 from .wire import Failure
@@ -145,19 +145,13 @@ def open_model(
 
 def load(root: Path, entry: str) -> Any:
     """Returns the object that `module:callable` names: a callable, or a graph pass with a method for a stage."""
-    name, _, path = entry.partition(":")
-    if not name or not path:
-        raise Failure("entry_import", f"entry `{entry}` is not `module:callable`", spec=entry)
+    name, path = names.split(entry)
     importlib.invalidate_caches()
     try:
         found = importlib.import_module(name)
     except BaseException as error:
         if isinstance(error, ModuleNotFoundError) and error.name in _prefixes(name):
-            files = sorted(path.stem for path in root.glob("*.py"))
-            files += sorted(path.parent.name for path in root.glob("*/__init__.py"))
-            hint = failures.nearest(name, files, "modules beside the spec")
-            message = f"there is no Python module `{error.name}` beside the spec, and none is installed"
-            raise Failure("entry_import", message, hint=hint, spec=entry) from error
+            raise names.no_module(str(error.name), root, entry) from error
         message = f"can't import `{name}`: {failures.named(error)}"
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         hint = f"install it for {sys.executable}, or name another Python with `--python`" if missing else None
@@ -165,13 +159,7 @@ def load(root: Path, entry: str) -> Any:
     for part in path.split("."):
         if not hasattr(found, part):
             known = [key for key, value in vars(found).items() if callable(value) and not key.startswith("_")]
-            raise Failure(
-                "entry_call",
-                f"`{name}` has no `{path}`",
-                location=_place(found, root),
-                hint=failures.nearest(part, known, "it has"),
-                spec=entry,
-            )
+            raise names.no_name(name, path, part, known, _place(found, root), entry)
         found = getattr(found, part)
     if not callable(found) and not any(callable(getattr(found, stage, None)) for stage in STAGES):
         raise Failure("entry_call", f"`{entry}` is not callable but {_kind(found)}", spec=entry)

@@ -157,13 +157,18 @@ def line_of(node: Any, root: Path) -> str | None:
 def nearest(name: str, known: Iterable[str], what: str) -> str | None:
     """Returns `did you mean …` for a misspelt name; the known names if none is similar."""
     known = list(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = similar(name, known)
     if close:
-        return f"did you mean `{close[0]}`?"
+        return f"did you mean `{close}`?"
     if known:
         shown = ", ".join(f"`{item}`" for item in known[:8])
         return f"{what}: {shown}{', …' if len(known) > 8 else ''}"
     return None
+
+
+def similar(name: str, known: Iterable[str]) -> str | None:
+    """Returns the known name that a misspelt one is most similar to."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)), None)
 
 
 def inside(path: str | None, line: int | None, root: Path) -> str | None:

@@ -52,8 +52,10 @@ def _outputs(opened: Any, filler: dict[str, Any]) -> list[tuple[str, Any]]:
     name = filler["name"]
     if name not in opened.fillings:
         target, specs = call.find(opened.model, filler["path"]), filler["inputs"]
-        call.method_of(target, filler["path"], filler["method"])
-        wrapped = call.wrap(target, filler["method"], [spec["name"] for spec in specs])
+        function = call.method_of(target, filler["path"], filler["method"])
+        names = [spec["name"] for spec in specs]
+        call.check_inputs(target.forward if filler["method"] == "forward" else function, names, call.describe(filler))
+        wrapped = call.wrap(target, filler["method"], names)
         lowest = samples.lowest(specs, opened.device)
         written = call.written_buffers(target, wrapped, lowest)
         if written:

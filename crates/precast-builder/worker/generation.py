@@ -33,6 +33,8 @@ _GIVEN = {"input_ids", "decoder_input_ids", "attention_mask", "position_ids", "e
 _GIVEN |= {"cache_position", "use_cache", "return_dict"}
 _BY_HAND = "write a module with state of your own: the guide's chapter on state shows one"
 
+# The values of a greedy step.
+GREEDY: dict[str, float | int] = {"temperature": 0.0, "top_k": 1, "top_p": 1.0, "random": 0.0}
 # Name -> dtype, sizes and dimensions, range.
 Inputs = dict[str, tuple[str, list[Any], list[Any] | None]]
 _STEP: Inputs = {

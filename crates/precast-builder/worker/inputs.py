@@ -96,9 +96,9 @@ def _source(opened: Any, request: dict[str, Any]) -> Callable[[dict[str, int]], 
 
     def from_specs(sizes: dict[str, int]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         names, values = [spec["name"] for spec in specs], samples.lowest(samples.at_sizes(specs, sizes), opened.device)
-        if call.by_name(opened.model.forward, names):
-            return (), dict(zip(names, values, strict=True))
-        return tuple(values), {}
+        call.check_inputs(opened.model.forward, names, "the model")
+        args, kwargs = call.arguments(opened.model.forward, dict(zip(names, values, strict=True)))
+        return tuple(args), kwargs
 
     return from_specs
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import failures
+from . import failures, names
 from .wire import PROTOCOL, Failure, Wire
 
 
@@ -50,6 +50,11 @@ def _out(request: dict[str, Any]) -> Path:
     folder = Path(request["out"])
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _hello(session: Session, request: dict[str, Any]) -> Any:
+    names.check(Path(request.get("root") or "."), request.get("names") or ())
+    return _part("hello").hello()
 
 
 def _open(session: Session, request: dict[str, Any]) -> Any:
@@ -92,7 +97,7 @@ def _shim(session: Session, request: dict[str, Any]) -> Any:
 
 
 OPERATIONS: dict[str, Callable[[Session, dict[str, Any]], Any]] = {
-    "hello": lambda session, request: _part("hello").hello(),
+    "hello": _hello,
     "open": _open,
     "weights": lambda session, request: _for_model("weights", session).write(session.model(), _out(request)),
     "inputs": lambda session, request: _for_model("inputs", session).find(session.model(), request),

@@ -25,7 +25,7 @@ import torch
 from torch.func import functional_call
 from torch.utils.checkpoint import CheckpointError
 
-from . import call, failures, flat, optimizers, samples, seeded, tensors
+from . import added_rows, call, failures, flat, optimizers, samples, seeded, tensors
 from .torch_private import errors, overloads, tracing
 from .wire import Failure
 
@@ -322,7 +322,7 @@ class Training:
         """Returns the exported program of the part, on inputs and states."""
         inputs = samples.lowest(self.specs, self.device)
         try:
-            graph = tracing.trace(self, inputs)
+            graph = tracing.trace(self, inputs, added_rows.decompositions() if self.device == "cpu" else None)
         except Failure:
             raise
         except Exception as error:

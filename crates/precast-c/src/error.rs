@@ -118,26 +118,9 @@ impl Failure {
 
 impl From<RuntimeError> for Failure {
     fn from(error: RuntimeError) -> Self {
-        let names = NAMES.iter();
-        let hint = names.fold(error.hint(), |hint, (rust, c)| hint.replace(rust, c));
-        Self::new(error.kind().into(), whole(&error), hint)
+        Self::new(error.kind().into(), whole(&error), error.hint())
     }
 }
-
-/// The names of hints in Rust, and in C.
-const NAMES: [(&str, &str); 8] = [
-    (
-        "`Model::session`, and call `run`",
-        "`precast_session_open`, and call `precast_session_run`",
-    ),
-    ("Device::Cpu", "kDLCPU"),
-    ("Inputs::MayCopy", "precast_options.copy_inputs"),
-    ("Runtime::instances", "precast_options.instances"),
-    ("Runtime::libtorch", "precast_libtorch"),
-    ("Runtime::session_limit", "precast_options.session_limit"),
-    ("Runtime::sessions", "precast_options.sessions"),
-    ("Session::reset", "precast_session_reset"),
-];
 
 impl From<StoreError> for Failure {
     fn from(error: StoreError) -> Self {
@@ -203,7 +186,7 @@ fn panicked(panic: &(dyn Any + Send)) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::CStr, fs, io, path::PathBuf};
+    use std::{ffi::CStr, io, path::PathBuf};
 
     use super::*;
 
@@ -223,33 +206,6 @@ mod tests {
         // SAFETY: `made` writes it first.
         assert_eq!(unsafe { out.assume_init() }, None);
         assert_eq!(quiet(3, || panic!("in a getter")), 3);
-    }
-
-    #[test]
-    fn hints_have_the_names_of_c() {
-        let busy = Failure::from(RuntimeError::SessionsBusy {
-            model: "chat".to_owned(),
-            sessions: 2,
-        });
-        assert!(
-            busy.hint.contains("`precast_options.sessions`"),
-            "{}",
-            busy.hint
-        );
-        // Every name of Rust in the hints of the runtime has one in C.
-        let runtime = concat!(env!("CARGO_MANIFEST_DIR"), "/../precast-runtime/src");
-        for file in ["error/hint.rs", "problem.rs"] {
-            let text = fs::read_to_string(format!("{runtime}/{file}")).unwrap();
-            for name in text
-                .split('`')
-                .skip(1)
-                .step_by(2)
-                .filter(|name| name.contains("::"))
-            {
-                let known = NAMES.iter().any(|(rust, _)| rust.contains(name));
-                assert!(known || name.starts_with("torch::"), "{name}");
-            }
-        }
     }
 
     #[test]

@@ -2,9 +2,11 @@
 //!
 //! [`record::receipt`](precast_store::record::receipt) lists the fields of a receipt. Any figure may be absent.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use serde::Serialize;
+
+use crate::words::time;
 
 use precast_store::{
     Digest,
@@ -162,8 +164,59 @@ impl ReceiptSummary {
     }
 }
 
+/// Eager in place of the artifacts of a program: whose calls, and why.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Instead {
+    /// Its module and bucket.
+    pub program: String,
+    /// Seconds of a call by eager.
+    pub eager: Option<f64>,
+    /// Seconds of a call by the artifacts.
+    pub artifact: Option<f64>,
+    /// The measurement that decided it.
+    pub sign_test: SignTest,
+}
+
+impl Instead {
+    /// Returns none for a program that its artifacts answer.
+    pub fn of(program: &Program) -> Option<Self> {
+        let sign_test = program.receipt.sign_test()?.clone();
+        program.is_answered_by_eager().then(|| Self {
+            program: format!("{} {}", program.module, program.bucket()),
+            eager: program.seconds(true),
+            artifact: program.seconds(false),
+            sign_test,
+        })
+    }
+}
+
+impl fmt::Display for Instead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "eager answers {} in place of its artifact", self.program)?;
+        if let (Some(eager), Some(artifact)) = (self.eager, self.artifact) {
+            let (ratio, eager, artifact) = (artifact / eager, time(eager), time(artifact));
+            write!(
+                f,
+                ": {eager} a call instead of {artifact}, {ratio:.2}× as fast"
+            )?;
+        }
+        write!(f, "; it was {}", rounds(&self.sign_test))
+    }
+}
+
 /// Returns one line with the comparison of artifact and eager, and its outcome.
 pub fn decided(test: &SignTest) -> String {
+    let answer = match test.faster {
+        Faster::Eager => ": eager answers in place of the artifact",
+        Faster::Artifact => ": the artifact answers",
+        Faster::Neither => ", which decides nothing: the artifact answers",
+    };
+    format!("eager was {}{answer}", rounds(test))
+}
+
+/// Returns `faster in 28 of 30 rounds`.
+fn rounds(test: &SignTest) -> String {
     let (wins, rounds) = (test.eager_faster, test.rounds);
     let s = if rounds == 1 { "" } else { "s" };
     let alone = if test.exclusive {
@@ -171,12 +224,7 @@ pub fn decided(test: &SignTest) -> String {
     } else {
         ""
     };
-    let answer = match test.faster {
-        Faster::Eager => ": eager answers in place of the artifact",
-        Faster::Artifact => ": the artifact answers",
-        Faster::Neither => ", which decides nothing: the artifact answers",
-    };
-    format!("eager was faster in {wins} of {rounds} round{s}{alone}{answer}")
+    format!("faster in {wins} of {rounds} round{s}{alone}")
 }
 
 /// Returns one line with the chosen option set and the reason; none without a choice.

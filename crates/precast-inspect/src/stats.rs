@@ -29,7 +29,7 @@ impl CountsError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Json(_) => {
-                "a service writes one with `Model::counts`, and `precast run` with `--counts FILE`"
+                "a service writes one from the counts of its model, and `precast run` with `--counts FILE`"
             }
             Self::Schema { .. } => {
                 "update precast, or write the counts with the precast that reads them"

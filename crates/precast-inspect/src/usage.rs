@@ -47,6 +47,15 @@ pub struct DiskUsage {
     pub groups: Vec<Group>,
     /// Bytes of unpacked copies of objects, which loads create and `precast gc` counts.
     pub unpacked: u64,
+    /// Bytes of prepacked weights, which loads compute and keep, and `precast gc` counts.
+    pub prepacked: u64,
+}
+
+impl DiskUsage {
+    /// Returns the bytes on disk of objects and of all that loads keep.
+    pub fn on_disk(&self) -> u64 {
+        self.total.stored + self.unpacked + self.prepacked
+    }
 }
 
 /// Returns the disk usage by group.
@@ -87,6 +96,7 @@ pub fn usage(store: &Store, by: GroupBy) -> Result<DiskUsage, StoreError> {
         rest,
         groups: groups.map(|(name, bytes)| Group { name, bytes }).collect(),
         unpacked: store.objects().unpacked_bytes(),
+        prepacked: store.prepacked().bytes(),
     })
 }
 

@@ -4,9 +4,12 @@
 //! on the device of the model are not copied. With the feature `ndarray` a `Value` can be created from an array or a
 //! view, and an `Array` converted to an array.
 
-use precast_store::{Device, record::Dtype};
+use precast_store::{
+    Device,
+    record::{Dtype, Layout, Pad},
+};
 
-use super::{Element, Outputs, RuntimeError, Tensor, TorchError, ffi::TensorRef, threads};
+use super::{Element, Outputs, RuntimeError, Tensor, TorchError, ffi::TensorRef, pad, threads};
 
 /// An input of [`Model::run`](super::Model::run): a [`Tensor`], a [`Value`], or a reference to one; with the feature
 /// `tch` a `tch::Tensor` as well.
@@ -57,6 +60,12 @@ impl Value {
                 got: data.len(),
             }),
         }
+    }
+
+    /// Returns an array of a layout with one value everywhere.
+    pub(super) fn filled(layout: &Layout, value: Pad) -> Result<Self, RuntimeError> {
+        let filled = pad::filled(layout, value).map(Tensor);
+        filled.map(Self).map_err(refused)
     }
 
     /// Returns rows of the first axis, in the same memory.

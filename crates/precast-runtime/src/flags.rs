@@ -311,14 +311,11 @@ impl Flags {
             Some((position, value)) => (Some(position), Some(value)),
             None => (None, value),
         };
+        let bounds = input.bounds.unwrap_or([watched.low, watched.high]);
         RuntimeError::BadInput {
             module: self.watch.module.clone(),
             input: input.name.as_str().into(),
-            problem: Problem::Value {
-                position,
-                value,
-                bounds: input.bounds.unwrap_or([watched.low, watched.high]),
-            },
+            problem: Problem::value(input, bounds, value, position),
         }
     }
 }

@@ -62,6 +62,8 @@ pub struct Model {
     /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
     late: Late,
+    /// The number of its release.
+    release: Option<u64>,
     /// Keeps gc from the release: parts of it are read when they are first needed.
     _hold: Option<Hold>,
 }
@@ -105,13 +107,15 @@ impl Model {
             background: None,
             weights: Mutex::new(weights),
             late: Late::default(),
+            release: None,
             _hold: None,
         }
     }
 
-    /// Lets `hold` live as long as the model.
-    pub(super) fn holding(self, hold: Option<Hold>) -> Self {
+    /// Notes the number of the release, and lets `hold` live as long as the model.
+    pub(super) fn of_release(self, seq: u64, hold: Option<Hold>) -> Self {
         Self {
+            release: Some(seq),
             _hold: hold,
             ..self
         }
@@ -150,6 +154,12 @@ impl Model {
     /// Returns the model's name.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Returns the number of the release that was loaded; none for programs that are in no release. [`Self::swap`] does
+    /// not change it.
+    pub fn release(&self) -> Option<u64> {
+        self.release
     }
 
     /// Returns the names of its modules, sorted.
@@ -242,7 +252,7 @@ impl Model {
         let policy = self.policy_for(inputs.iter().any(arrays::is_plain));
         let inputs = lent(inputs);
         let (replica, states) = self.place(session, &inputs);
-        let variant = self.variant(replica, module, inputs.len())?;
+        let variant = self.variant(replica, module, inputs.len(), states.is_some())?;
         self.answered(replica, || {
             variant.answer(variant.check(&inputs, policy)?, wait, states)
         })
@@ -258,7 +268,7 @@ impl Model {
         before: &[&str],
     ) -> Result<(), RuntimeError> {
         let policy = self.policy_for(inputs.iter().any(arrays::is_plain));
-        let variant = self.variant(replica, module, inputs.len())?;
+        let variant = self.variant(replica, module, inputs.len(), true)?;
         replica.admit(|| {
             let checked = variant.check(&lent(inputs), policy)?;
             variant.check_call(checked, self.wait(), states, before)
@@ -281,7 +291,7 @@ impl Model {
     /// ```
     pub fn run_taking(&self, module: &str, inputs: Vec<Tensor>) -> Result<Outputs, RuntimeError> {
         let replica = self.replica(&lent(&inputs));
-        let variant = self.variant(replica, module, inputs.len())?;
+        let variant = self.variant(replica, module, inputs.len(), false)?;
         self.answered(replica, || {
             let checked = variant.check(&lent(&inputs), self.policy)?;
             drop(inputs);
@@ -347,14 +357,16 @@ impl Model {
             Some((variant, ordered)) => self.answered(replica, || {
                 variant.answer(variant.check(&ordered, policy)?, wait, states)
             }),
-            None => Err(RuntimeError::InputNames {
-                module: variants[0].module.clone(),
-                given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
-                variants: variants
-                    .iter()
-                    .map(|variant| variant.names.clone())
-                    .collect(),
-            }),
+            None => Err(unfit(variants, states.is_some(), || {
+                RuntimeError::InputNames {
+                    module: variants[0].module.clone(),
+                    given: inputs.iter().map(|(name, _)| (*name).into()).collect(),
+                    variants: variants
+                        .iter()
+                        .map(|variant| variant.names.clone())
+                        .collect(),
+                }
+            })),
         }
     }
 
@@ -460,15 +472,18 @@ impl Model {
         replica: &'m Replica,
         module: &str,
         inputs: usize,
+        in_session: bool,
     ) -> Result<&'m Variant, RuntimeError> {
         let variants = self.variants(replica, module)?;
         let takes = |variant: &&Variant| variant.signature.inputs.len() == inputs;
         let found = variants.iter().find(takes);
-        found.ok_or_else(|| RuntimeError::InputCount {
-            module: variants[0].module.clone(),
-            expected: variants[0].names.len(),
-            got: inputs,
-            names: variants[0].names.clone(),
+        found.ok_or_else(|| {
+            unfit(variants, in_session, || RuntimeError::InputCount {
+                module: variants[0].module.clone(),
+                expected: variants[0].names.len(),
+                got: inputs,
+                names: variants[0].names.clone(),
+            })
         })
     }
 
@@ -511,6 +526,19 @@ impl Model {
         let variant = variant.unwrap_or(&variants[0]);
         variant.without_session()?;
         Fixed::open(replica, variant.exactly(sizes)?)
+    }
+}
+
+/// Returns the error of a call that no variant fits: a module with states has other arguments in a session.
+fn unfit(
+    variants: &[Variant],
+    in_session: bool,
+    error: impl FnOnce() -> RuntimeError,
+) -> RuntimeError {
+    let mut alone = variants.iter().map(Variant::without_session);
+    match alone.find_map(Result::err) {
+        Some(needs) if !in_session => needs,
+        _ => error(),
     }
 }
 

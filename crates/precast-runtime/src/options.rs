@@ -29,13 +29,7 @@ impl Graphs {
         match self {
             Self::Always => true,
             Self::Never => false,
-            Self::AsBuilt => {
-                let mode = program
-                    .request
-                    .get("mode")
-                    .and_then(serde_json::Value::as_str);
-                matches!(mode, Some("reduce-overhead" | "max-autotune"))
-            }
+            Self::AsBuilt => program.has_graph_mode(),
         }
     }
 }

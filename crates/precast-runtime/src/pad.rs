@@ -3,13 +3,14 @@
 use half::{bf16, f16};
 use precast_store::{
     Device,
-    record::{Dtype, Input, Output, Pad},
+    record::{Dtype, Input, Layout, Output, Pad},
 };
 use smallvec::SmallVec;
 
 use super::{
     TorchError,
     ffi::{Handle, RawStream},
+    layout,
 };
 
 /// Bucket-sized inputs for padded calls, made on first use. One caller has them at a time.
@@ -120,6 +121,13 @@ impl Buffer {
         let blank = self.tensor.view(&smaller, stride, 0, dtype)?.copied()?;
         self.fill(&blank)
     }
+}
+
+/// Returns a tensor of a layout in the host's memory, with one value everywhere.
+pub fn filled(layout: &Layout, value: Pad) -> Result<Handle, TorchError> {
+    let one = bytes_of(value, layout.dtype)?;
+    let count = layout::bytes_of(&layout.shape, layout.dtype) / one.len();
+    Handle::of(&one.repeat(count), &layout.shape, layout.dtype)
 }
 
 /// Returns the bytes of one element.
@@ -240,6 +248,7 @@ mod tests {
             range: None,
             within: None,
             bounds: None,
+            default: None,
         }
     }
 

@@ -356,11 +356,7 @@ impl Plan {
                 return Err(RuntimeError::BadInput {
                     module: self.module.clone(),
                     input: input.name.as_str().into(),
-                    problem: Problem::Value {
-                        position: Some(found.position),
-                        value: Some(found.value),
-                        bounds,
-                    },
+                    problem: Problem::value(input, bounds, Some(found.value), Some(found.position)),
                 });
             }
         }

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use precast_store::{Device, record::Dtype};
+use precast_store::{
+    Device,
+    record::{Dtype, Input},
+};
 
 /// A problem of one input.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +95,15 @@ pub enum Problem {
         /// The lowest value that is taken, and one past the highest.
         bounds: [i64; 2],
     },
+    /// A position beyond the states that the input is a place in, at their largest bucket.
+    Full {
+        /// Name of the states' dimension.
+        dim: String,
+        /// Positions that they have.
+        size: i64,
+        /// The position of the call.
+        position: i64,
+    },
 }
 
 impl fmt::Display for Problem {
@@ -154,11 +166,42 @@ impl fmt::Display for Problem {
                     None => Ok(()),
                 }
             }
+            Self::Full {
+                dim,
+                size,
+                position,
+            } => write!(
+                f,
+                "the context is full: `{dim}` has positions 0 to {}, and the call has position {position}",
+                size - 1
+            ),
         }
     }
 }
 
 impl Problem {
+    /// Returns the problem of a value outside the bounds of an input. `position` is its index on each axis; both are there
+    /// if they are known.
+    pub(super) fn value(
+        input: &Input,
+        bounds: [i64; 2],
+        value: Option<i64>,
+        position: Option<Vec<i64>>,
+    ) -> Self {
+        match (&input.within, value) {
+            (Some(dim), Some(value)) if value >= bounds[1] => Self::Full {
+                dim: dim.clone(),
+                size: bounds[1],
+                position: value,
+            },
+            _ => Self::Value {
+                position,
+                value,
+                bounds,
+            },
+        }
+    }
+
     /// Returns a remedy for the caller.
     pub(super) fn hint(&self) -> String {
         let text = match self {
@@ -167,7 +210,7 @@ impl Problem {
             Self::Lazy => "pass `.resolve_neg().resolve_conj()`",
             Self::Device { expected, .. } => {
                 return format!(
-                    "move it to `{expected}`, or load the model with `Inputs::MayCopy`"
+                    "move it to `{expected}`, or load the model so that it may copy inputs"
                 );
             }
             Self::Dtype { expected, .. } => return format!("convert it to {expected}"),
@@ -177,9 +220,14 @@ impl Problem {
             Self::Empty { .. } => "there is nothing to compute: leave the call out",
             Self::Disagrees { .. } => "axes of one name have one size: cut or pad the inputs to it",
             Self::Strides { .. } | Self::Alignment { .. } => {
-                "pass `.contiguous()`, or load the model with `Inputs::MayCopy`"
+                "pass `.contiguous()`, or load the model so that it may copy inputs"
             }
             Self::Storage { .. } => "its storage was resized under it: make the tensor again",
+            Self::Full { dim, .. } => {
+                return format!(
+                    "`seek` back or `reset` the session; or give `{dim}` a larger size under [module.buckets], no larger than the model's own cache, and build again"
+                );
+            }
             Self::Value { .. } => {
                 "the model has no row for another one, or the `range` of its spec leaves it out: check what makes the input"
             }

@@ -263,12 +263,13 @@ impl Runtime {
     pub fn load(&self, model: &str) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
+        let seq = release.seq;
         let programs = self.programs(&release)?;
         let hosts = self.fit(&programs, &release.shims)?;
         let weights = self.weights_for(release.weights, &programs)?;
         let aliases = Arc::new(release.aliases);
         let model = self.load_with(started, name, &programs, hosts, &weights, &aliases)?;
-        Ok(model.holding(hold))
+        Ok(model.of_release(seq, hold))
     }
 
     /// Loads programs that no release has yet, as a build does before it publishes them, with the shims of the release
@@ -300,11 +301,12 @@ impl Runtime {
     pub fn load_on(&self, model: &str, weights: &WeightSet) -> Result<Model, RuntimeError> {
         let started = Instant::now();
         let (name, release, hold) = self.release(model)?;
+        let seq = release.seq;
         let programs = self.programs(&release)?;
         let hosts = self.fit(&programs, &release.shims)?;
         let aliases = Arc::new(release.aliases);
         let model = self.load_with(started, name, &programs, hosts, weights, &aliases)?;
-        Ok(model.holding(hold))
+        Ok(model.of_release(seq, hold))
     }
 
     /// Puts the weights of a model's newest release, or of a named one, on every device, for [`Model::swap`].

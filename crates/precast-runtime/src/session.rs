@@ -203,7 +203,8 @@ impl<'m> Session<'m> {
     ///
     /// The tokens go through the buckets that they fill, the largest first, and the remaining ones through `decode` one
     /// by one. Both modules have as inputs the tokens of one sequence, their positions (an input whose `range` ends at
-    /// a dimension of the states), and `more`: their other inputs, in their order.
+    /// a dimension of the states), and `more`: their other inputs, in their order. Without any of these each has its
+    /// `default`.
     ///
     /// All tokens, positions and other inputs are checked before the first call: a refused prompt changes nothing. If a
     /// call after the first one fails, the session has failed, as after a call that fails during its run.
@@ -294,7 +295,8 @@ impl<'m> Session<'m> {
         let variants = self.model.variants(self.replica, module)?;
         let record = &variants[0].programs[0].record;
         let positions: Vec<i64> = (from..).take(tokens.len()).collect();
-        let (mut tokens_left, mut more) = (Some(tokens), more.iter());
+        let (none, mut more) = (more.is_empty(), more.iter());
+        let mut tokens_left = Some(tokens);
         let mut inputs = Vec::with_capacity(record.inputs.len());
         for input in &record.inputs {
             let values = match input.within {
@@ -310,9 +312,10 @@ impl<'m> Session<'m> {
                         .for_each(|last| *last = values.len());
                     Value::new(values, &shape)?
                 }
-                None => match more.next() {
-                    Some(value) => value.share(),
-                    None => break,
+                None => match (more.next(), input.default) {
+                    (Some(value), _) => value.share(),
+                    (None, Some(default)) if none => Value::filled(&input.layout, default)?,
+                    (None, _) => break,
                 },
             });
         }

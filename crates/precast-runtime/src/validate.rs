@@ -157,18 +157,18 @@ impl Spec {
             return Err(Problem::NotDense);
         }
         if meta.dtype() != Some(self.dtype) {
+            // A list without elements has the dtype that its library gives such a list.
+            if meta.sizes().contains(&0) {
+                self.check_rank(meta.sizes())?;
+                self.note_sizes(meta.sizes(), dims, request)?;
+            }
             return Err(Problem::Dtype {
                 expected: self.dtype,
                 got: meta.dtype_name(),
             });
         }
         let sizes = meta.sizes();
-        if sizes.len() != self.axes.len() {
-            return Err(Problem::Rank {
-                expected: self.axes.len(),
-                got: sizes.len(),
-            });
-        }
+        self.check_rank(sizes)?;
         self.note_sizes(sizes, dims, request)?;
         if meta.lazy() {
             return Err(Problem::Lazy);
@@ -196,6 +196,16 @@ impl Spec {
         }
         let fits = self.strided(sizes, strides) && aligned(meta, device, self.dtype);
         Ok(if fits { Fit::AsIs } else { Fit::NeedsCopy })
+    }
+
+    fn check_rank(&self, sizes: &[i64]) -> Result<(), Problem> {
+        if sizes.len() == self.axes.len() {
+            return Ok(());
+        }
+        Err(Problem::Rank {
+            expected: self.axes.len(),
+            got: sizes.len(),
+        })
     }
 
     /// Compares sizes with those of the record, and notes those of bucketed dimensions in `request`.
@@ -365,6 +375,7 @@ mod tests {
             range: None,
             within: None,
             bounds: None,
+            default: None,
         };
         let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();
         let fit = |shape: [i64; 4], stride: [i64; 4]| {

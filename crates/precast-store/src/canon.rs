@@ -149,20 +149,29 @@ pub fn target(target: &Target) -> Value {
 
 /// Returns the JSON value of an input in a key.
 pub fn input(input: &Input) -> Value {
-    json!({
+    let mut value = json!({
         "name": input.name,
         "dtype": input.layout.dtype.name(),
         "shape": input.layout.shape,
         "stride": input.layout.stride,
         "dims": input.dims,
-        "pad": match input.pad {
-            Pad::Bool(value) => value.into(),
-            Pad::Int(value) => value.into(),
-            Pad::Float(value) => number(value),
-        },
+        "pad": pad(input.pad),
         "range": input.range,
         "within": input.within,
-    })
+    });
+    // Absent where there is none, so that an input without one keeps its key.
+    if let Some(default) = input.default {
+        value["default"] = pad(default);
+    }
+    value
+}
+
+fn pad(value: Pad) -> Value {
+    match value {
+        Pad::Bool(value) => value.into(),
+        Pad::Int(value) => value.into(),
+        Pad::Float(value) => number(value),
+    }
 }
 
 /// Returns the JSON value of a tensor's layout in a key.
@@ -209,6 +218,17 @@ mod tests {
         let shared = Shared::new(key["a"].clone());
         let own = Map::from_iter([("b".to_owned(), key["b"].clone())]);
         assert_eq!(digest_with(&own, "a", &shared), digest(&key));
+    }
+
+    #[test]
+    fn a_default_is_in_the_key_of_an_input_that_has_one() {
+        let mut one = crate::testing::program("m", 1, &[]).inputs.remove(0);
+        let plain = input(&one);
+        assert!(plain.get("default").is_none());
+        one.default = Some(Pad::Float(0.0));
+        assert_eq!(input(&one)["default"], json!(0.0));
+        one.default = Some(Pad::Int(0));
+        assert_ne!(digest(&input(&one)), digest(&plain));
     }
 
     #[test]

@@ -131,7 +131,8 @@ pub(crate) trait Record: Serialize + DeserializeOwned + PartialEq {
     const KIND: Kind;
     fn path(&self, layout: &StoreLayout) -> Result<PathBuf, StoreError>;
     fn schema(&self) -> u32;
-    /// Inserts the row of the record. `checksum` and `created` are the checksum and the publication time of its file.
+    /// Inserts the row of the record. `checksum` is that of its file, and `created` the file's time: the record's own
+    /// comes first.
     fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()>;
 }
 
@@ -151,6 +152,8 @@ macro_rules! record {
                 self.schema
             }
             fn insert(&self, to: &Connection, checksum: &Digest, created: i64) -> rusqlite::Result<()> {
+                // A copy of the file is not the publication.
+                let created = self.provenance.created.unwrap_or(created);
                 $insert(to, self, checksum, created)
             }
         }
@@ -179,7 +182,7 @@ pub(crate) fn record_file<R: Record>(
     Ok((record, checksum, created(path)?))
 }
 
-/// Returns the publication time of the file at `path`, in seconds since 1970.
+/// Returns the time of the file at `path`, in seconds since 1970.
 pub(crate) fn created(path: &Path) -> Result<i64, StoreError> {
     Ok(fs::symlink_metadata(path).at("look at", path)?.mtime())
 }

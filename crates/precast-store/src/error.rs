@@ -233,6 +233,10 @@ impl StoreError {
             Self::Corrupt { .. } | Self::Record { .. } => {
                 "`precast verify --repair` sets it aside, and the next build makes it again"
             }
+            Self::Index { source, .. } if is_full(source) => FULL,
+            Self::Index { source, path } if is_of_host(source, path) => {
+                "the system refused a file of the index: its rights, `ulimit -n` and the disk say why"
+            }
             Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => {
                 "`precast verify --reindex` rebuilds the index from the files"
             }
@@ -243,7 +247,7 @@ impl StoreError {
             }
             Self::Busy { .. } => "end that process if it hangs, or run the command again later",
             Self::Interrupted { .. } => "nothing was changed meanwhile: run the command again",
-            Self::Stranger { .. } => "open it with `Options::trusted` if you trust that user",
+            Self::Stranger { .. } => "open it as trusted, by its path, if you trust that user",
             Self::Io { source, .. } => io_hint(source),
             Self::ReadOnly { .. } => "mount it writable, or name another store with `--store`",
             Self::OldSqlite { .. } => "build precast with the SQLite that comes with it",
@@ -261,12 +265,14 @@ impl StoreError {
         }
     }
 
-    /// Returns whether only the index is damaged. It can be rebuilt from the files.
+    /// Returns whether only the index is damaged. It can be rebuilt from the files. An index that the system does not
+    /// let be written or opened is not damaged.
     pub fn is_index(&self) -> bool {
-        matches!(
-            self,
-            Self::Index { .. } | Self::Row { .. } | Self::Older { .. } | Self::Schema { .. }
-        )
+        match self {
+            Self::Index { source, path } => !is_of_host(source, path),
+            Self::Row { .. } | Self::Older { .. } | Self::Schema { .. } => true,
+            _ => false,
+        }
     }
 
     /// Returns whether the requested thing does not exist.
@@ -278,12 +284,32 @@ impl StoreError {
     }
 }
 
+/// Returns whether an error of SQLite says nothing about the index: no space, no memory, no file handle, no right.
+fn is_of_host(error: &rusqlite::Error, index: &Path) -> bool {
+    use rusqlite::{ErrorCode as Code, ffi};
+    let Some(error) = error.sqlite_error() else {
+        return false;
+    };
+    let reads = [ffi::SQLITE_IOERR_READ, ffi::SQLITE_IOERR_SHORT_READ];
+    match error.code {
+        Code::DiskFull | Code::OutOfMemory => true,
+        Code::CannotOpen => index.exists(),
+        Code::ReadOnly | Code::PermissionDenied => true,
+        Code::SystemIoFailure => !reads.contains(&error.extended_code),
+        _ => false,
+    }
+}
+
+fn is_full(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+const FULL: &str = "free some space, or `precast gc --max-size`; what is finished is kept";
+
 /// Returns a hint for an error of the operating system.
 fn io_hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "free some space, or `precast gc --max-size`; what is finished is kept"
-        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => FULL,
         io::ErrorKind::PermissionDenied => "check who owns the store",
         io::ErrorKind::ReadOnlyFilesystem => "mount it writable",
         _ if error.raw_os_error() == Some(libc::EMFILE) => "raise the limit with `ulimit -n`",

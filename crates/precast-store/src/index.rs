@@ -276,6 +276,24 @@ mod tests {
     use crate::{Options, Store, rows::ObjectRow};
 
     #[test]
+    fn a_full_disk_is_no_damage_of_the_index() {
+        let (_dir, store) = testing::store();
+        let index = store.index();
+        index
+            .with(|own| own.query_row("PRAGMA max_page_count = 1", [], |_| Ok(())))
+            .unwrap();
+        let many = |tx: &Transaction| {
+            let rows = "WITH n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 9999)";
+            tx.execute_batch(&format!("CREATE TABLE more AS {rows} SELECT i FROM n"))
+        };
+        let error = index.write(many).unwrap_err();
+        assert!(!error.is_index(), "{error}");
+        assert!(error.hint().contains("free some space"), "{}", error.hint());
+        let damaged = index.write(|tx| tx.execute_batch("SELECT * FROM nowhere"));
+        assert!(damaged.unwrap_err().is_index());
+    }
+
+    #[test]
     fn a_newer_index_is_refused_and_left_alone() {
         let (_dir, store) = testing::store();
         let path = store.layout().index();

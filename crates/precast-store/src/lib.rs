@@ -225,7 +225,10 @@ impl Store {
             Index::in_memory(&locks)
         } else {
             match Index::open_read_only(&locks) {
-                Err(error) if error.is_index() => Index::in_memory(&locks),
+                // Whatever is in the way of the index, the files can be read.
+                Err(error) if error.is_index() || matches!(error, StoreError::Index { .. }) => {
+                    Index::in_memory(&locks)
+                }
                 other => other?,
             }
         };

@@ -13,7 +13,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Digest, Target};
+use crate::{Digest, Target, target::DeviceKind};
 
 mod counts;
 mod dtype;
@@ -124,6 +124,9 @@ pub struct Input {
     /// refused. Absent for floats and for integers of any value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bounds: Option<[i64; 2]>,
+    /// The value of all elements in a session's call that gives no input beside tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub default: Option<Pad>,
 }
 
 /// A tensor that a program keeps from call to call: a session owns it, and steps write into it.
@@ -171,7 +174,7 @@ pub enum First {
     },
 }
 
-/// A padding value: exact for integers beyond 2^53 too.
+/// A value for elements: exact for integers beyond 2^53 too.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(untagged)]
@@ -453,6 +456,18 @@ impl Program {
     pub fn slower_than_eager(&self) -> bool {
         let test = self.receipt.sign_test();
         test.is_some_and(|test| test.faster == Faster::Eager)
+    }
+
+    /// Returns whether it was built to run as a CUDA graph.
+    pub fn has_graph_mode(&self) -> bool {
+        let mode = self.request.get("mode").and_then(Value::as_str);
+        matches!(mode, Some("reduce-overhead" | "max-autotune"))
+    }
+
+    /// Returns whether eager answers in place of its artifacts, as a model is loaded by default.
+    pub fn is_answered_by_eager(&self) -> bool {
+        let graph = self.target.device == DeviceKind::Cuda && self.has_graph_mode();
+        self.slower_than_eager() && self.eager.is_some() && !graph
     }
 
     /// Returns the name of the program within its module: `batch=8 seq=128`, `dynamic`, `dynamic batch=1`, `eager`.

@@ -29,14 +29,14 @@ use rusqlite::{Params, Row};
 
 use super::{
     base::Base,
-    checksum::{self, created},
+    checksum::{self, Record, created},
     error::{At, StoreError},
     layout::{Kind, check_name},
     leases::{Hold, Leases},
     manifest::{Manifest, Walk},
     publish,
     records::Records,
-    rows, sync,
+    sync,
 };
 use crate::{
     Digest,
@@ -122,7 +122,7 @@ impl Releases {
         let created = created(&path)?;
         self.base()
             .index
-            .write(|tx| rows::insert_release(tx, release, &checksum, created))?;
+            .write(|tx| release.insert(tx, &checksum, created))?;
         Ok(true)
     }
 

@@ -3,15 +3,22 @@
 //!
 //! ```console
 //! $ precast build -f examples/train/precast.toml
+//! $ precast build -f examples/train/train.toml
 //! $ train --rows target/train/rows.bin
 //! ```
 //!
-//! `make train` does all of it from nothing, and compares the losses with those of eager.
-#![allow(clippy::print_stdout, reason = "a program that prints its progress")]
+//! `make train` does all of it from nothing, and compares the losses with those of eager. The step is a model of its own,
+//! which keeps the weights of its entry: a second run trains from the same ones, and the model that answers gets new ones.
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a program that prints its progress"
+)]
 
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::ExitCode,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     thread,
     time::Instant,
@@ -26,9 +33,10 @@ use serde_json::Value as Json;
 const BATCH: usize = 8;
 const CONTEXT: usize = 64;
 
+/// The arguments of a run.
 #[derive(Parser)]
 #[command(about = "Trains a small GPT with a compiled step")]
-struct Args {
+pub struct Args {
     /// Rows of 65 characters, as eager.py writes them
     #[arg(long, value_name = "FILE")]
     rows: PathBuf,
@@ -54,8 +62,18 @@ struct Args {
     libtorch: Option<PathBuf>,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Trains while another thread generates text, and compares the losses.
+pub fn run(args: &Args) -> Result<()> {
     let rows = fs::read(&args.rows).with_context(|| args.rows.display().to_string())?;
     let rows: Vec<&[u8]> = rows.chunks_exact(CONTEXT + 1).collect();
     ensure!(
@@ -67,7 +85,12 @@ fn main() -> Result<()> {
     let store = Store::open(&args.store)?;
     // Two programs of a service: one trains, the other answers.
     let runtime = Runtime::new(&store, Device::Cpu)?;
-    let (training, serving) = (runtime.load("gpt")?, runtime.load("gpt")?);
+    let (training, serving) = (runtime.load("gpt-train")?, runtime.load("gpt")?);
+    println!(
+        "trains from {}, and {} answers",
+        named(&training),
+        named(&serving)
+    );
     let prompt = rows[0];
     println!("before: {}", generate(&serving, prompt)?);
     let (done, calls) = (AtomicBool::new(false), AtomicU64::new(0));
@@ -79,11 +102,14 @@ fn main() -> Result<()> {
             }
             Ok(())
         });
-        let losses = train(&args, &training, &rows).and_then(|losses| {
+        let losses = train(args, &training, &rows).and_then(|losses| {
             let mut trainer = losses.1;
-            let release = trainer.publish(&store)?;
-            serving.swap(&runtime.weights_of("gpt")?)?;
-            println!("published release {}, and swapped it in", release.seq);
+            let release = trainer.publish_to(&store, serving.name())?;
+            serving.swap(&runtime.weights_of(serving.name())?)?;
+            println!(
+                "published release {} of `gpt`, and swapped it in",
+                release.seq
+            );
             Ok(losses.0)
         });
         done.store(true, Ordering::Relaxed);
@@ -96,7 +122,13 @@ fn main() -> Result<()> {
         calls.load(Ordering::Relaxed)
     );
     println!("after: {}", generate(&serving, prompt)?);
-    check(&args, &losses)
+    check(args, &losses)
+}
+
+/// Returns the release of a model, in words.
+fn named(model: &Model) -> String {
+    let release = model.release().map(|seq| format!("release {seq} of "));
+    format!("{}`{}`", release.unwrap_or_default(), model.name())
 }
 
 /// Trains, and returns the losses and the trainer.

@@ -1,7 +1,10 @@
 //! The measurement of one request: single calls, and calls by every thread at once.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -131,44 +134,18 @@ impl Load<'_> {
 
     /// Makes calls from every thread at once, without waiting for each.
     fn parallel(&self, model: &Model, limit: Duration, taken: &mut Taken) -> Result<()> {
-        let stop = AtomicBool::new(false);
-        let begin = Instant::now();
-        let device = self.device;
-        let work = |inputs: &[Tensor], over: &dyn Fn() -> bool| -> Result<usize> {
-            let mut caller = Caller::of(model, self.program, self.inputs)?;
-            let mut calls = 0;
-            while !over() {
-                drop(caller.run(inputs)?);
-                calls += 1;
-                if calls % 256 == 0 {
-                    // Keeps the queue shorter than the device's limit.
-                    synchronize(device)?;
-                }
-            }
-            synchronize(device)?;
-            Ok(calls)
+        let open = || {
+            let inputs: Vec<_> = self.inputs.iter().map(Tensor::share).collect();
+            Ok((Caller::of(model, self.program, &inputs)?, inputs))
         };
-        let calls: Result<usize> = match self.threads {
-            // A second thread would start a second team of OpenMP threads.
-            1 => work(self.inputs, &|| begin.elapsed() >= limit),
-            threads => std::thread::scope(|scope| {
-                let (work, stop) = (&work, &stop);
-                let start = |_| {
-                    let inputs: Vec<_> = self.inputs.iter().map(Tensor::share).collect();
-                    scope.spawn(move || work(&inputs, &|| stop.load(Ordering::Relaxed)))
-                };
-                let started: Vec<_> = (0..threads).map(start).collect();
-                std::thread::sleep(limit);
-                stop.store(true, Ordering::Relaxed);
-                let ended = started.into_iter().map(|thread| {
-                    let calls = thread.join();
-                    calls.unwrap_or_else(|_| bail!("a caller panicked"))
-                });
-                ended.sum()
-            }),
+        let call = |(caller, inputs): &mut (Caller<'_>, Vec<Tensor>)| {
+            drop(caller.run(inputs)?);
+            Ok(())
         };
-        taken.parallel += calls?;
-        taken.seconds += begin.elapsed().as_secs_f64();
+        let settle = || Ok(synchronize(self.device)?);
+        let (calls, seconds) = together(self.threads, limit, open, call, settle)?;
+        taken.parallel += calls;
+        taken.seconds += seconds;
         Ok(())
     }
 
@@ -200,6 +177,61 @@ impl Load<'_> {
     }
 }
 
+/// Makes calls from so many threads for a time. Returns their number, and the seconds from when every caller was open:
+/// a session gets its first values once, which may take as long as many calls.
+fn together<C>(
+    threads: u16,
+    limit: Duration,
+    open: impl Fn() -> Result<C> + Sync,
+    call: impl Fn(&mut C) -> Result<()> + Sync,
+    settle: impl Fn() -> Result<()> + Sync,
+) -> Result<(usize, f64)> {
+    let work = |caller: &mut C, over: &dyn Fn() -> bool| -> Result<usize> {
+        let mut calls = 0;
+        while !over() {
+            call(caller)?;
+            calls += 1;
+            if calls % 256 == 0 {
+                // Keeps the queue shorter than the device's limit.
+                settle()?;
+            }
+        }
+        settle()?;
+        Ok(calls)
+    };
+    if threads == 1 {
+        // A second thread would start a second team of OpenMP threads.
+        let mut caller = open()?;
+        let begin = Instant::now();
+        let calls = work(&mut caller, &|| begin.elapsed() >= limit)?;
+        return Ok((calls, begin.elapsed().as_secs_f64()));
+    }
+    let (stop, ready) = (
+        AtomicBool::new(false),
+        Barrier::new(usize::from(threads) + 1),
+    );
+    std::thread::scope(|scope| {
+        let start = |_| {
+            scope.spawn(|| {
+                let caller = open();
+                ready.wait();
+                work(&mut caller?, &|| stop.load(Ordering::Relaxed))
+            })
+        };
+        let started: Vec<_> = (0..threads).map(start).collect();
+        ready.wait();
+        let begin = Instant::now();
+        std::thread::sleep(limit);
+        stop.store(true, Ordering::Relaxed);
+        let ended = started.into_iter().map(|thread| {
+            let calls = thread.join();
+            calls.unwrap_or_else(|_| bail!("a caller panicked"))
+        });
+        let calls = ended.sum::<Result<usize>>()?;
+        Ok((calls, begin.elapsed().as_secs_f64()))
+    })
+}
+
 impl Taken {
     fn figures(mut self, threads: u16) -> Figures {
         self.single.sort_by(f64::total_cmp);
@@ -214,5 +246,39 @@ impl Taken {
             replay: None,
             throughput: parallel / self.seconds,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_calls_is_without_that_of_opening_a_caller() {
+        let wait = |millis| {
+            std::thread::sleep(Duration::from_millis(millis));
+            Ok(())
+        };
+        for threads in [1, 3] {
+            let limit = Duration::from_millis(60);
+            let made = together(threads, limit, || wait(400), |()| wait(2), || Ok(()));
+            let (calls, seconds) = made.unwrap();
+            assert!(
+                calls >= 3 && seconds < 0.3,
+                "{threads}: {calls} in {seconds}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_caller_that_does_not_open_ends_the_measurement() {
+        let opened = std::sync::atomic::AtomicUsize::new(0);
+        let open = || match opened.fetch_add(1, Ordering::Relaxed) {
+            0 => bail!("no session"),
+            _ => Ok(()),
+        };
+        let limit = Duration::from_millis(10);
+        let failed = together(2, limit, open, |()| Ok(()), || Ok(()));
+        assert_eq!(failed.unwrap_err().to_string(), "no session");
     }
 }

@@ -15,16 +15,35 @@ use super::super::{
 };
 use crate::{
     build::{Built, Outcome, Summary, protocol::Finding},
+    inspect::receipt::Instead,
     record::Release,
+    store::{Store, StoreError},
 };
 
+/// Returns the programs that eager answers in place of slower artifacts.
+pub(super) fn instead(summary: &Summary, store: &Store) -> Result<Vec<Instead>, StoreError> {
+    let mut found = Vec::new();
+    for id in summary
+        .programs
+        .iter()
+        .filter_map(|(_, outcome)| outcome.id())
+    {
+        let program = store.records().program(&id)?;
+        found.extend(program.as_ref().and_then(Instead::of));
+    }
+    Ok(found)
+}
+
 /// Prints the summary of a build.
-pub(super) fn print(summary: &Summary, context: &Context) -> Result<()> {
+pub(super) fn print(summary: &Summary, instead: Vec<Instead>, context: &Context) -> Result<()> {
     if context.out.json() {
-        return context.out.event(&document(summary));
+        return context.out.event(&document(summary, instead));
     }
     failures(summary);
     gaps(summary);
+    for one in &instead {
+        note!("{} {one}", "slower:".yellow());
+    }
     note!("{}", last_line(summary));
     if let (true, Some(release)) = (summary.published, &summary.release) {
         published(release, summary.before);
@@ -246,6 +265,8 @@ pub(in crate::cli) enum Last<'a> {
         unanswered: &'a [String],
         /// Modules without any program.
         without: &'a [String],
+        /// Programs that eager answers in place of slower artifacts.
+        eager_instead: Vec<Instead>,
         /// Number of tokens that `prefill` and `decode` generated as eager did; null if they were not compared.
         generated: Option<u64>,
         seconds: f64,
@@ -279,7 +300,7 @@ pub(in crate::cli) struct ProgramLine<'a> {
     outcome: &'a Outcome,
 }
 
-fn document(summary: &Summary) -> Last<'_> {
+fn document(summary: &Summary, eager_instead: Vec<Instead>) -> Last<'_> {
     let programs = summary.programs.iter();
     let findings = summary.findings.iter();
     let release = summary.release.as_ref();
@@ -299,6 +320,7 @@ fn document(summary: &Summary) -> Last<'_> {
         published: summary.published,
         lost: &summary.lost,
         generated: summary.generated,
+        eager_instead,
         unanswered: &summary.unanswered,
         without: &summary.without,
         seconds: summary.seconds,

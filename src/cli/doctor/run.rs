@@ -19,13 +19,22 @@ const INDEX: Subject = Subject(Store, "index");
 const PERMISSION: Subject = Subject(Store, "permission");
 
 /// Returns all checks but those of the store; `gpus` are the compute capabilities of the host's GPUs.
-pub(super) fn checks(libtorch_args: &LibtorchArgs, gpus: &[String]) -> Vec<Check> {
-    vec![libtorch(libtorch_args), memory(), gpu(gpus), huge_pages()]
+pub(super) fn checks(
+    libtorch_args: &LibtorchArgs,
+    python: Option<&Path>,
+    gpus: &[String],
+) -> Vec<Check> {
+    vec![
+        libtorch(libtorch_args, python),
+        memory(),
+        gpu(gpus),
+        huge_pages(),
+    ]
 }
 
-/// Opens libtorch as `run` does.
-fn libtorch(args: &LibtorchArgs) -> Check {
-    match args.open() {
+/// Opens libtorch as `run` does with this Python in use.
+fn libtorch(args: &LibtorchArgs, python: Option<&Path>) -> Check {
+    match args.open_beside(python) {
         Ok(open) => LIBTORCH.ok(format!("{}, {}", open.version, open.folder.display())),
         Err(error) => {
             let hint = "name the folder of the package `torch`: `--libtorch DIR`, or LIBTORCH";

@@ -196,6 +196,9 @@ fn input(input: &DescribedInput) -> String {
     if let Some((first, past)) = &input.range {
         row += &format!(", range = [{first}, {}]", axis(past));
     }
+    if let Some(default) = &input.default {
+        row += &format!(", default = {default}");
+    }
     row + " }"
 }
 

@@ -125,10 +125,9 @@ impl Data {
         &self.identity
     }
 
-    /// Returns the elements of the first input of a call.
-    pub fn elements(&self) -> u64 {
-        let first = self.columns.first().map(|column| &column.shape);
-        first.map_or(0, |shape| shape.iter().product::<i64>().unsigned_abs())
+    /// Returns the rows of a call.
+    pub fn rows_of_call(&self) -> u64 {
+        self.rows as u64 * self.devices
     }
 
     /// Returns the inputs of `count` calls from a position on, and the position after them.

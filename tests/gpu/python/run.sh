@@ -105,8 +105,8 @@ streams() {
 train() {
     cp -r "$here/train" "$work"
     cd "$work/train"
-    for_device precast.toml
-    precast build
+    for_device train.toml
+    precast build -f train.toml
     "$python" - <<'PY'
 import torch
 from safetensors.torch import save_file
@@ -115,7 +115,7 @@ text = torch.frombuffer(bytearray(open("model.py", "rb").read()), dtype=torch.ui
 rows = text[: len(text) // 65 * 65].view(-1, 65)
 save_file({"ids": rows[:, :-1].contiguous(), "targets": rows[:, 1:].contiguous()}, "rows.safetensors")
 PY
-    precast train train --model gpt --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
+    precast train train --model gpt-train --data rows.safetensors --steps 60 --lr 0.003 --checkpoint kept --every 20 --publish \
         --device "$device" --format json
 }
 

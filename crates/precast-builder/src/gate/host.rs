@@ -20,6 +20,7 @@ use super::{ChainRequest, GateProcess, GateRequest, LIMIT, Samples, StoredWeight
 use crate::{
     BuildError, GateCommand, Launcher,
     limits::{Limits, Stop},
+    names::Names,
     shims::{self, CompiledShim},
     worker::{self, Worker},
 };
@@ -325,7 +326,7 @@ fn shim(options: &HostOptions<'_>, model: &str, host: &Target) -> Result<Shim, B
         return Ok(shim);
     }
     let compile = |worker: &mut Worker| {
-        let hello = worker.hello()?;
+        let hello = worker.hello(Names::none())?;
         if (&hello.torch, &hello.torch_git) != (&host.torch, &host.torch_git) {
             return Err(BuildError::OtherTorch {
                 program: launcher.program.clone(),
@@ -337,7 +338,7 @@ fn shim(options: &HostOptions<'_>, model: &str, host: &Target) -> Result<Shim, B
         let compiled: CompiledShim = worker.call(&request, shims::LIMIT, &mut |_| {})?;
         shims::put(store, host, &compiled)
     };
-    worker::with_single_worker(launcher, scratch, "shim", cancel, compile)
+    worker::with_single_worker(launcher, scratch, "shim", Names::none(), cancel, compile)
 }
 
 /// Publishes a release again, with one more shim. Returns it, and whether it is new.

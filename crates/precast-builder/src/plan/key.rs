@@ -12,7 +12,7 @@
 //! | target: OS, CPU architecture, ISA and its features, device, SM, torch and its commit, CUDA, C++ ABI | yes | yes |
 //! | model name, entry, samples callable, `context`, the states that the weight set lacks; module name, path, method | yes | no: names are not code |
 //! | sources by path and digest, packages by name and version | yes | no: their effect is in the graph |
-//! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples and its dimension), regions | yes | layouts only |
+//! | bucket (not for eager of any size), inputs (name, dtype, shape, stride, dimensions, padding value, range of samples and its dimension, default if there is one), regions | yes | layouts only |
 //! | `[module.state]`: which inputs are states, shapes of buffers, first values, and the modules that give some | yes | no: writes into them are in the graph |
 //! | whether it is compiled (`enabled`, `allowlist`, `blocklist`, by their outcome), bounds of dynamic dimensions | yes | no: in the graph |
 //! | `backend`, `mode`, `options`, `passes` | yes, passes by name | yes, but only passes on segments, by name and source digest: the effect of others is in the graph |

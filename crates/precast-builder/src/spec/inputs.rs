@@ -50,7 +50,11 @@ fn input<'t>(
     field: &KeyValue<'t>,
 ) -> Option<(InputSpec, Vec<Span>)> {
     let section = reader.table(field, &format!("input `{name}`"))?;
-    reader.check_keys(&section, &["dtype", "shape", "pad", "range"], &[]);
+    reader.check_keys(
+        &section,
+        &["dtype", "shape", "pad", "range", "default"],
+        &[],
+    );
     let dtypes = Dtype::ALL.map(|dtype| (dtype.name(), dtype));
     let dtype = reader.required(&section, "dtype", "dtype = \"float32\"");
     let dtype = dtype.and_then(|field| reader.choice(&field, "dtype", &dtypes));
@@ -65,6 +69,13 @@ fn input<'t>(
         Some(field) => range(reader, &field, dtype).map(|(range, dim)| (Some(range), dim))?,
         None => (None, None),
     };
+    let default = match section.field("default") {
+        Some(field) => {
+            let range = range.filter(|_| within.is_none());
+            Some(default(reader, &field, dtype, &shape, range)?)
+        }
+        None => None,
+    };
     let input = InputSpec {
         name: name.to_owned(),
         dtype,
@@ -72,6 +83,7 @@ fn input<'t>(
         pad,
         range,
         within,
+        default,
     };
     Some((input, places))
 }
@@ -152,6 +164,38 @@ fn pad<'t>(reader: &mut Reader<'t>, field: &KeyValue<'t>, dtype: Dtype) -> Optio
         reader.wrong_help(&field.place, message, SMALLER);
     }
     Some(Pad::Int(value))
+}
+
+/// Reads a value of the input's dtype and range.
+fn default<'t>(
+    reader: &mut Reader<'t>,
+    field: &KeyValue<'t>,
+    dtype: Dtype,
+    shape: &[Dim],
+    range: Option<[i64; 2]>,
+) -> Option<Pad> {
+    let value = pad(reader, field, dtype)?;
+    if let Some(Dim::Named(dim)) = shape.iter().find(|dim| matches!(dim, Dim::Named(_))) {
+        let message = format!(
+            "{} is for inputs of one size, and this has `{dim}`",
+            field.name
+        );
+        reader.wrong_help(&field.place, message, "leave it out");
+    }
+    if let (Pad::Int(own), Some([first, past])) = (value, range)
+        && !(first..past).contains(&own)
+    {
+        let message = format!(
+            "{} is {own}, and the range is [{first}, {past}]",
+            field.name
+        );
+        reader.wrong_help(
+            &field.place,
+            message,
+            "write a value that the input may have",
+        );
+    }
+    Some(value)
 }
 
 /// Reads the first value and the one past the last; the latter may be the size of a dimension.

@@ -7,7 +7,7 @@
 //! [target]     device = "cpu" | "cuda", isa = "native" | "x86-64-v3" | …
 //! [compile]    defaults of the settings, see `compile`
 //! [[module]]   name, kind, path, method, regions, padding, and any setting of [compile]
-//!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last] }, in call order
+//!   [module.inputs]    input = { dtype, shape = [8, "seq"], pad, range = [first, past_the_last], default }, in call order
 //!   [module.state]     input or buffer = "zeros" | "own" | a module | { shape = [1, "context"], first }: kept from call to call
 //!   [module.buckets]   dimension = [sizes] (the grid), or points = [{ batch = 1, seq = 512 }, …]
 //!   [module.gate]      rtol, atol
@@ -188,6 +188,8 @@ pub struct InputSpec {
     pub range: Option<[i64; 2]>,
     /// The dimension whose size is `range[1]`, if there is one.
     pub within: Option<String>,
+    /// The value of all elements where a session's call gives no input beside tokens.
+    pub default: Option<Pad>,
 }
 
 /// The size of one axis.
@@ -333,6 +335,7 @@ impl InputSpec {
             range: (self.range).map(|[first, past]| [first, within.copied().unwrap_or(past)]),
             bounds: None,
             within: self.within.clone(),
+            default: self.default,
         }
     }
 }

@@ -136,6 +136,7 @@ fn rate() -> InputSpec {
         pad: Pad::Float(0.0),
         range: None,
         within: None,
+        default: None,
     }
 }
 

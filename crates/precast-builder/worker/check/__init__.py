@@ -59,8 +59,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     for function, count in sorted(seen.skipped().items()):
         lines_ = "1 line" if count == 1 else f"{count} lines"
         unknown.append(f"{lines_} of `{function}`: what did not run on the sample inputs was not looked at")
-    if seen.error is not None and not any(one.category == "training" for one in found):
-        found.append(_failed(seen.error, subject.what, opened, sources))
+    if seen.error is not None:
         unknown.append("what lies behind the line that fails on sample inputs")
     if seen.unwatched is not None:
         place = failures.location(seen.unwatched, opened.root) or "a line of an installed package"
@@ -69,8 +68,11 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     captured = breaks.capture(subject)
     found = breaks.ranked(found, captured, subject)
     lasting = seen.error is None and not _repeats(subject, captured.traced)
-    if lasting:
+    refused = seen.error or captured.refused
+    if lasting or (refused is not None and capture.ANOTHER in failures.text_of(refused)):
         found = _lasting(found, subject)
+    elif refused is not None and not any(one.category == "training" and one.severity == HIGH for one in found):
+        found.append(_refused(refused, subject.what, opened, sources))
     shape = Shapes(subject)
     if captured.error is not None:
         shape.draft()
@@ -109,7 +111,7 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     return {
         "findings": [one.answer() for one in ordered(found)],
         "unknown": unknown,
-        "captured": captured.error is None and not lasting,
+        "captured": captured.error is None and refused is None and not lasting,
         "steps": captured.steps,
         "artifacts": captured.artifacts,
         "dynamic": shape.dynamic if captured.error is None and subject.dims else None,
@@ -167,7 +169,8 @@ def _training(opened: Any, sources: Sources) -> list[Finding]:
     """Finds a model that the entry returned in training mode."""
     if not opened.training:
         return []
-    why = f"the entry returns the model in training mode ({opened.training}): it is built in eval mode"
+    count = "1 of its modules is" if opened.training == 1 else f"{opened.training} of its modules are"
+    why = f"the entry returns the model in training mode ({count}): it is built in eval mode"
     place = sources.at(opened.place)
     return [finding_at(place, "training-mode", MEDIUM, why, fixes.evaluated(place.statement if place else None))]
 
@@ -180,7 +183,12 @@ def _method(subject: Subject) -> ast.FunctionDef | None:
     return place.definition if place is not None else None
 
 
-def _failed(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:
-    why = error.message if isinstance(error, Failure) else f"{what} fails on sample inputs: {failures.named(error)}"
-    fix = Fix("check the dtypes and shapes of the module's inputs in the spec")
-    return finding_at(sources.at(failures.location(error, opened.root)), "inputs", HIGH, why, fix)
+def _refused(error: BaseException, what: str, opened: Any, sources: Sources) -> Finding:
+    """Returns the finding for a module that has a graph, and that no build takes."""
+    failed = not isinstance(error, Failure)
+    why = f"{what} fails on sample inputs: {failures.named(error)}" if failed else failures.text_of(error)
+    inputs = failed or getattr(error, "code", None) == "bad_input"
+    hint = None if inputs else getattr(error, "hint", None)
+    fix = Fix(hint or "check the dtypes and shapes of the module's inputs in the spec")
+    place = sources.at(failures.place_of(error, opened.root))
+    return finding_at(place, "inputs" if inputs else "unsupported", HIGH, why, fix)

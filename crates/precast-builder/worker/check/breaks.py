@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import tempfile
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 from .. import capture as capturing
-from .. import failures, segment
+from .. import failures
 from ..torch_private import drafts
 from ..wire import Failure
 from . import fixes
@@ -43,6 +44,8 @@ class Captured:
 
     error: BaseException | None = None
     location: str | None = None
+    # What a build refuses of a module whose graph there is.
+    refused: BaseException | None = None
     # Calls of artifacts in the program, and distinct artifacts.
     steps: int | None = None
     artifacts: int | None = None
@@ -51,17 +54,21 @@ class Captured:
 
 
 def capture(subject: Subject) -> Captured:
-    """Captures a module as a build does, and counts steps and artifacts."""
-    plain = {**subject.module, "dynamic": None}
+    """Captures a module as a build does, and counts steps and artifacts. Padding refuses nothing, and is not tried."""
+    plain = {**subject.module, "dynamic": None, "padding": "trusted"}
+    opened, wire = subject.opened, subject.wire
+    traced = None
     try:
-        traced = capturing.trace(subject.opened, plain, subject.sizes, subject.wire)
-        parts = capturing.parts_of(traced, plain)
-        texts = {segment.build(part, traced.graph).text for part in parts}
+        traced = capturing.trace(opened, plain, subject.sizes, wire)
+        with tempfile.TemporaryDirectory() as out:
+            captured = capturing.written(opened, plain, traced, Path(out), wire)
     except Exception as error:
         if isinstance(error, Failure) and error.code == "no_module":
             raise  # a mistake in the spec
-        return Captured(error, failures.place_of(error, subject.opened.root))
-    return Captured(steps=len(parts), artifacts=len(texts), traced=traced)
+        if traced is not None:
+            return Captured(refused=error, traced=traced)
+        return Captured(error, failures.place_of(error, opened.root))
+    return Captured(steps=len(captured["steps"]), artifacts=len(captured["segments"]), traced=traced)
 
 
 def ranked(found: list[Finding], captured: Captured, subject: Subject) -> list[Finding]:

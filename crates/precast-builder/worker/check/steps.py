@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 from .. import capture, failures
@@ -19,7 +21,8 @@ def check(opened: Any, request: dict[str, Any], wire: Wire) -> dict[str, Any]:
     started = time.perf_counter()
     found = []
     try:
-        capture.trace(opened, request["module"], request["sizes"], wire)
+        with tempfile.TemporaryDirectory() as out:
+            capture.capture(opened, request["module"], request["sizes"], Path(out), wire)
     except Failure as error:
         found.append(_finding(error, opened))
     return {

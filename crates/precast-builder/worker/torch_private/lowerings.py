@@ -60,6 +60,19 @@ def no_packed_weights() -> Iterator[None]:
 
 
 @contextmanager
+def decomposing(table: dict[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Has the compiler put these functions in the place of operators, also where it takes others apart.
+
+    Private: `torch._inductor.compile_fx.select_decomp_table`. Without it: the compiler has its own functions alone.
+    """
+    from torch._inductor import compile_fx
+
+    own = compile_fx.select_decomp_table
+    with replaced((compile_fx, "select_decomp_table", lambda: {**own(), **table})):
+        yield
+
+
+@contextmanager
 def checked_scatters() -> Iterator[None]:
     """Has an artifact fail where libtorch refuses to scatter, as for a number beyond the rows of a table.
 

@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 
-def trace(function: Callable[..., Any], inputs: list[Any]) -> Any:
-    """Returns a module with the operations of a function on these inputs; gradients are operations too.
+def trace(
+    function: Callable[..., Any], inputs: list[Any], decompositions: dict[Any, Callable[..., Any]] | None = None
+) -> Any:
+    """Returns a module with the operations of a function on these inputs; gradients are operations too. Functions take
+    the place of operators where they don't return NotImplemented.
 
     Real tensors that the function reads and that are no inputs become attributes of the module.
 
@@ -16,7 +19,10 @@ def trace(function: Callable[..., Any], inputs: list[Any]) -> Any:
     """
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    return make_fx(function, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True)(*inputs)
+    traced = make_fx(
+        function, decompositions, tracing_mode="fake", _allow_non_fake_inputs=True, record_stack_traces=True
+    )
+    return traced(*inputs)
 
 
 def replacing(table: dict[Any, Callable[..., Any]]) -> Any:

@@ -183,6 +183,7 @@ fn exported(memory: &mut Memory, module: &str, tokens: i64, graph: &str) {
         range: None,
         within: (name == "at").then(|| "context".to_owned()),
         bounds: None,
+        default: None,
     };
     program.inputs = vec![
         input("ids", &[1, tokens], vec![None, seq.clone()]),

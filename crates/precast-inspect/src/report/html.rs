@@ -116,6 +116,9 @@ fn model(index: usize, part: &ModelPart, page: &Page) -> Markup {
         @if part.programs().any(|(_, line)| line.receipt.speedup().is_some()) {
             p { "Seconds a call, as measured when it was built." }
             div.figure { (charts::latency(part)) }
+            @for (_, line) in part.programs() {
+                @if let Some(instead) = &line.eager_instead { p { span.warn { "Slower" } ": " (instead.to_string()) "." } }
+            }
         } @else {
             p.soft { "Latency was not measured when this was built." }
         }
@@ -259,14 +262,22 @@ fn tuned_table(part: &ModelPart) -> Markup {
 
 fn sharing(page: &Page) -> Markup {
     let total = &page.usage.total;
+    let kept = [
+        (page.usage.unpacked, "unpacked copies"),
+        (page.usage.prepacked, "prepacked weights"),
+    ];
+    let kept = kept.iter().filter(|(size, _)| *size > 0);
+    let kept: Vec<String> = kept
+        .map(|(size, what)| format!("{} are {what}", bytes(*size)))
+        .collect();
     html! {
         h2 #sizes { "Sizes and sharing" }
         p {
-            // The figure of `precast du`, copies among it.
-            "On disk the store takes " (bytes(total.stored + page.usage.unpacked)) " for " (bytes(total.content))
+            // The figure of `precast du`, with what loads keep.
+            "On disk the store takes " (bytes(page.usage.on_disk())) " for " (bytes(total.content))
             " of content"
-            @if page.usage.unpacked > 0 {
-                ", of which " (bytes(page.usage.unpacked)) " are unpacked copies"
+            @if !kept.is_empty() {
+                ", of which " (kept.join(" and "))
             }
             @if total.logical > total.content {
                 "; without sharing it would be " (bytes(total.logical)) " of content"

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::{
     coverage::{self, Grid},
     list::bucket_order,
-    receipt::ReceiptSummary,
+    receipt::{Instead, ReceiptSummary},
 };
 
 /// A model's release, or all its programs if it has none.
@@ -85,6 +85,9 @@ pub struct ProgramLine {
     pub train: Option<TrainPart>,
     /// Measurements of its build.
     pub receipt: ReceiptSummary,
+    /// Eager in place of its artifacts, if that is so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eager_instead: Option<Instead>,
 }
 
 /// One artifact.
@@ -274,6 +277,7 @@ fn line(program: &Program, bytes: u64) -> ProgramLine {
         padded: program.sizes.keys().all(|dim| program.padding.allows(dim)),
         train: program.train.as_ref().map(|train| train.part),
         receipt: ReceiptSummary::of(program),
+        eager_instead: Instead::of(program),
     }
 }
 

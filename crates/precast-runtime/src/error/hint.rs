@@ -106,7 +106,7 @@ impl RuntimeError {
             ),
             Self::NoRelease(missing) => return of_release(missing),
             Self::NoDevice { device, .. } if *device == Device::Cpu => "name another device",
-            Self::NoDevice { .. } => "`Device::Cpu` runs programs built for `cpu`",
+            Self::NoDevice { .. } => "a model that was built for `cpu` runs on device `cpu`",
             Self::Libtorch { .. } => LIBTORCH,
             Self::NoShim { outdated: true, .. } => NEW_SHIM,
             Self::NoShim { known, .. } if known.is_empty() => NEW_SHIM,
@@ -171,7 +171,7 @@ impl RuntimeError {
             Self::NoBucket { nearest, why, .. } => return of_bucket(nearest.as_ref(), why),
             Self::Shape { .. } => "a shape's sizes multiplied are the number of elements",
             Self::NoOutput { known, .. } => return format!("it has {}", known.join(", ")),
-            Self::OutputDtype { got, .. } => return format!("ask for the Rust type of {got}"),
+            Self::OutputDtype { got, .. } => return format!("ask for elements of {got}"),
             Self::Tensor { .. } | Self::Array { .. } => REFUSED,
         };
         text.to_owned()
@@ -185,7 +185,7 @@ const NO_CODE: &str = "oneDNN makes machine code at run time: run without system
 const EAGER_FAILS: &str = "the model fails at these sizes or values in eager mode too, as with more tokens than it has \
      positions: send what it takes";
 const LIBTORCH: &str = "name the folder of the package `torch` that the model was built with: `--libtorch DIR` or \
-     `LIBTORCH` for the command, `Runtime::libtorch` in the library";
+     `LIBTORCH` for the command, the option `libtorch` in the library";
 const NEW_SHIM: &str = "`precast build` makes a shim, and compiles nothing else";
 const OTHER_SHIM: &str = "`precast verify --host MODEL` makes a shim for it and runs the gates here; or name the folder of \
      one of those torches: `--libtorch DIR` or `LIBTORCH`";
@@ -213,11 +213,11 @@ const NOT_A_WEIGHT: &str =
     "leave it out if the model does not use it, or pass a dense tensor on the device of the model";
 const NO_THREADS: &str = "raise the number of threads (`ulimit -u`, or `pids.max` of the container), or lower \
      `OMP_NUM_THREADS`";
-const BUSY: &str = "try again later, wait longer, or load the model with more `Runtime::instances`";
-const NEEDS_SESSION: &str =
-    "open one with `Model::session`, and call `run` on it; `precast show` lists a program's states";
-const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with more `Runtime::sessions` and a higher `session_limit`";
-const SESSION_LIMIT: &str = "raise `Runtime::session_limit`, or build the model with fewer or smaller buckets of its states";
+const BUSY: &str = "try again later, wait longer, or load the model with more `instances`";
+const NEEDS_SESSION: &str = "open a session of the model, and run the module in it; `precast show` lists a program's states";
+const SESSIONS_BUSY: &str = "drop a session, wait longer, or load the model with more `sessions`, and a higher `session_limit` if it has one";
+const SESSION_LIMIT: &str =
+    "raise `session_limit`, or build the model with fewer or smaller buckets of its states";
 const SESSION_FILE: &str = "a session reads the whole file of a session with the same model and weights: load those, or begin a \
      new session";
 const CHECKPOINT: &str =
@@ -229,8 +229,7 @@ const WRONG_SUM: &str = "train on one device: one of these computes or sends wro
 const NCCL: &str = "`NCCL_DEBUG=WARN` lets it say more; `--no-nccl` of `precast train` adds gradients in the host's memory";
 const CHECKPOINT_FILE: &str =
     "its folder must be there, with space left, and this user must be allowed to write there";
-const SESSION_FAILED: &str =
-    "`Session::reset` starts it anew; a session that was saved can be loaded";
+const SESSION_FAILED: &str = "`reset` starts it anew; a session that was saved can be loaded";
 const REFUSED: &str = "libtorch refused it: there may be too little memory";
 
 /// Returns the remedy for a release that is not there.

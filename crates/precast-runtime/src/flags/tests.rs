@@ -25,6 +25,7 @@ fn program(dtype: Dtype, checks: usize) -> Arc<Program> {
         range: None,
         within: None,
         bounds,
+        default: None,
     };
     program.inputs = vec![
         input("any", Dtype::Int64, None),

@@ -228,11 +228,7 @@ impl<'m> Devices<'m> {
                 return Err(RuntimeError::BadInput {
                     module: self.steps.name_of(part).into(),
                     input: input.name.as_str().into(),
-                    problem: Problem::Value {
-                        position: Some(found.position),
-                        value: Some(found.value),
-                        bounds,
-                    },
+                    problem: Problem::value(input, bounds, Some(found.value), Some(found.position)),
                 });
             }
         }

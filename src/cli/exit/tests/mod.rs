@@ -65,6 +65,8 @@ fn report(errors: Vec<Error>) -> String {
             !hint.is_empty() && !hint.ends_with('.') && !hint.contains('\n'),
             "{error}: {hint}"
         );
+        // The command, Python and C print it too.
+        assert!(!hint.replace("torch::", "").contains("::"), "{hint}");
         lines += &format!("{code} {error}\n    {hint}\n");
     }
     lines

@@ -68,6 +68,11 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             value: None,
             bounds: [0, 30522],
         },
+        Problem::Full {
+            dim: "context".into(),
+            size: 512,
+            position: 512,
+        },
     ];
     let bad_input = |problem| E::BadInput {
         module: module.clone(),

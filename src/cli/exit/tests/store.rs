@@ -10,6 +10,10 @@ pub(super) fn store_errors() -> Vec<StoreError> {
         path: path(),
         source,
     };
+    let index = |code| StoreError::Index {
+        path: path(),
+        source: rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None),
+    };
     vec![
         StoreError::NotAStore {
             path: path(),
@@ -68,6 +72,8 @@ pub(super) fn store_errors() -> Vec<StoreError> {
             path: path(),
             source: rusqlite::Error::InvalidQuery,
         },
+        index(rusqlite::ffi::SQLITE_FULL),
+        index(rusqlite::ffi::SQLITE_READONLY),
         StoreError::Older {
             path: path(),
             found: 0,

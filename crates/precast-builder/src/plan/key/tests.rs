@@ -225,6 +225,7 @@ fn a_digest_follows_from_the_key_in_a_record() {
             range: None,
             within: None,
             bounds: None,
+            default: None,
         };
         let key = RequestKey {
             common: &shared,

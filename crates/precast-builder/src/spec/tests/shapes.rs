@@ -87,6 +87,9 @@ fn padding_and_ranges_fit_the_dtype() {
     insta::assert_snapshot!(input("{ dtype = \"int8\", shape = [\"batch\", \"seq\"], range = [0, 200] }"), @"19:65+8 `range` in input `input_ids` does not fit int8 = write a value that the dtype has, or give the input another dtype");
     insta::assert_snapshot!(input("{ dtype = \"int8\", shape = [\"batch\", \"seq\"], range = [5, 5] }"), @"19:65+6 `range` in input `input_ids` is empty = the first value is included, the second is not, as in `range(0, 10)`");
     insta::assert_snapshot!(input("{ dtype = \"float32\", shape = [\"batch\", \"seq\"], range = [0, 1] }"), @"19:68+6 `range` in input `input_ids` is for integers, and the input is float32 = leave it out");
+    insta::assert_snapshot!(input("{ dtype = \"int8\", shape = [1], range = [1, 51], default = 60 }"), @"19:71+2 `default` in input `input_ids` is 60, and the range is [1, 51] = write a value that the input may have");
+    insta::assert_snapshot!(input("{ dtype = \"float32\", shape = [\"batch\"], default = true }"), @"19:63+4 `default` in input `input_ids` must be a number, not a boolean = write its digits, without quotes");
+    insta::assert_snapshot!(input("{ dtype = \"float32\", shape = [\"batch\", \"seq\"], default = 0.5 }"), @"19:70+3 `default` in input `input_ids` is for inputs of one size, and this has `batch` = leave it out");
 }
 
 #[test]
