@@ -376,6 +376,14 @@ pub(super) fn runtime_errors() -> Vec<Error> {
             bucket: "batch=8".into(),
             check: "index in 0..30522 of aten.embedding (model.py:12)".into(),
         },
+        E::EarlierCall {
+            number: 17,
+            error: Box::new(E::CheckFailed {
+                module: module.clone(),
+                bucket: "batch=8".into(),
+                check: "index in 0..30522 of aten.embedding (model.py:12)".into(),
+            }),
+        },
         E::BadOutput {
             module: module.clone(),
             bucket: "batch=8".into(),
