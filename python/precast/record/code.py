@@ -81,7 +81,8 @@ def functions(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
     if depth > _DEEPEST:
         return
     if isinstance(value, types.FunctionType):
-        yield value
+        if not value.__code__.co_filename.startswith(_DYNAMO):  # it wraps `Module.__init__` at its first trace
+            yield value
         for cell in value.__closure__ or ():
             try:
                 inside = cell.cell_contents
@@ -113,6 +114,7 @@ def is_of_python(code: types.CodeType) -> bool:
 
 
 _TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_DYNAMO = os.path.join(_TORCH, "_dynamo", "")
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "torch_private", "")
 _STDLIB = tuple(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib"))
 
