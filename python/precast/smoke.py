@@ -152,6 +152,7 @@ class CompileSmoketest:
                 if problem is not None:
                     return result(problem)
                 steps += 1
+                del got, mine  # a graph lends its outputs while nobody holds them
         return result()
 
 
