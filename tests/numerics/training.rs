@@ -366,6 +366,7 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
                 rounds: 20,
                 eager_faster: 19,
                 exclusive: true,
+                busy_us: None,
                 faster: Faster::Eager,
             });
             program.request["padding"] = "trusted".into();
