@@ -15,8 +15,8 @@ user: it starts from the release. On a GPU both compilers have `mode="reduce-ove
 | far | distance from the module in float32, by norm, as a share |
 
 All times are medians over rounds, in which the contenders take turns; eager takes part in the first. `ratio` is the
-time of the peer over ours, round by round: above 1 we are quicker. A row says who answered: `artifact`, or the reason for
-which the original did.
+time of the peer over ours, round by round: above 1 we are quicker. A row says who answered: `artifact`, or the reason
+for which the original did.
 """
 
 from __future__ import annotations
