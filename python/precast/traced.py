@@ -222,7 +222,10 @@ class Traced:
         if self.results is None:
             self.results = results
         elif results != self.results:
-            raise BuildError(f"its result is {results} at these sizes, and {self.results} at others")
+            raise BuildError(
+                f"a result that is no tensor follows the sizes: {_values(results)} at these, {_values(self.results)} "
+                "at others; return a tensor, or give the module one size"
+            )
         symbolic = {
             (name, axis)
             for name, some in free.items()
@@ -390,6 +393,13 @@ def _registered(path: Path) -> str | None:
 def _returned(trace: tracing.Trace) -> list[Any]:
     (output,) = trace.graph.graph.find_nodes(op="output")
     return list(output.args[0])
+
+
+def _values(results: Sequence[Any]) -> str:
+    """Returns the results that are no outputs, as text."""
+    values = [one for kind, one in results if kind == "value"]
+    values = [float.fromhex(one[1]) if isinstance(one, list) and one[0] == "float" else one for one in values]
+    return ", ".join(map(str, values))
 
 
 def _sized(sources: Sequence[tuple[str, Any]], name: str) -> bool:

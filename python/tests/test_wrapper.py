@@ -321,6 +321,40 @@ def test_what_cannot_be_captured_is_the_originals(builds: None, tmp_path: Path) 
         maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, torch.ones(2, 4))
 
 
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, float]:
+        return self.linear(x) * x.shape[0], x.shape[0], 2.0 * x.shape[0]
+
+
+def test_a_number_that_follows_a_size_is_no_constant_of_a_program(builds: None, tmp_path: Path) -> None:
+    net, sizes = Counts().eval(), {"buckets": {"batch": [1, 4]}, "shapes": {"x": ["batch", 4]}}
+    module = maybe_compile(net, CompileConfig(store=tmp_path, **sizes), None, torch.ones(4, 4))
+    with torch.no_grad():
+        for rows in (1, 2, 4):
+            answer, expected = module(torch.ones(rows, 4)), net(torch.ones(rows, 4))
+            assert torch.equal(answer[0], expected[0]) and answer[1:] == expected[1:]
+    assert counts(module) == (0, {"not compiled": 3})
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert "a result that is no tensor follows the sizes: 1, 2.0 at these, 4, 8.0 at others" in attempt["exception"]
+    one = maybe_compile(net, CompileConfig(store=tmp_path), None, torch.ones(4, 4))
+    with torch.no_grad():
+        assert one(torch.ones(4, 4))[1:] == (4, 8.0)
+    assert counts(one) == (1, {})
+
+
+def test_a_batch_norm_in_half_precision_is_built(builds: None, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 1, bias=False), nn.BatchNorm2d(5)).eval().bfloat16()
+    x = torch.randn(2, 3, 4, 4).bfloat16()
+    module = maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, x)
+    with torch.no_grad():
+        assert difference(module(x), net(x))[0] is None
+    assert counts(module) == (1, {})
+
+
 def test_a_store_that_cannot_be_written_is_no_exception(builds: None, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     net = nn.Sequential(nn.Linear(4, 4)).eval()
