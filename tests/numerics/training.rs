@@ -380,7 +380,14 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
     data(&rows, 64);
     let path = rows.to_str().unwrap();
     let args = [
-        "train", "train", "--model", "slow-step", "--data", path, "--steps", "3",
+        "train",
+        "train",
+        "--model",
+        "slow-step",
+        "--data",
+        path,
+        "--steps",
+        "3",
     ];
     let trained = |more: &[&str]| {
         let mut command = precast(&lab(SPEC).store, &[&args, more].concat());
