@@ -239,6 +239,10 @@ class ArtifactEngine:
         except Error as error:
             raise Refused("parameters", error.args[0]) from None
 
+    def check(self) -> None:
+        """Waits for the calls, and raises the error of a value that was out of bounds."""
+        self._model.check()
+
     def close(self) -> None:
         """Frees the artifacts after their last call."""
         self._model.close()

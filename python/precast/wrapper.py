@@ -162,6 +162,12 @@ class Compilation:
         """Returns the answer of the module's own `forward`; hooks run around it."""
         return tracing.forward(self.module, self.own, args, kwargs)
 
+    def check(self) -> None:
+        """Waits for the calls of all regions. Raises the error of a value on the device that was out of bounds."""
+        for region in self.regions.values():
+            if region.engine is not None:
+                region.engine.check()
+
     def close(self) -> None:
         """Lets all compiled code go."""
         for name, region in self.regions.items():
@@ -300,6 +306,10 @@ class CompiledModule:
     def precast_report(self) -> dict[str, Any]:
         """Returns how many calls artifacts and the original answered, and the reasons, in all and for each region."""
         return type(self)._precast.report()
+
+    def precast_check(self) -> None:
+        """Waits for all calls, and raises the error of a value on a GPU that was out of bounds in one of them."""
+        type(self)._precast.check()
 
     def precast_close(self) -> None:
         """Lets the artifacts go; the original answers from now on."""
