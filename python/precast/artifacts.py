@@ -26,6 +26,7 @@ from .refusal import Refused
 from .spec import Compile, Gate, Module
 from .torch_private import sharding
 from .traced import Traced
+from .uses import Uses
 
 if TYPE_CHECKING:
     from ._native import Model
@@ -68,7 +69,7 @@ class ArtifactEngine:
 
     def __init__(self, region: Region, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._region, self._release, self.contract = region, release, release.contract
-        self._names, self._pads = region.names, bool(region.config.pad)
+        self._names = region.names
         self.sample = (args, kwargs)
         self._defaults = _defaults(region.module)
         self._forms: dict[Any, list[int] | Refused] = {}
@@ -141,11 +142,13 @@ class ArtifactEngine:
         self._run = self._model[parts.called(self.contract.under)]
         self._inputs = tuple(self._run.inputs)
 
+    def uses(self) -> Uses:
+        """Counts the calls from now on."""
+        return Uses(self._model.stats, [parts.called(self.contract.under)])
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
         given = self._in_order(args, kwargs)
-        if not self._pads and tuple(tuple(tensor.shape) for tensor in given) not in self._exact:
-            raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
         with refusals():
             answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
         return self._nested(answer, args, kwargs)
@@ -248,7 +251,8 @@ class ArtifactEngine:
         device = str(next(iter([*weights.values(), *tensors.values()])).device)
         release = "@".join(filter(None, (self._release.model, self._release.name)))
         config = self._region.config
-        return load(config.store, release, device=device, weights=weights, check=config.check, _lend=self._LENDS)
+        options: dict[str, Any] = {"check": config.check, "_lend": self._LENDS, "_pad": bool(config.pad)}
+        return load(config.store, release, device=device, weights=weights, **options)
 
     def _weights(self) -> dict[str, Tensor]:
         live = self.contract.record.live(self._region.roots(*self.sample))
@@ -357,7 +361,7 @@ def gate(config: CompileConfig) -> Gate | None:
 def build_settings(config: CompileConfig) -> dict[str, Any]:
     """Returns the settings of each build."""
     compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
-    return {"compile": compile_, "store": config.store, "progress": False}
+    return {"compile": compile_, "store": config.store}
 
 
 def _defaults(net: nn.Module) -> dict[str, Any]:

@@ -27,6 +27,7 @@ from .refusal import Refused
 from .torch_private import sharding
 from .torch_private.draws import Draw
 from .traced import Traced, prefixed
+from .uses import Uses
 
 if TYPE_CHECKING:
     from .region import Region
@@ -103,6 +104,11 @@ class PairEngine(ArtifactEngine):
         self._pairs = [_Pair(self, forward, backward, own) for forward, backward in programs]
         self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
         self._bound = {name: tensor.data_ptr() for name, tensor in own.items()}
+
+    def uses(self) -> Uses:
+        """Counts the forward calls from now on."""
+        forward, backward = zip(*((pair.forward.name, pair.backward.name) for pair in self._pairs), strict=True)
+        return Uses(self._model.stats, forward, backward)
 
     def tables(self) -> dict[str, tuple[dict[str, Any], str]]:
         """Returns the table of the module that has each tensor, and its name there."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .autograd import PairEngine
 from .config import CompileConfig
 from .engine import CompileFailed
 from .logs import Log
+from .progress import Told
 from .record import values
 from .region import Arguments, Region
 from .smoke import restored_buffers, restored_generators
@@ -146,7 +148,7 @@ def obtain(
             except Exception as error:
                 outcome[one.region] = error
     groups = [group for some in by_key.values() for group in some]
-    failed = _built([group for group in groups if group.captured is not None])
+    failed = _built([group for group in groups if group.captured is not None], log)
     count = sum(len(group.requests) for group in groups if group.captured is not None)
     built = sum(group.captured is not None for group in groups)
     seconds = time.perf_counter() - began
@@ -220,7 +222,7 @@ def _join(
     groups[-1].requests.append(request)
 
 
-def _built(groups: Sequence[_Group]) -> dict[str, Exception]:
+def _built(groups: Sequence[_Group], log: Log) -> dict[str, Exception]:
     """Builds the releases of groups; returns the errors of those without one."""
     failed: dict[str, Exception] = {}
     by_place: dict[tuple[str, str], list[_Group]] = {}
@@ -233,7 +235,7 @@ def _built(groups: Sequence[_Group]) -> dict[str, Exception]:
         captured = {group.name: group.captured.part for group in some if group.captured is not None}
         try:
             with causes():
-                failed |= parts.build(name, captured, **settings)
+                failed |= parts.build(name, captured, **settings, progress=Told(partial(log.building, name)))
         except Exception as error:
             failed |= dict.fromkeys(captured, error)
     return failed
