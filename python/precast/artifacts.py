@@ -117,7 +117,7 @@ class ArtifactEngine:
         device = check_build({**source.weights(), **given})
         pad = {name: value for name, value in (settings["pad"] or {}).items() if name in given}
         inputs = exported.inputs_of(source.names, list(given.values()), dims, pad, {})
-        programs = Capture(source, list(given.values()), dims, points).programs()
+        programs = Capture(source, list(given.values()), dims, points, settings["dynamic"]).programs()
         source.measure()
         count = sum(kind == "output" for kind, _ in source.results or ())
         nesting = {"tuple": [{"tensor": at} for at in range(count)]}

@@ -69,14 +69,22 @@ class Flat(torch.nn.Module):
 class Capture:
     """The capture of a function at the sizes in `points`, and where it can at all others.
 
-    `dims` has the bucketed dimension of each axis of each input, None for a fixed size.
+    `dims` has the bucketed dimension of each axis of each input, None for a fixed size. With `dynamic`, as a spec has
+    it, other sizes than those of buckets are wanted: of a dimension whose only bucket has size 1, too.
     """
 
     def __init__(
-        self, source: Source, tensors: Sequence[Tensor], dims: list[list[str | None]], points: list[Sizes]
+        self,
+        source: Source,
+        tensors: Sequence[Tensor],
+        dims: list[list[str | None]],
+        points: list[Sizes],
+        dynamic: Any = None,
     ) -> None:
         self.source, self.tensors, self.dims, self.points = source, list(tensors), dims, points
         self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
+        for dim in self.largest if dynamic is True else dynamic or ():
+            self.largest[dim] = max(self.largest[dim], _MIN)
 
     def programs(self) -> list[Program]:
         """Returns programs for all points; raises `BuildError` if the module can't be captured at one of them."""

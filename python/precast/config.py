@@ -54,7 +54,8 @@ class CompileConfig:
     shapes: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     """The dimensions of each bucketed input: `{"input_ids": ["batch", "seq"]}`."""
     pad: bool | Mapping[str, float] = True
-    """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0."""
+    """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0. `False`
+    with `dynamic`: a bucket answers calls of exactly its sizes, and the dynamic artifact all others."""
     check: str = "late"
     """`"late"`: values on a GPU are checked without a wait, and a value out of bounds is raised by a later call; what
     follows from it is NaN. `"now"`: each call waits for the device."""

@@ -99,6 +99,35 @@ def test_without_padding_only_buckets_are_answered(store: Path) -> None:
     assert counts(module) == (1, {"shape": 1})
 
 
+class Rows(nn.Module):
+    """Adds to each row the mean of all: padding would change every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x - 0.5)).cumsum(0)) + x.mean()
+
+
+@pytest.mark.parametrize("buckets", [[1, 8], [1]])
+def test_every_size_is_answered_without_padding(builds: None, tmp_path: Path, buckets: list[int]) -> None:
+    config = CompileConfig(
+        store=tmp_path, buckets={"rows": buckets}, shapes={"x": ["rows", 4]}, pad=False, dynamic=True
+    )
+    module = maybe_compile(Rows().eval(), config, None, torch.randn(1, 4))
+    with torch.no_grad():
+        for size in (1, 2, 5, 8, 13):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(module(x), module._orig_mod(x))
+    report = module.precast_report()
+    assert report["original"] == 0 and report["padding"]["share"] == 0, report
+    requests = module._precast.regions[""].engine._model.stats()["requests"]
+    answered = {row["sizes"]["rows"]: row["rung"] for row in requests if row["rung"] != "eager"}
+    assert all(answered.get(size, rung) == rung for size, rung in [(1, "exact"), (2, "dynamic"), (13, "dynamic")])
+    assert answered.get(8, "exact") == ("exact" if 8 in buckets else "dynamic")
+
+
 def test_changes_in_place_are_seen(store: Path) -> None:
     module = wrapped(store)
     net = module._orig_mod
