@@ -78,7 +78,7 @@ class ArtifactEngine:
         if region.name:
             self.notes["shares"] = release.owner
         tensors, _ = batches.flat(args, kwargs, self._names)
-        self._alias = _aliases(list(tensors.values()))
+        self._given, self._alias = set(tensors), _aliases(list(tensors.values()))
         self._prepare(tensors)
         self._model = self._loaded(tensors)
         self._open()
@@ -202,6 +202,8 @@ class ArtifactEngine:
         tensors, _ = batches.flat(args, kwargs, self._names)
         if odd := sorted(set(self.contract.inputs) - tensors.keys()):
             raise Refused("inputs", f"input `{odd[0]}` is missing")
+        if odd := sorted(tensors.keys() - self._given):
+            raise Refused("inputs", f"input `{odd[0]}` is a tensor, and is none in the sample batch")
         if _aliases(list(tensors.values())) != self._alias:
             raise Refused("inputs", "other tensors among the inputs are one object than in the sample batch")
         given = self._as_sampled(args, kwargs)

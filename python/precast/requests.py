@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -96,6 +96,12 @@ class Request:
         """Returns whether a contract holds for the region."""
         with self._undisturbed():
             return found.record.differs(found.record.live(self.roots)) is None
+
+    def answer_itself(self) -> None:
+        """Calls the module once: what it writes in its first call alone is then as in all later ones."""
+        with self._undisturbed():
+            args, kwargs = self._leaves(*self.given)
+            self.region.answer_itself(args, kwargs)
 
     def _required(self) -> list[bool]:
         """Returns whether each result requires a gradient."""
@@ -203,17 +209,21 @@ def _join(
     several: bool,
 ) -> None:
     """Puts a request into the group of a release that holds; captures the region if there is none."""
-    for group in groups:
-        if request.holds(group.contract):
-            group.requests.append(request)
-            return
     config = request.region.config
     name = request.model(model)
-    for found, one in candidates.of(config.store, name, key):
-        if found not in without and request.holds(one):
-            groups.append(_Group(name, found, one, None))
-            groups[-1].requests.append(request)
-            return
+    for called in (False, True):
+        if called:
+            with suppress(Exception):  # the capture says why
+                request.answer_itself()
+        for group in groups:
+            if request.holds(group.contract):
+                group.requests.append(request)
+                return
+        for found, one in candidates.of(config.store, name, key):
+            if found not in without and request.holds(one):
+                groups.append(_Group(name, found, one, None))
+                groups[-1].requests.append(request)
+                return
     captured = request.part(f"r{len(groups)}{key[:11]}" if several else "")
     label = contract.name(key, captured.contract, captured.code)
     if label in without:
