@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import warnings
@@ -14,6 +15,7 @@ import pytest
 import torch
 from fake_engine import SEEDS, fake_engine  # noqa: F401
 from precast import CompileConfig, PrecastWarning, maybe_compile
+from precast.config import REFUSED
 from precast.progress import Told
 from precast.uses import padding, proposal
 from torch import Tensor, nn
@@ -178,3 +180,22 @@ def test_a_build_shows_a_bar_on_a_terminal_alone(
         assert programs == [2]
         shown.append(capsys.readouterr().err)
     assert "1/2 programs" in shown[0] and shown[1] == ""
+
+
+def test_options_that_can_not_work_are_refused_when_the_config_is_made() -> None:
+    with pytest.raises(ValueError, match="`options` has `freezing`: artifacts read the module's own weights"):
+        CompileConfig(options={"freezing": True})
+    with pytest.raises(ValueError, match=r"`triton\.cudagraphs`, which can't be set: the runtime captures graphs"):
+        CompileConfig(options={"max_autotune": True, "triton.cudagraphs": True})
+    with pytest.raises(ValueError, match="cpp_wrapper"):
+        CompileConfig().declared({"options": {"cpp_wrapper": True}})
+    with pytest.raises(ValueError, match=r"triton\.cudagraphs"):
+        CompileConfig(options={"triton": {"cudagraphs": True}})
+    assert CompileConfig(backend="inductor", options={"triton.cudagraphs": True}).options
+    assert CompileConfig(options={"freezing": False, "max_autotune": True}).options
+    # The same names as a build refuses.
+    worker = Path(__file__).parents[2] / "crates/precast-builder/worker/compiler.py"
+    tree = ast.parse(worker.read_text("utf-8"))
+    tables = {one.targets[0].id: one.value for one in tree.body if isinstance(one, ast.Assign)}
+    keys = {key.value for name in ("_FIXED", "_REFUSED") for key in tables[name].keys if key is not None}
+    assert keys == set(REFUSED)
