@@ -84,7 +84,7 @@ class PairEngine(ArtifactEngine):
             except BuildError:
                 raise
             except Exception as error:
-                raise failure(source, error) from error
+                raise failure(source, error) from None
         settings = cls.request(region, args, kwargs)
         functions, modules = pairs.functions_of(source.weights(), found, gate(region.config), under)
         for module in modules:

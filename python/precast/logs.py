@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .config import CompileConfig
-from .errors import PrecastWarning
+from .errors import Error, PrecastWarning
 from .objects import count
 from .refusal import Refusal
 
@@ -52,7 +52,9 @@ class Log:
             **more,
         }
         text = " ".join(f"{key}={value!r}" for key, value in values.items() if key != "stack")
-        self._write(logging.INFO if error is None else logging.WARNING, f"maybe_compile: {text}", values, error)
+        # The message of a refusal names the line of the module; `stack` has torch's own frames.
+        shown = None if isinstance(error, Error) else error
+        self._write(logging.INFO if error is None else logging.WARNING, f"maybe_compile: {text}", values, shown)
         if error is not None and config.fail_policy != "raise":
             cause = f"{type(error).__name__}: {error}"
             self._warn(f"{_named(region)} is not compiled, and answers itself: {cause}", cause)

@@ -199,3 +199,44 @@ def test_options_that_can_not_work_are_refused_when_the_config_is_made() -> None
     tables = {one.targets[0].id: one.value for one in tree.body if isinstance(one, ast.Assign)}
     keys = {key.value for name in ("_FIXED", "_REFUSED") for key in tables[name].keys if key is not None}
     assert keys == set(REFUSED)
+
+
+REFUSED_NETS = """
+import logging, sys, torch, precast
+from torch import nn
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GELU()) for _ in range(60)))
+
+    def forward(self, x):
+        x = self.layers(x)
+        return x if x.sum() > 0 else -x
+
+class Sizes(Branches):
+    def forward(self, x):
+        x = self.layers(x)
+        return x.flatten()[x.flatten() > 0]
+"""
+CALLS = """
+net = {net}().train({kind!r} == "autograd")
+config = precast.CompileConfig(store=sys.argv[1], kind={kind!r}, buckets={{"n": [2, 4]}}, shapes={{"x": ["n", 4]}})
+precast.maybe_compile(net, config, {logger}, torch.randn(2, 4))
+"""
+BUILDS = """
+precast.build({net}(), torch.randn(2, 4), name="x", store=sys.argv[1], buckets={{"n": [2]}}, shapes={{"x": ["n", 4]}})
+"""
+
+
+@pytest.mark.parametrize(("net", "line"), [("Branches", 12), ("Sizes", 17)])
+@pytest.mark.parametrize("way", ["inference", "autograd", "logger", "build"])
+def test_a_refused_capture_is_said_in_a_few_lines(tmp_path: Path, net: str, line: int, way: str) -> None:
+    script = tmp_path / "net.py"
+    kind = "autograd" if way == "autograd" else "inference"
+    logger = 'logging.basicConfig() or logging.getLogger("mine")' if way == "logger" else "None"
+    script.write_text(REFUSED_NETS + (BUILDS if way == "build" else CALLS).format(net=net, kind=kind, logger=logger))
+    done = subprocess.run([sys.executable, script, tmp_path / "store"], capture_output=True, text=True, timeout=300)
+    said = done.stderr + done.stdout
+    assert f"net.py:{line}: `{net}.forward` can't be captured" in said and "hint: " in said, said[-2000:]
+    assert len(said.splitlines()) < 30, said
