@@ -11,6 +11,7 @@ import enum
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -24,7 +25,7 @@ from .errors import BadInput, BuildError, Busy, Error, NoFit
 from .loading import load
 from .refusal import Refused
 from .spec import Compile, Gate, Module
-from .torch_private import sharding
+from .torch_private import profiling, sharding
 from .traced import Traced
 from .uses import Uses
 
@@ -149,9 +150,38 @@ class ArtifactEngine:
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
         given = self._in_order(args, kwargs)
-        with refusals():
+        with refusals(), profiling.record(lambda: self._title_of(given)):
             answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
         return self._nested(answer, args, kwargs)
+
+    def title(self, module: str, bucket: str) -> str:
+        """Returns the name of a call in a profile, as `precast minilm@69e8f50b forward batch=8`."""
+        release = self._release.name[:8]
+        model = f"{self._release.model}@{release}" if release else self._release.model
+        slower = self._region.uses.slower if self._region.uses is not None else {}
+        eager = "(eager)" if module in slower or (bucket or "fixed") in slower else ""
+        module = module.removeprefix(f"{self.contract.under}_")
+        return " ".join(filter(None, ("precast", model, self._region.name, module, bucket, eager)))
+
+    def _title_of(self, given: Sequence[Tensor]) -> str:
+        """Returns the title of a call, with the smallest bucket that covers its sizes; empty if nothing answers it."""
+        region = self._region
+        sizes = {
+            dim: size
+            for name, tensor in zip(self._inputs, given, strict=True)
+            for dim, size in zip(region.shapes.get(name, ()), tensor.shape, strict=False)
+            if isinstance(dim, str)
+        }
+        pads = bool(region.config.pad)
+        covering = [
+            point
+            for point in region.points
+            if point == sizes or (pads and all(sizes.get(dim, 0) <= size for dim, size in point.items()))
+        ]
+        if region.points and not covering and not region.config.dynamic:
+            return ""
+        bucket = named(min(covering, key=lambda point: prod(point.values()))) if covering else "dynamic"
+        return self.title(self._run.name, bucket if region.points else "")
 
     def learn(self, answer: Any) -> None:
         """Takes an answer of the module; all answers have its structure."""
@@ -293,6 +323,11 @@ class ArtifactEngine:
             )
             for name, tensor in ((name, tensors[name]) for name in self._inputs)
         )
+
+
+def named(point: Mapping[str, int]) -> str:
+    """Returns the name of a bucket, as `batch=8 seq=128`."""
+    return " ".join(f"{dim}={size}" for dim, size in point.items())
 
 
 class _Object:

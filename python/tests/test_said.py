@@ -240,3 +240,27 @@ def test_a_refused_capture_is_said_in_a_few_lines(tmp_path: Path, net: str, line
     said = done.stderr + done.stdout
     assert f"net.py:{line}: `{net}.forward` can't be captured" in said and "hint: " in said, said[-2000:]
     assert len(said.splitlines()) < 30, said
+
+
+def test_a_profile_names_artifacts_by_release_and_bucket(tmp_path: Path) -> None:
+    def names(call: Any) -> list[str]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            call()
+        return [event.name for event in profile.events() if event.name.startswith("precast ")]
+
+    config = CompileConfig(name="net", store=tmp_path, buckets={"n": [2, 4]}, shapes={"x": ["n", 4]})
+    module = maybe_compile(Pair().eval(), config, None, torch.ones(2, 4))
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    said = [
+        f"precast net@{attempt['release'][:8]} forward n={size}{' (eager)' if f'n={size}' in attempt['slower'] else ''}"
+        for size in (2, 4)
+    ]
+    with torch.no_grad():
+        assert names(lambda: (module(torch.ones(1, 4)), module(torch.ones(4, 4)))) == said
+        assert names(lambda: module(torch.ones(5, 4))) == []
+
+    config = CompileConfig(name="pair", store=tmp_path, kind="autograd")
+    module = maybe_compile(Pair().train(), config, None, torch.ones(2, 4))
+    found = names(lambda: module(torch.ones(2, 4)).sum().backward())
+    assert [one.split()[2] for one in found] == ["forward", "backward"], found
+    assert all(one.startswith("precast pair.training@") for one in found)
