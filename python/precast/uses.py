@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Any
 
+from .errors import Error
+
 BUCKETS = 4
 """Sizes of a dimension in a proposal, at most."""
 
@@ -40,7 +42,7 @@ class Uses:
     @property
     def by_eager(self) -> bool:
         """Whether eager answers every call, because it was faster for each program."""
-        programs = [row for one in self._stats()["modules"] if one["module"] in self._modules for row in one["buckets"]]
+        programs = [row for one in self._now()["modules"] if one["module"] in self._modules for row in one["buckets"]]
         return bool(self._slower) and all(row["runner"] == "eager" for row in programs)
 
     def rows(self) -> Counter[Row]:
@@ -51,9 +53,15 @@ class Uses:
         """Keeps the counts of a model that is closed next."""
         self._last = self.rows()
 
+    def _now(self) -> Mapping[str, Any]:
+        try:
+            return self._stats()
+        except Error:  # in a forked process
+            return {"modules": [], "requests": []}
+
     def _rows(self) -> Counter[Row]:
         found: Counter[Row] = Counter()
-        for row in self._stats()["requests"]:
+        for row in self._now()["requests"]:
             if row["module"] in self._modules and row["rung"] != "refused":
                 sizes, bucket = tuple(row["sizes"].items()), row["bucket"]
                 eager = row["rung"] == "eager" and (row["module"], bucket) in self._slower
