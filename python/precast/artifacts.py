@@ -398,7 +398,7 @@ def gate(config: CompileConfig) -> Gate | None:
 def build_settings(config: CompileConfig) -> dict[str, Any]:
     """Returns the settings of each build."""
     compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
-    return {"compile": compile_, "store": config.store}
+    return {"compile": compile_, "store": config.store, "progress": False}
 
 
 def _defaults(net: nn.Module) -> dict[str, Any]:

@@ -245,7 +245,7 @@ def _built(groups: Sequence[_Group], log: Log) -> dict[str, Exception]:
         captured = {group.name: group.captured.part for group in some if group.captured is not None}
         try:
             with causes():
-                failed |= parts.build(name, captured, **settings, progress=Told(partial(log.building, name)))
+                failed |= parts.build(name, captured, **(settings | {"progress": Told(partial(log.building, name))}))
         except Exception as error:
             failed |= dict.fromkeys(captured, error)
     return failed
