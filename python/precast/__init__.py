@@ -17,7 +17,18 @@ from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._native import Model, Module, Session, Tensor, __version__
-from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound, OutOfMemory
+from .errors import (
+    BadInput,
+    BuildError,
+    Busy,
+    CallFailed,
+    Error,
+    LoadError,
+    NoFit,
+    NotFound,
+    OutOfMemory,
+    PrecastWarning,
+)
 from .fields import Fields
 from .loading import load
 
@@ -80,6 +91,7 @@ __all__ = [
     "NoFit",
     "NotFound",
     "OutOfMemory",
+    "PrecastWarning",
     "Session",
     "ShapeStabilizer",
     "Spec",

@@ -179,7 +179,7 @@ class Traced:
             return self._graph(trace, roots, tensors, free)
         except tracing.NotTraced as error:
             message = f"{named(self)} can't be captured: {error}"
-            raise BuildError(f"{error.place}: {message}" if error.place else message, hint=_hint(error)) from error
+            raise BuildError(f"{error.place}: {message}" if error.place else message, hint=_hint(error)) from None
         except (guards.Unsupported, Untold) as error:
             raise BuildError(f"{named(self)} reads what a call can't check: {error}") from error
 

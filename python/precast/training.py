@@ -23,10 +23,11 @@ from . import batches, gradients
 from .config import CompileConfig
 from .logs import Log
 from .refusal import Refusal
-from .region import Arguments, Region
+from .region import SLOWER, Arguments, Region, rungs
 from .rounding import Kept
 from .smoke import SmokeResult
 from .torch_private import hooks
+from .uses import Row, padding
 
 if TYPE_CHECKING:
     from .artifacts import Release
@@ -112,19 +113,27 @@ class TrainingRegion(Region):
         reasons = Counter(own["reasons"])
         for pair in pairs:
             reasons.update(pair["reasons"])
+        artifact, eager = (sum(one[key] for one in [own, *pairs]) for key in ("artifact", "eager"))
         attempts = [pair["attempt"] for pair in pairs if pair["attempt"] is not None]
         built = sum(bool(attempt.get("built")) for attempt in attempts)
         return {
             **own,
-            "answers": "artifact" if any(one["answers"] == "artifact" for one in [own, *pairs]) else "original",
-            "artifact": own["artifact"] + sum(pair["artifact"] for pair in pairs),
+            "answers": min((one["answers"] for one in [own, *pairs]), key=("artifact", SLOWER, "original").index),
+            "artifact": artifact,
+            "eager": eager,
             "original": sum(reasons.values()),
             "reasons": dict(reasons),
+            "rungs": rungs(artifact, eager, reasons),
+            "padding": padding(self.rows()),
             "rebinds": own["rebinds"] + sum(pair["rebinds"] for pair in pairs),
             "attempt": own["attempt"] or next(iter(attempts), None),
             "pairs": attempts,
             "recompiles": max(built - 1, 0),
         }
+
+    def rows(self) -> Counter[Row]:
+        """Returns the calls by all programs, for each kind of request."""
+        return sum((pair.rows() for pair in self._pairs.values()), super().rows())
 
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""

@@ -48,10 +48,11 @@ from .bypass import bypassed
 from .config import CompileConfig
 from .logs import Log
 from .refusal import Refusal
-from .region import Arguments, Region, positional
+from .region import Arguments, Region, positional, rungs
 from .smoke import inference, restored_buffers, restored_generators
 from .torch_private import hooks, modes, sharding, tracing
 from .training import TrainingRegion
+from .uses import padding
 
 
 def maybe_compile(
@@ -185,12 +186,17 @@ class Compilation:
         reasons: Counter[str] = Counter()
         for counts in each.values():
             reasons.update(counts["reasons"])
+        artifact, eager = (sum(counts[key] for counts in each.values()) for key in ("artifact", "eager"))
+        rows = sum((region.rows() for region in self.regions.values()), Counter())
         return {
             "name": self.config.name,
             "backend": self.config.backend,
-            "artifact": sum(counts["artifact"] for counts in each.values()),
-            "original": sum(counts["original"] for counts in each.values()),
+            "artifact": artifact,
+            "eager": eager,
+            "original": sum(reasons.values()),
             "reasons": dict(reasons),
+            "rungs": rungs(artifact, eager, reasons),
+            "padding": padding(rows),
             "regions": each,
         }
 
@@ -304,7 +310,7 @@ class CompiledModule:
     _precast: Compilation
 
     def precast_report(self) -> dict[str, Any]:
-        """Returns how many calls artifacts and the original answered, and the reasons, in all and for each region."""
+        """Returns how many calls each rung answered, the reasons, and the padding: in all and for each region."""
         return type(self)._precast.report()
 
     def precast_check(self) -> None:

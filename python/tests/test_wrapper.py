@@ -99,6 +99,74 @@ def test_without_padding_only_buckets_are_answered(store: Path) -> None:
     assert counts(module) == (1, {"shape": 1})
 
 
+class Rows(nn.Module):
+    """Adds to each row the mean of all: padding would change every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x - 0.5)).cumsum(0)) + x.mean()
+
+
+@pytest.mark.parametrize("buckets", [[1, 8], [1]])
+def test_every_size_is_answered_without_padding(builds: None, tmp_path: Path, buckets: list[int]) -> None:
+    config = CompileConfig(
+        store=tmp_path, buckets={"rows": buckets}, shapes={"x": ["rows", 4]}, pad=False, dynamic=True
+    )
+    module = maybe_compile(Rows().eval(), config, None, torch.randn(1, 4))
+    with torch.no_grad():
+        for size in (1, 2, 5, 8, 13):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(module(x), module._orig_mod(x))
+    report = module.precast_report()
+    assert report["original"] == 0 and report["padding"]["share"] == 0, report
+    requests = module._precast.regions[""].engine._model.stats()["requests"]
+    answered = {row["sizes"]["rows"]: row["rung"] for row in requests if row["rung"] != "eager"}
+    assert all(answered.get(size, rung) == rung for size, rung in [(1, "exact"), (2, "dynamic"), (13, "dynamic")])
+    assert answered.get(8, "exact") == ("exact" if 8 in buckets else "dynamic")
+
+
+BERT = """
+import sys, tempfile, torch, precast
+from transformers import BertConfig, BertForSequenceClassification
+sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+ids, labels = torch.randint(0, 50, (2, 8)), torch.tensor([0, 1])
+
+def bert(name, *sample):
+    torch.manual_seed(0)
+    net = BertForSequenceClassification(BertConfig(**sizes, vocab_size=50, num_labels=3)).eval()
+    return precast.maybe_compile(net, precast.CompileConfig(name=name, store=sys.argv[1]), None, sample[0])
+
+plain, labelled = {"input_ids": ids}, {"input_ids": ids, "labels": labels}
+with torch.no_grad():
+    module = bert("plain", plain)
+    module(**plain)
+    module(**labelled)
+    assert module.config.problem_type == "single_label_classification"
+    module(**plain)
+    module.save_pretrained(tempfile.mkdtemp())
+    assert str(module.config.dtype).endswith("float32")
+    module(**plain)
+    print(module.precast_report()["rungs"])
+    module = bert("labelled", labelled)
+    loss, eager = module(**labelled).loss, module._orig_mod(**labelled).loss
+    torch.testing.assert_close(loss, eager)
+    print(module.precast_report()["rungs"], module.precast_report()["regions"][""]["attempt"]["built"])
+"""
+
+
+def test_what_a_call_or_a_library_writes_switches_nothing_off(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for built in (True, False):
+        command = [sys.executable, "-c", BERT, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        lines = done.stdout.splitlines()
+        assert lines == ["{'artifact': 3, 'original: inputs': 1}", f"{{'artifact': 1}} {built}"], done.stderr
+        assert "input `labels` is a tensor, and is none in the sample batch" in done.stderr
+
+
 def test_changes_in_place_are_seen(store: Path) -> None:
     module = wrapped(store)
     net = module._orig_mod
