@@ -20,6 +20,7 @@ from ._native import Model, Module, Session, Tensor, __version__
 from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound, OutOfMemory
 from .fields import Fields
 from .loading import load
+from .torch_private import registry
 
 if TYPE_CHECKING:
     from .building import (
@@ -112,6 +113,7 @@ __all__ = [
 
 # Objects of the parent are refused in a child.
 os.register_at_fork(after_in_child=_native.forked)
+registry.register()
 logging.getLogger("precast").addHandler(logging.NullHandler())
 
 

@@ -4,6 +4,7 @@
 |---|---|
 | `tracing` | one call of a module, traced by Dynamo |
 | `guards` | Dynamo's guards as places and facts |
+| `graphs`, `registry` | the backend of `torch.compile` |
 
 `Private:` in a docstring lists the names that a file uses, and `Without it:` says what is lost if torch moves them.
 """
