@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.backends.registry
 from torch import Tensor, fx
 
 from . import _native, contract, joint, pairs, parts
@@ -42,7 +41,7 @@ from .logs import Log
 from .refusal import Refused
 from .replay import Program, quiet
 from .smoke import restored_generators
-from .torch_private import draws, graphs, modes, registry
+from .torch_private import draws, graphs, modes
 
 SIZES = 8
 """Sizes of one graph with symbolic sizes that a process builds a program for."""
@@ -221,6 +220,3 @@ def _order(tensor: Tensor) -> list[int] | None:
 
 def _turned(tensor: Tensor, order: list[int] | None) -> Tensor:
     return tensor if order is None else tensor.permute(order)
-
-
-registry.register()

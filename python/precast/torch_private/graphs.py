@@ -87,7 +87,7 @@ def static(graph: fx.GraphModule, given: Sequence[Any], orders: Sequence[Sequenc
         return fx.Interpreter(graph).run(*(next(rest) if isinstance(one, Tensor) else one for one in given))
 
     with torch.no_grad():
-        made = make_fx(call, tracing_mode="fake")(*tensors)
+        made = make_fx(call, {torch.ops.aten.scatter.value: _scatter}, tracing_mode="fake")(*tensors)
     body = made.graph
     masks = {draw.name(at): draw for at, (_, draw) in enumerate(draws.replaced(body))}
     body.eliminate_dead_code()
@@ -110,6 +110,13 @@ def static(graph: fx.GraphModule, given: Sequence[Any], orders: Sequence[Sequenc
     last.meta.clear()
     body.lint()
     return Static(_Runs(made, orders), masks, results, len(outputs))
+
+
+def _scatter(tensor: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
+    """Scatters in float32: Inductor gives the result of one in half precision that dtype."""
+    if tensor.dtype not in (torch.float16, torch.bfloat16):
+        return NotImplemented
+    return tensor.float().scatter(dim, index, value).to(tensor.dtype)
 
 
 class _Runs(nn.Module):
