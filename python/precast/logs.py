@@ -39,7 +39,8 @@ class Log:
     def fallback(self, region: str, refusal: Refusal, error: BaseException | None = None) -> None:
         """Logs why the module itself answers a call."""
         values = {"region": region, "reason": refusal.code, "detail": refusal.detail}
-        level = logging.WARNING if error is not None or refusal.code in ("gradients", "failed") else logging.INFO
+        warns = error is not None or refusal.code in ("gradients", "failed", "cache")
+        level = logging.WARNING if warns else logging.INFO
         where = f"`{region}`" if region else "the module"
         self._write(level, f"maybe_compile: {where} answers itself ({refusal.code}): {refusal.detail}", values, error)
 

@@ -334,3 +334,35 @@ def test_a_pipeline_of_diffusers_with_a_wrapped_model(store: Path, tmp_path: Pat
     again = diffusers.DDPMPipeline.from_pretrained(tmp_path)
     again.set_progress_bar_config(disable=True)
     assert abs(image(again) - wanted).max() < 1e-5
+
+
+def test_generate_of_a_wrapped_causal_model(store: Path, caplog: pytest.LogCaptureFixture) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 2 * WIDTH}
+    tokens = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=WORDS, **sizes, **tokens)).eval()
+    eager = copy.deepcopy(model)
+    axes = {name: [1, "seq"] for name in ("input_ids", "attention_mask", "position_ids")}
+    own = wrapped(model, store, buckets={"seq": [6, 7]}, shapes=axes, pad=False)
+    ids = torch.arange(3, 9)[None]
+    mask = torch.ones_like(ids)
+
+    def texts(**settings: Any) -> list[list[int]]:
+        settings = {"attention_mask": mask, "do_sample": False, **settings}
+        return [one.generate(ids, **settings).tolist() for one in (own, eager)]
+
+    with caplog.at_level("INFO", "precast"), torch.no_grad():
+        assert own(ids).past_key_values is not None  # the default of a causal model
+        assert own.precast_report()["reasons"] == {"cache": 1}
+        given, wanted = texts(max_new_tokens=4)
+        assert given == wanted
+        assert own.precast_report()["reasons"] == {"cache": 5}
+        (warning,) = [one for one in caplog.records if one.levelname == "WARNING"]
+        assert "precast init" in warning.getMessage() and "sessions" in warning.getMessage()
+        assert "Traceback" not in caplog.text
+        given, wanted = texts(max_new_tokens=3, use_cache=False)
+        assert given == wanted
+        answered(own.precast_report(), 2, {"cache": 5, "shape": 1})
+        given, wanted = texts(max_new_tokens=2)
+        assert given == wanted
+        answered(own.precast_report(), 2, {"cache": 7, "shape": 1})
