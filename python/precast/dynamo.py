@@ -123,7 +123,8 @@ class Graph:
         if self.config.fail_policy == "raise":
             raise error
         self.log.note(f"a graph of `torch.compile` runs as it is: {reason}", error)
-        warnings.warn(f"precast: a graph of `torch.compile` runs without an artifact: {reason}", stacklevel=2)
+        line = reason.partition("\n")[0]
+        warnings.warn(f"precast: a graph of `torch.compile` runs without an artifact: {line}", stacklevel=2)
 
     def _found_or_built(self, given: Sequence[Any]) -> _Compiled:
         tensors = [one.detach() for one in given if isinstance(one, Tensor)]

@@ -16,6 +16,8 @@ import torch
 from precast import dynamo
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 
 # A process that never imports the package by itself: torch finds the entry point.
 PROCESS = """
@@ -51,6 +53,8 @@ for one, other in zip(eager.parameters(), net.parameters(), strict=True):
 for one, other in zip(eager.buffers(), net.buffers(), strict=True):
     torch.testing.assert_close(one, other)
 from torch._dynamo.utils import counters
+from torch.nn.functional import dropout
+from torch.utils.checkpoint import checkpoint
 print(json.dumps(counters["precast"]))
 """
 
@@ -98,6 +102,22 @@ def test_symbolic_sizes_and_graph_breaks(tmp_path: Path) -> None:
         torch.testing.assert_close(answer, wanted)
         assert answer[0].stride() == wanted[0].stride()
     assert counters["precast"] == {"built": 4, "artifact": 6}
+
+
+def test_dropout_inside_a_checkpoint(tmp_path: Path) -> None:
+    layer = nn.Linear(8, 8)
+
+    def function(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: dropout(layer(x).tanh(), 0.4), x, use_reentrant=False).square().sum()
+
+    gradients = []
+    for one in (function, compiled(function, tmp_path)):
+        x = torch.ones(4, 8, requires_grad=True)
+        torch.manual_seed(0)
+        one(x).backward()
+        gradients.append(x.grad)
+    torch.testing.assert_close(*gradients)
+    assert counters["precast"] == {"built": 2, "artifact": 2}
 
 
 def test_inputs_of_other_strides(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils.checkpoint import CheckpointPolicy
 
 from . import draws
 from .saved import separate
@@ -30,10 +31,18 @@ def through_autograd(graph: fx.GraphModule, inputs: Sequence[Any], compiler: Cal
 
     from .partition import _decompositions
 
+    def cut(joint: fx.GraphModule, *arguments: Any, **options: Any) -> Any:
+        for node in joint.graph.nodes:
+            if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+                # In a checkpoint: a mask is drawn once.
+                for one in (node, *node.users):
+                    one.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        return min_cut_rematerialization_partition(joint, *arguments, **options)
+
     function: Callable[..., Any] = aot_autograd(
         fw_compiler=compiler,
         bw_compiler=compiler,
-        partition_fn=min_cut_rematerialization_partition,
+        partition_fn=cut,
         decompositions=_decompositions(),
     )(graph, inputs)
     return function
