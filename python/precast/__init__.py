@@ -31,6 +31,7 @@ from .errors import (
 )
 from .fields import Fields
 from .loading import load
+from .torch_private import registry
 
 if TYPE_CHECKING:
     from .building import (
@@ -124,6 +125,7 @@ __all__ = [
 
 # Objects of the parent are refused in a child.
 os.register_at_fork(after_in_child=_native.forked)
+registry.register()
 logging.getLogger("precast").addHandler(logging.NullHandler())
 
 

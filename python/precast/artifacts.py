@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from . import batches, captured, exported, parts
+from . import batches, caches, captured, exported, parts
 from .capture import Capture, check_build
 from .contract import Contract
 from .engine import CompileFailed, Passed
@@ -194,6 +194,8 @@ class ArtifactEngine:
         form = self._form(args, kwargs, leaves)
         places = self._forms.get(form)
         if places is None:
+            if caches.given(args, kwargs):
+                raise Refused(*caches.GIVEN)
             places = self._accept(form, args, kwargs)
         if isinstance(places, Refused):
             raise places

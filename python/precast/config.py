@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 KINDS = ("inference", "autograd")
@@ -78,7 +78,7 @@ class CompileConfig:
     pad: bool | Mapping[str, float] = True
     """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0. `False`
     with `dynamic`: a bucket answers calls of exactly its sizes, and the dynamic artifact all others."""
-    check: str = "late"
+    check: Literal["late", "now"] = "late"
     """`"late"`: values on a GPU are checked without a wait, and a value out of bounds is raised by a later call; what
     follows from it is NaN. `"now"`: each call waits for the device."""
     release: str | None = None

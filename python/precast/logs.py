@@ -57,7 +57,7 @@ class Log:
         self._write(logging.INFO if error is None else logging.WARNING, f"maybe_compile: {text}", values, shown)
         if error is not None and config.fail_policy != "raise":
             cause = f"{type(error).__name__}: {error}"
-            self._warn(f"{_named(region)} is not compiled, and answers itself: {cause}", cause)
+            self.warn(f"{_named(region)} is not compiled, and answers itself: {cause}", cause)
         if slower := more.get("slower"):
             times = ", ".join(f"{one} times{'' if at == 'fixed' else f' at {at}'}" for at, one in slower.items())
             text = f"{_named(region)} is slower than eager by {times}: eager answers"
@@ -81,11 +81,12 @@ class Log:
     def fallback(self, region: str, refusal: Refusal, error: BaseException | None = None) -> None:
         """Logs why the module itself answers a call."""
         values = {"region": region, "reason": refusal.code, "detail": refusal.detail}
-        level = logging.WARNING if error is not None or refusal.code in ("gradients", "failed") else logging.INFO
+        warns = error is not None or refusal.code in ("gradients", "failed", "cache")
+        level = logging.WARNING if warns else logging.INFO
         text = f"{_named(region)} answers itself ({refusal.code}): {refusal.detail}"
         self._write(level, f"maybe_compile: {text}", values, error)
         if refusal.code not in _UNSAID:
-            self._warn(text, f"{region} {refusal.code}" if error is not None else f"{refusal.code} {refusal.detail}")
+            self.warn(text, f"{region} {refusal.code}" if error is not None else f"{refusal.code} {refusal.detail}")
 
     def note(self, text: str, error: BaseException | None = None, **values: Any) -> None:
         """Logs an event; one with an error is a warning."""
@@ -93,9 +94,9 @@ class Log:
 
     def _say(self, level: int, text: str, reason: str, **values: Any) -> None:
         self._write(level, f"maybe_compile: {text}", values, None)
-        self._warn(text, reason)
+        self.warn(text, reason)
 
-    def _warn(self, text: str, reason: str) -> None:
+    def warn(self, text: str, reason: str) -> None:
         """Warns once of a reason, if there is no logger of the caller."""
         if not self._warns or reason in self._warned:
             return

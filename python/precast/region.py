@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import batches, guard
+from . import batches, caches, guard
+from .caches import CacheReturned
 from .config import CompileConfig
 from .engine import CompileFailed, Engine, Passed, TorchEngine
 from .guard import Guard
@@ -58,6 +59,8 @@ class Region:
         self._refusal: Refusal | None = None if config.enabled else Refusal("disabled", "`enabled` is false")
         if config.enabled and config.backend == "eager":
             self._refusal = Refusal("disabled", '`backend` is "eager"')
+        # Settings with which a call returns a cache.
+        self._caches: list[Any] = []
         self._failures = 0
         self._opening = threading.Lock()
         self._counting = threading.Lock()
@@ -154,6 +157,10 @@ class Region:
                 self.engine, notes = self._opened(args, kwargs)
             except Exception as failed:
                 error = failed
+        if isinstance(error, CacheReturned) and self.config.fail_policy != "raise":
+            self._caches.append(caches.asked(self.module, args, kwargs, self.names))
+            self.release = None
+            return
         self._attempted(before + time.perf_counter() - began, error, **notes)
 
     def refuse(self, error: BaseException) -> None:
@@ -226,13 +233,20 @@ class Region:
         refusal = guard.before(self.module, args, kwargs, self.kind) if self.config.backend == "precast" else None
         if refusal is not None:
             return refusal
+        if self._returns_cache(args, kwargs):
+            return CacheReturned().refusal
         if not self._opening.acquire(blocking=False):
             return Refusal("compiling", "another thread compiles it")
         try:
             self._prepare(args, kwargs)
         finally:
             self._opening.release()
-        return self._refusal if self.engine is not None or self._refusal is not None else self.delayed()
+        if self.engine is not None or self._refusal is not None:
+            return self._refusal
+        return CacheReturned().refusal if self._returns_cache(args, kwargs) else self.delayed()
+
+    def _returns_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return bool(self._caches) and caches.asked(self.module, args, kwargs, self.names) in self._caches
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import batches, captured
+from .caches import CacheReturned, is_cache
 from .capture import Flat, named, near, undisturbed
 from .errors import BadInput, BuildError
 from .record import places, values
@@ -281,13 +282,14 @@ class Traced:
         for path, leaf in batches.leaves(trace.answer):
             where = f"`{path}` of its result" if path else "its result"
             if not isinstance(leaf, Tensor):
+                if is_cache(leaf):
+                    raise CacheReturned
                 try:
                     leaves.append(["value", values.encoded(leaf)])
                 except values.Unknown:
                     raise BuildError(
                         f"{where} is a {type(leaf).__name__}, which no artifact returns",
-                        hint="return tensors, in lists, tuples, dicts and dataclasses; of a model that generates, "
-                        "`config.use_cache = False`, or sessions: `precast init` writes their spec",
+                        hint="return tensors, in lists, tuples, dicts and dataclasses",
                     ) from None
             elif id(leaf) in numbers:
                 leaves.append(["output", outputs.setdefault(numbers[id(leaf)], len(outputs))])

@@ -18,6 +18,7 @@ or the wrapped module itself has some, and is one region |
 | `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
 | `parameters` | a parameter has another dtype, shape or device, or is a shard |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
+| `cache` | the call has or returns a key-value cache: `precast init` writes a spec with sessions |
 | `shape` | no bucket covers the sizes; in training: has them exactly |
 | `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
 | `failed` | the artifact failed |

@@ -6,6 +6,7 @@
 | `guards` | Dynamo's guards as places and facts |
 | `profiling` | whether a profiler is on |
 | `sizes` | sizes that depend on values |
+| `graphs`, `registry` | the backend of `torch.compile` |
 
 `Private:` in a docstring lists the names that a file uses, and `Without it:` says what is lost if torch moves them.
 """
