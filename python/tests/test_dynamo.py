@@ -14,8 +14,10 @@ import precast.dynamo
 import pytest
 import torch
 from precast import dynamo
+from precast.torch_private import graphs
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 
@@ -53,6 +55,7 @@ for one, other in zip(eager.parameters(), net.parameters(), strict=True):
 for one, other in zip(eager.buffers(), net.buffers(), strict=True):
     torch.testing.assert_close(one, other)
 from torch._dynamo.utils import counters
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.functional import dropout
 from torch.utils.checkpoint import checkpoint
 print(json.dumps(counters["precast"]))
@@ -118,6 +121,15 @@ def test_dropout_inside_a_checkpoint(tmp_path: Path) -> None:
         gradients.append(x.grad)
     torch.testing.assert_close(*gradients)
     assert counters["precast"] == {"built": 2, "artifact": 2}
+
+
+def test_a_program_has_no_operator_that_a_worker_lacks() -> None:
+    from torch._inductor.inductor_prims import fma
+
+    x = torch.ones(2, 3)
+    made = graphs.static(make_fx(lambda a: (fma(a, a, a),))(x), [x], [None])
+    assert torch.equal(made.module(x)[0], x + x)
+    assert "fma" not in str(made.module._graph[0].graph)
 
 
 def test_inputs_of_other_strides(tmp_path: Path) -> None:

@@ -95,8 +95,14 @@ def static(graph: fx.GraphModule, given: Sequence[Any], orders: Sequence[Sequenc
         rest = iter(tensors)
         return fx.Interpreter(graph).run(*(next(rest) if isinstance(one, Tensor) else one for one in given))
 
+    from torch._inductor import inductor_prims
+
+    # A worker that compiles may not have registered Inductor's own operator.
+    table: dict[Any, Any] = {torch.ops.aten.scatter.value: _scatter}
+    if (fma := getattr(inductor_prims, "fma", None)) is not None:
+        table[fma] = _multiplied
     with torch.no_grad():
-        made = make_fx(call, {torch.ops.aten.scatter.value: _scatter}, tracing_mode="fake")(*tensors)
+        made = make_fx(call, table, tracing_mode="fake")(*tensors)
     body = made.graph
     masks = {draw.name(at): draw for at, (_, draw) in enumerate(draws.replaced(body))}
     body.eliminate_dead_code()
@@ -126,6 +132,10 @@ def _scatter(tensor: Tensor, dim: int, index: Tensor, value: float) -> Tensor:
     if tensor.dtype not in (torch.float16, torch.bfloat16):
         return NotImplemented
     return tensor.float().scatter(dim, index, value).to(tensor.dtype)
+
+
+def _multiplied(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return a * b + c
 
 
 class _Runs(nn.Module):
