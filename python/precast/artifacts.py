@@ -150,8 +150,8 @@ class ArtifactEngine:
             answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
         return self._nested(answer, args, kwargs)
 
-    def learn(self, answer: Any) -> None:
-        """Takes an answer of the module; all answers have its structure."""
+    def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes a call of the module and its answer; all answers have its structure."""
         if self._template is None:
             self._template = (batches.mapped(answer, lambda _, tensor: tensor.new_empty(0)), isinstance(answer, Tensor))
 
