@@ -522,6 +522,33 @@ def all_frozen(m: Any) -> Any:
     return m(**batch())
 
 
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.own = base, nn.Linear(base.in_features, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.own(x)
+
+
+@case("not compiled")
+def adapters_that_are_put_in(m: Any) -> Any:
+    m.requires_grad_(False)
+    m.a = Adapter(m.a)
+    loss(m(**batch())).backward()
+    return m.a.own.weight.grad
+
+
+@case()
+def a_forward_that_another_library_sets(m: Any) -> Any:
+    own = m.forward
+    m.forward = lambda *args, **kwargs: own(*args, **kwargs)
+    try:
+        loss(m(**batch())).backward()
+    finally:
+        del m.forward
+
+
 @case("not compiled")
 def eval_mode(m: Any) -> Any:
     m.eval()
