@@ -183,8 +183,8 @@ class ArtifactEngine:
         bucket = named(min(covering, key=lambda point: prod(point.values()))) if covering else "dynamic"
         return self.title(self._run.name, bucket if region.points else "")
 
-    def learn(self, answer: Any) -> None:
-        """Takes an answer of the module; all answers have its structure."""
+    def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes a call of the module and its answer; all answers have its structure."""
         if self._template is None:
             self._template = (batches.mapped(answer, lambda _, tensor: tensor.new_empty(0)), isinstance(answer, Tensor))
 

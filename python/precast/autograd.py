@@ -1,8 +1,12 @@
 """The engine of a module that trains: a forward and a backward program behind one `torch.autograd.Function`.
 
 Parameters are inputs of the function, so that autograd puts their gradients where it does for eager: hooks, frozen
-parameters, accumulation and DDP work as ever. Saved values go through `save_for_backward`: a parameter, an input or a
-result that is changed in place before the backward call is an error, as in eager, and hooks for saved tensors run.
+parameters, accumulation and DDP work as ever. A tensor that the loss does not depend on gets none, as in eager: the
+graph of eager's answer, in the first comparison, says which results follow from which tensors.
+
+Saved values go through `save_for_backward`: a parameter, an input or a result that is changed in place before the
+backward call is an error, as in eager, and hooks for saved tensors run. A parameter that got another `data` meanwhile
+is read as it was in the forward call.
 
 The forward program writes no buffer: the function copies the new values into the module's buffers after the call.
 """
@@ -10,7 +14,7 @@ The forward program writes no buffer: the function copies the new values into th
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +26,7 @@ from .artifacts import ArtifactEngine, Captured, gate, named, refusals
 from .capture import check_build, failure, resized
 from .contract import Contract
 from .engine import Passed
-from .errors import BuildError, CallFailed, Error
+from .errors import BadInput, BuildError, CallFailed, Error
 from .late import Late
 from .refusal import Refused
 from .torch_private import profiling, sharding
@@ -49,6 +53,7 @@ class PairEngine(ArtifactEngine):
     def _prepare(self, tensors: Mapping[str, Tensor]) -> None:
         self._binding = threading.Lock()
         self.late = Late()
+        self.follows: dict[str, set[int]] = {}
         self._device = next(iter([*self._weights().values(), *tensors.values()])).device
 
     @staticmethod
@@ -108,7 +113,12 @@ class PairEngine(ArtifactEngine):
             for at, (forward, backward) in enumerate(programs)
         ]
         self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
-        self._bound = {name: tensor.data_ptr() for name, tensor in own.items()}
+        self._took(own)
+
+    def _took(self, weights: dict[str, Tensor]) -> None:
+        # These keep the memory of a call for its backward call, where the caller gives a parameter another `data`.
+        self.live = weights
+        self._bound = {name: tensor.data_ptr() for name, tensor in weights.items()}
 
     def uses(self) -> Uses:
         """Counts the forward calls from now on."""
@@ -132,12 +142,26 @@ class PairEngine(ArtifactEngine):
         if number is None:
             sizes = [list(each.shape) for each in given]
             raise Refused("shape", f"no bucket has exactly {sizes}, and a training call is not padded")
-        return self._nested(self._pairs[number](given), args, kwargs)
+        if torch.is_grad_enabled() and any(tensor.is_inference() for tensor in given):
+            raise Refused("inputs", "a tensor of inference mode can't be saved for the backward call")
+        pair = self._pairs[number]
+        if (name := pair.hooked(given)) is not None and torch.is_grad_enabled():
+            raise Refused("hooks", f"not all results follow from `{name}`, and its hooks would run with no gradient")
+        return self._nested(pair(given), args, kwargs)
 
     def bind(self) -> None:
         """Binds the tensors that the module has now."""
         super().bind()
-        self._bound = {name: tensor.data_ptr() for name, tensor in self._weights().items()}
+        self._took(self._weights())
+
+    def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes a call of the module and its answer: others have its structure, and follow from the same tensors."""
+        if self._template is None:
+            inputs = batches.flat(args, kwargs, self._names)[0]
+            named = [(f"input.{name}", one) for name, one in inputs.items()]
+            named += [(f"parameter.{name}", table[key]) for name, (table, key) in self.tables().items()]
+            self.follows = _follows(zip(self.contract.results, batches.leaves(answer), strict=True), named)
+        super().learn(answer, args, kwargs)
 
     def close(self) -> None:
         """Frees the artifacts after their last call."""
@@ -184,9 +208,11 @@ class _Pair:
         self.saved = [one for one in self.reads if one[0] != "tangent"]
         gradients = {name: at for at, name in enumerate(backward.outputs)}
         self.parameters = [name.removeprefix("grad.parameter.") for name in gradients if "grad.parameter." in name]
-        wanted = [f"grad.input.{name}" for name in self.inputs[: len(self.inputs) - len(self.draws)]]
-        wanted += [f"grad.parameter.{name}" for name in self.parameters]
-        self.gradients = [gradients.get(name) for name in wanted]
+        self.wanted = [f"input.{name}" for name in self.inputs[: len(self.inputs) - len(self.draws)]]
+        self.wanted += [f"parameter.{name}" for name in self.parameters]
+        self.gradients = [gradients.get(f"grad.{name}") for name in self.wanted]
+        self._results: list[tuple[torch.Size, torch.dtype]] = []
+        self._partial: list[tuple[int, str]] | None = None
         tables = engine.tables()
         # Where the module has its tensors. A guard has compared the tree of submodules before each call.
         # By dtype: those of one dtype are written by one kernel.
@@ -215,12 +241,46 @@ class _Pair:
         """Names a call of one of its modules in a profile."""
         return profiling.record(lambda: self.engine.title(module.name, self.bucket))
 
-    def inputs_of(self, saved: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+    def inputs_of(self, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns the inputs of the backward program, and binds the tensors of the forward call."""
-        count = len(self.weights)
-        self.engine.bind_saved(dict(zip(self.weights, saved[:count], strict=True)))
+        count, saved = len(self.weights), ctx.saved_tensors
+        named = zip(self.weights, saved[:count], ctx.own, strict=True)
+        self.engine.bind_saved({name: ctx.live[name] if one is own else one for name, one, own in named})
         rest = iter(saved[count:])
-        return [tangents[at] if kind == "tangent" else next(rest).detach() for kind, at in self.reads]
+        return [
+            self._tangent(at, tangents[at]) if kind == "tangent" else next(rest).detach() for kind, at in self.reads
+        ]
+
+    def _tangent(self, at: int, given: Tensor | None) -> Tensor:
+        """Returns the gradient of a result: zeros for one that the loss does not use."""
+        if given is not None:
+            return given
+        shape, dtype = self._results[at]
+        return torch.zeros(shape, dtype=dtype, device=self.engine._device)
+
+    def hooked(self, given: Sequence[Tensor]) -> str | None:
+        """Returns the first tensor with hooks of its gradient, of those that the loss may not depend on."""
+        if self._partial is None:
+            follows, count = self.engine.follows, len(self.differentiable)
+            self._partial = [
+                (at, name) for at, name in enumerate(self.wanted) if len(follows.get(name, self.differentiable)) < count
+            ]
+        for at, name in self._partial:
+            table, key = self.own[at - len(given)]
+            tensor: Any = given[at] if at < len(given) else table[key]
+            if tensor._backward_hooks or tensor._post_accumulate_grad_hooks:
+                return name
+        return None
+
+    def needed(self, tangents: Sequence[Tensor | None]) -> list[int | None]:
+        """Returns the place of each gradient; None for a tensor that the loss does not depend on."""
+        if all(tangents[at] is not None for at in self.differentiable):
+            return self.gradients
+        used, follows = {at for at, one in enumerate(tangents) if one is not None}, self.engine.follows
+        return [
+            None if name in follows and follows[name].isdisjoint(used) else at
+            for name, at in zip(self.wanted, self.gradients, strict=True)
+        ]
 
     def run(self, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the forward program. Returns its inputs and its outputs; writes the buffers."""
@@ -228,6 +288,7 @@ class _Pair:
         with refusals(), self.recorded(self.forward):
             found, notes = self.forward._run_taking([one.detach() for one in inputs])
         values = list(found.values())
+        self._results = [(values[at].shape, values[at].dtype) for at in self.results]
         try:
             self.engine.late.settle()
         except Error as error:  # of the backward call before
@@ -247,6 +308,8 @@ class _Function(torch.autograd.Function):
         weights = [table[key] for table, key in pair.held]
         sources = {"input": inputs, "output": values}
         ctx.pair = pair
+        ctx.own, ctx.live = weights, pair.engine.live
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*weights, *(sources[kind][at] for kind, at in pair.saved))
         results = tuple(values[at] for at in pair.results)
         fixed = [one for at, one in enumerate(results) if at not in pair.differentiable]
@@ -254,19 +317,44 @@ class _Function(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *tangents: Tensor) -> Any:
+    def backward(ctx: Any, *tangents: Tensor | None) -> Any:
         pair: _Pair = ctx.pair
         if torch.is_grad_enabled():
             raise CallFailed(
                 "`create_graph=True`: a compiled backward program has no gradient of its own",
                 hint="compute second derivatives with the original module, `wrapped._orig_mod`",
             )
-        inputs = pair.inputs_of(ctx.saved_tensors, tangents)
+        inputs = pair.inputs_of(ctx, tangents)
         # Unless the caller retains the graph, the program frees each saved value after it has read it.
         ctx.maybe_clear_saved_tensors()
-        with pair.recorded(pair.backward):
-            answer, notes = pair.backward._run_taking(inputs)
+        try:
+            with pair.recorded(pair.backward):
+                answer, notes = pair.backward._run_taking(inputs)
+        except BadInput as error:
+            raise CallFailed(
+                f"a compiled backward program can't read the gradient of a result: {error.args[0]}",
+                hint="`is_grads_batched=True` and transforms need the original module, `wrapped._orig_mod`",
+            ) from error
         pair.engine.late.settle()
         pair.engine.late.add(notes)
         found = list(answer.values())
-        return None, None, None, *(None if at is None else found[at] for at in pair.gradients)
+        return None, None, None, *(None if at is None else found[at] for at in pair.needed(tangents))
+
+
+def _follows(leaves: Iterable[tuple[Any, tuple[str, Any]]], named: Sequence[tuple[str, Tensor]]) -> dict[str, set[int]]:
+    """Returns the results that follow from each tensor, in the graph that autograd has of an answer."""
+    found: dict[str, set[int]] = {}
+    names: dict[int, list[str]] = {}
+    for name, tensor in named:
+        names.setdefault(id(tensor), []).append(name)
+    for (kind, where), (_, leaf) in leaves:
+        waiting, seen = [leaf.grad_fn] if kind == "output" else [], set()
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            waiting += [one for one, _ in node.next_functions]
+            for name in names.get(id(getattr(node, "variable", None)), ()):
+                found.setdefault(name, set()).add(where)
+    return found

@@ -24,8 +24,8 @@ class Engine(Protocol):
     guarded: bool
     """Whether `Guard` and `Tensors` must be checked before each call."""
 
-    def learn(self, answer: Any) -> None:
-        """Takes an answer of the module, before the first call."""
+    def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Takes a call of the module and its answer, before the first call."""
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer. Raises `Refused` for a call that it has no code for."""
@@ -56,7 +56,7 @@ class TorchEngine:
             options=options,
         )
 
-    def learn(self, answer: Any) -> None:
+    def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Does nothing: the compiled code returns the module's own structure."""
 
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

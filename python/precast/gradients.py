@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -133,7 +134,7 @@ def compare(
             error_ = max(error_, other)
         return problem, error_
 
-    with restored_generators():
+    with restored_generators(), _without_hooks(module):
         try:
             while steps < config.smoketest_steps and reason is None:
                 reason, error_ = compared()
@@ -178,6 +179,20 @@ def _truth(
 def named(found: Mapping[str, Tensor | None], others: Mapping[str, Any]) -> dict[str, Tensor | None]:
     """Returns gradients, and the tensors of other values by their nouns, by the names that comparisons give a judge."""
     return {f"gradient {name}": one for name, one in found.items()} | batches.named(others)
+
+
+@contextmanager
+def _without_hooks(module: nn.Module) -> Iterator[None]:
+    """Runs a block without the hooks of parameters: they are the caller's, for calls of the caller."""
+    kinds = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    held = [(one, kind, found) for one in module.parameters() for kind in kinds if (found := getattr(one, kind))]
+    try:
+        for one, kind, _ in held:
+            setattr(one, kind, None)
+        yield
+    finally:
+        for one, kind, found in held:
+            setattr(one, kind, found)
 
 
 class _EagerFails(Exception):

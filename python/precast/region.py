@@ -21,7 +21,7 @@ from .guard import Guard
 from .logs import Log
 from .refusal import Refusal, Refused
 from .regions import resized
-from .smoke import CompileSmoketest, SmokeResult, inference, restored_buffers, restored_generators
+from .smoke import CompileSmoketest, SmokeResult, inference, restored_buffers, restored_generators, unpacked
 from .torch_private import hooks, sharding, tracing
 from .uses import Row, Uses, padding, proposal
 
@@ -250,7 +250,7 @@ class Region:
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
-        with self.state_of_programs():
+        with unpacked(), self.state_of_programs():
             args, kwargs = self.taken(args, kwargs)
             if self.config.backend != "precast":
                 engine: Engine = TorchEngine(self.original, self.config)
@@ -302,7 +302,7 @@ class Region:
 
         def eager(*args: Any, **kwargs: Any) -> Any:
             answer = self.answer_itself(args, kwargs)
-            engine.learn(answer)
+            engine.learn(answer, args, kwargs)
             return answer
 
         if self.config.healthcheck and self.config.smoketest_steps:

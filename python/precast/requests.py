@@ -29,7 +29,7 @@ from .logs import Log
 from .progress import Told
 from .record import values
 from .region import Arguments, Region
-from .smoke import restored_buffers, restored_generators
+from .smoke import restored_buffers, restored_generators, unpacked
 from .torch_private import modes
 from .training import PairRegion
 
@@ -123,7 +123,7 @@ class Request:
     @contextmanager
     def _undisturbed(self) -> Iterator[None]:
         region = self.region
-        with restored_generators(), restored_buffers(region.module), region.state_of_programs():
+        with unpacked(), restored_generators(), restored_buffers(region.module), region.state_of_programs():
             yield
 
 

@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from . import batches, gradients
+from ._native import Watch
 from .config import CompileConfig
 from .logs import Log
+from .record import facts
 from .refusal import Refusal
 from .region import SLOWER, Arguments, Region, rungs
 from .rounding import Kept
@@ -62,8 +64,7 @@ class TrainingRegion(Region):
             self._refusal = Refusal("release", "the release has programs for training alone")
         self._pairs: dict[State, PairRegion] = {}
         self._adding = threading.Lock()
-        self._modules = list(module.modules())
-        self._tables = [each._parameters for each in self._modules]
+        self._list()
         self.device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], original: Callable[..., Any]) -> Any:
@@ -149,7 +150,19 @@ class TrainingRegion(Region):
             tensor.requires_grad for tensor in chain(self._parameters(), batches.tensors((args, kwargs)))
         )
 
+    def _list(self) -> None:
+        """Takes the tree of submodules. Another library may put others into it, as adapters."""
+        self._modules = list(self.module.modules())
+        self._tables = [each._parameters for each in self._modules]
+        read: list[tuple[str, Any, Any, Any]] = [
+            ("length", each._modules, None, len(each._modules)) for each in self._modules
+        ]
+        read += [("item", each._modules, name, one) for each in self._modules for name, one in each._modules.items()]
+        self._tree = Watch(read, facts.MISSING)
+
     def _parameters(self) -> list[Tensor]:
+        if self._tree.changed() >= 0:
+            self._list()
         own = chain.from_iterable(map(_values, self._tables))
         return [tensor for tensor in own if tensor is not None]
 
@@ -159,8 +172,8 @@ class TrainingRegion(Region):
         autocast = None
         if torch.is_autocast_enabled(self.device):
             autocast = str(torch.get_autocast_dtype(self.device))
-        modes = tuple(map(_mode, self._modules))
-        state = State(modes, tuple(map(_requires_grad, self._parameters())), inputs, autocast)
+        parameters = tuple(map(_requires_grad, self._parameters()))
+        state = State(tuple(map(_mode, self._modules)), parameters, inputs, autocast)
         found = self._pairs.get(state)
         if found is not None:
             return found
@@ -184,6 +197,7 @@ class PairRegion(Region):
     def __init__(self, owner: TrainingRegion, state: State) -> None:
         super().__init__(owner.name, owner.module, owner.config, owner.log, owner.model)
         self.owner, self.state = owner, state
+        self.own = owner.own  # another library may have set a `forward` since, which calls this one
         # The state that its programs are captured in: one with gradients of more inputs has those of this state too.
         self.captured = state
         self.shapes, self.points = owner.shapes, owner.points

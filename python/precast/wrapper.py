@@ -50,7 +50,7 @@ from .config import CompileConfig
 from .logs import Log
 from .refusal import Refusal
 from .region import Arguments, Region, positional, rungs
-from .smoke import inference, restored_buffers, restored_generators
+from .smoke import inference, restored_buffers, restored_generators, unpacked
 from .torch_private import hooks, modes, sharding, tracing
 from .training import TrainingRegion
 from .uses import padding
@@ -286,7 +286,7 @@ class Compilation:
             handles.append(region.module.register_forward_pre_hook(note, with_kwargs=True))
         modes = torch.enable_grad() if training else inference(self.module)
         try:
-            with modes, restored_generators(), restored_buffers(self.module):
+            with unpacked(), modes, restored_generators(), restored_buffers(self.module):
                 for batch in [sample, *self._at_buckets(sample)]:
                     args, kwargs = batches.mapped(batch, _leaf)
                     self.module(*args, **kwargs)

@@ -3,12 +3,12 @@
 | mode | |
 |---|---|
 | default dtype and device, determinism, precision of products | of the process: part of a release's name |
-| a tracer, function and dispatch modes, transforms of `torch.func` | no artifact answers |
+| a tracer, function and dispatch modes, transforms of `torch.func`, forward-mode derivatives | no artifact answers |
 | autocast, gradients | the caller's to compare |
 
-Private: `torch._C._get_tracing_state`, the lengths of the stacks of modes, `peek_interpreter_stack`, and
-`DeviceContext`, the mode that `torch.set_default_device` pushes. Without them: a call under such a mode is answered as
-one without.
+Private: `torch._C._get_tracing_state`, the lengths of the stacks of modes, `peek_interpreter_stack`, the level of
+forward-mode derivatives, and `DeviceContext`, the mode that `torch.set_default_device` pushes. Without them: a call
+under such a mode is answered as one without.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.utils._device import DeviceContext
 
 
@@ -49,4 +50,6 @@ def unusable() -> tuple[str, str] | None:
         or torch._C._functorch.peek_interpreter_stack() is not None
     ):
         return "mode", "a function or dispatch mode, or a transform of `torch.func`, is active"
+    if forward_ad._current_level >= 0:
+        return "mode", "derivatives are computed in forward mode, which programs have none of"
     return None

@@ -7,7 +7,8 @@ attribute, a global variable, the cell of a closure, a key of a dictionary. `Tra
 The call is run once, by the graph, so that its answer says how the results of the graph nest.
 
 Private: `torch._dynamo.config`, `TracingContext.get_traced_code` for the code, `grapharg` of a placeholder for the
-place of its value, the warning about objects that a call changes, `real_stack` of an error. Without them: no module in
+place of its value, the warning about objects that a call changes, `real_stack` of an error, `method_requires_grad_` of
+a `TensorVariable`. Without them: no module in
 hand can be compiled.
 """
 
@@ -110,7 +111,8 @@ def trace(
         maybe_mark_dynamic(tensor, axis)
     # Of its own: Dynamo keeps graphs by the code of the function.
     function = types.FunctionType(forward.__code__.replace(co_name="forward"), globals())
-    with settings.patch(**_SETTINGS), _without_fast_path(), warnings.catch_warnings(record=True) as caught:
+    marked = _marked_values()
+    with settings.patch(**_SETTINGS), _without_fast_path(), marked, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compiled = torch.compile(
             function, backend=backend, fullgraph=True, dynamic=False, options={"guard_filter_fn": take}
@@ -201,6 +203,29 @@ def _without_fast_path() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextmanager
+def _marked_values() -> Iterator[None]:
+    """Has Dynamo follow `requires_grad_()` of a value that the call computes: it changes no gradient of other tensors.
+
+    `gradient_checkpointing` of transformers sets a hook with it on embeddings.
+    """
+    from torch._dynamo.variables.tensor import TensorVariable
+
+    own: Any = TensorVariable.method_requires_grad_
+
+    def marked(self: Any, tx: Any, requires_grad: Any = True) -> Any:
+        node = self.as_proxy().node
+        wanted = requires_grad is True or requires_grad.as_python_constant() is True
+        computed = node.op != "placeholder" and node.meta["example_value"].is_floating_point()
+        return self if wanted and computed else own(self, tx, requires_grad)
+
+    TensorVariable.method_requires_grad_ = marked  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        TensorVariable.method_requires_grad_ = own  # type: ignore[method-assign]
 
 
 # The defaults of torch leave out guards on hooks and on defaults of functions. A size is a number unless it is free.

@@ -35,6 +35,7 @@ be captured for training in Python.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -160,6 +161,7 @@ class _Cut:
         self.sources = {node.name: self._source(node) for node in graph.find_nodes(op="placeholder")}
         static = [at for at, node in enumerate(self.sources) if self.sources[node][0] == "weight"]
         _save_borders(graph)
+        _save_seeded(graph)
         joint.graph_module.recompile()
         self.results = [self._result(one) for one in described[:count]]
         self.gradients = [self._gradient(one) for one in described[count:]]
@@ -284,6 +286,18 @@ def _save_borders(graph: fx.Graph) -> None:
         for node in graph.nodes:
             if node.op == "call_function" and any(_mark(user) != _mark(node) for user in node.users):
                 node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
+
+
+def _save_seeded(graph: fx.Graph) -> None:
+    """Lets the results of operations that may draw be saved, also in a checkpoint inside of the module.
+
+    An attention without dropout is among them. The partitioner would give one that is computed again the states of a
+    generator, as more inputs.
+    """
+    for node in graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            for one in (node, *(user for user in node.users if user.target is operator.getitem)):
+                one.meta.pop("recompute", None)
 
 
 def _join(graph: fx.Graph) -> None:

@@ -1,0 +1,862 @@
+"""Small cases of autograd: each is answered as in eager, by artifacts or by the original with a reason."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from precast import CompileConfig, CompiledModule, maybe_compile, parts
+from precast.batches import difference
+from precast.gradients import difference as gradients_differ
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+
+class Net(nn.Module):
+    """Several results, of which none follows from all parameters; tied, frozen and unused weights, noise, a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.25)
+        self.a = nn.Linear(8, 2)
+        self.b = nn.Linear(8, 4, bias=False)
+        self.c = nn.Linear(4, 8, bias=False)
+        self.c.weight = self.body.weight  # tied
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor, scale: Tensor, ids: Tensor, more: Any = None) -> dict[str, Any]:
+        hidden = self.drop(self.norm(self.body(x).tanh()))
+        hidden = hidden + self.frozen(hidden)
+        b = self.b(hidden) * scale
+        return {"a": self.a(hidden)[ids], "b": b, "c": (hidden * self.c(x), hidden.argmax(-1)), "none": None}
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().train()
+
+
+def batch(grad: bool = False) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return {
+        "x": torch.randn(16, 4, generator=generator).requires_grad_(grad),
+        "scale": torch.rand(4, generator=generator).requires_grad_(grad),
+        "ids": torch.tensor([0, 2, 2, 1]),
+    }
+
+
+def loss(answer: dict[str, Any]) -> Tensor:
+    return answer["a"].square().sum() + answer["b"].sin().sum() + answer["c"][0].mean()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with two pairs of the net: without and with gradients of its inputs."""
+    kept = os.environ.get("PRECAST_TEST_STORE")
+    folder = Path(kept) / "cases" if kept else tmp_path_factory.mktemp("cases")
+    module = wrapped(folder, net())
+    loss(module(**batch())).backward()
+    loss(module(**batch(True))).backward()
+    assert module.precast_report()["artifact"] == 2, module.precast_report()
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_build(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise RuntimeError("these tests build nothing")
+
+    monkeypatch.setattr(parts, "build", refused)
+
+
+def wrapped(store: Path, module: nn.Module) -> CompiledModule:
+    return maybe_compile(module, CompileConfig(kind="autograd", store=store, name="cases"))
+
+
+Case = Callable[[Any], Any]
+CASES: list[tuple[str, Case, str]] = []
+
+
+def case(by: str = "artifact") -> Callable[[Case], Case]:
+    """Takes a case; `by` has who answers its calls: `artifact`, or the reasons of the original."""
+
+    def take(function: Case) -> Case:
+        CASES.append((function.__name__, function, by))
+        return function
+
+    return take
+
+
+def outcome(function: Case, module: nn.Module) -> tuple[Any, Any]:
+    """Returns what a case gives, or its error."""
+    torch.manual_seed(3)
+    try:
+        return function(module), None
+    except Exception as error:
+        return None, error
+
+
+@case()
+def backward(m: Any) -> Any:
+    loss(m(**batch())).backward()
+
+
+@case()
+def gradients_of_inputs(m: Any) -> Any:
+    given = batch(True)
+    loss(m(**given)).backward()
+    return given["x"].grad, given["scale"].grad
+
+
+@case()
+def one_result_alone(m: Any) -> Any:
+    m(**batch())["a"].sum().backward()
+    assert m.a.weight.grad is not None and m.b.weight.grad is None
+
+
+@case()
+def another_result_alone(m: Any) -> Any:
+    m(**batch())["b"].sum().backward()
+    assert m.b.weight.grad is not None and m.a.weight.grad is None and m.a.bias.grad is None
+
+
+@case()
+def an_input_of_a_result_that_is_not_used(m: Any) -> Any:
+    given = batch(True)
+    m(**given)["a"].sum().backward()
+    assert given["scale"].grad is None
+    return given["x"].grad
+
+
+@case()
+def a_result_times_zero(m: Any) -> Any:
+    answer = m(**batch())
+    (answer["a"].sum() + 0 * answer["b"].sum()).backward()
+    assert m.b.weight.grad is not None
+
+
+@case()
+def an_unused_head_under_weight_decay(m: Any) -> Any:
+    optimizer = torch.optim.AdamW(m.parameters(), lr=0.01, weight_decay=0.1)
+    for _ in range(10):
+        optimizer.zero_grad()
+        m(**batch())["a"].square().sum().backward()
+        optimizer.step()
+    return [one.detach().clone() for one in m.parameters()]
+
+
+@case()
+def accumulates(m: Any) -> Any:
+    for _ in range(3):
+        loss(m(**batch())).backward()
+
+
+@case()
+def results_one_after_the_other(m: Any) -> Any:
+    answer = m(**batch())
+    answer["a"].sum().backward(retain_graph=True)
+    first = m.body.weight.grad.clone()
+    answer["b"].sum().backward()
+    return first
+
+
+@case()
+def zero_grad_to_zeros(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.zero_grad(set_to_none=False)
+    m(**batch())["a"].sum().backward()
+    assert m.b.weight.grad is not None
+
+
+@case()
+def zero_grad_to_none(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.zero_grad(set_to_none=True)
+    m(**batch())["a"].sum().backward()
+    assert m.b.weight.grad is None
+
+
+@case()
+def retained_graph(m: Any) -> Any:
+    value = loss(m(**batch()))
+    value.backward(retain_graph=True)
+    value.backward()
+
+
+@case()
+def a_second_backward_without_it(m: Any) -> Any:
+    value = loss(m(**batch()))
+    value.backward()
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        value.backward()
+
+
+@case()
+def grad_with_allow_unused(m: Any) -> Any:
+    wanted = [m.a.weight, m.b.weight, m.unused.weight, m.body.bias]
+    return torch.autograd.grad(m(**batch())["a"].sum(), wanted, allow_unused=True)
+
+
+@case()
+def grad_without_allow_unused(m: Any) -> Any:
+    with pytest.raises(RuntimeError, match="not to have been used in the graph"):
+        torch.autograd.grad(m(**batch())["a"].sum(), [m.b.weight])
+
+
+@case()
+def grad_materialized(m: Any) -> Any:
+    wanted = [m.a.weight, m.b.weight, m.unused.weight]
+    return torch.autograd.grad(m(**batch())["a"].sum(), wanted, allow_unused=True, materialize_grads=True)
+
+
+@case()
+def batched_gradients(m: Any) -> Any:
+    answer = m(**batch())["a"]
+    if isinstance(m, CompiledModule):
+        with pytest.raises(Exception, match="can't read the gradient of a result"):
+            torch.autograd.grad(answer, [m.a.weight], torch.eye(8).reshape(8, 4, 2), is_grads_batched=True)
+        return None
+    return None
+
+
+@case()
+def a_given_gradient_with_strides(m: Any) -> Any:
+    m(**batch())["b"].backward(batch()["x"].t().contiguous().t())
+
+
+@case()
+def an_expanded_gradient(m: Any) -> Any:
+    m(**batch())["b"].backward(torch.tensor(2.0).expand(16, 4))
+
+
+@case()
+def a_view_of_a_result(m: Any) -> Any:
+    m(**batch())["b"].t().reshape(2, -1)[1].square().sum().backward()
+
+
+@case()
+def a_result_changed_in_place(m: Any) -> Any:
+    b = m(**batch())["b"]
+    b.mul_(2).add_(1)
+    b.square().sum().backward()
+    return b.detach()
+
+
+@case()
+def an_input_changed_before(m: Any) -> Any:
+    given = batch()
+    given["x"].mul_(2)
+    loss(m(**given)).backward()
+
+
+@case()
+def an_input_changed_between(m: Any) -> Any:
+    given = batch()
+    value = loss(m(**given))
+    given["x"].add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@case()
+def a_parameter_changed_between(m: Any) -> Any:
+    value = loss(m(**batch()))
+    with torch.no_grad():
+        m.a.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@case()
+def a_detached_result(m: Any) -> Any:
+    answer = m(**batch())
+    (answer["a"].sum() * answer["b"].detach().sum()).backward()
+    assert m.b.weight.grad is None
+
+
+@case()
+def inputs_of_another_graph(m: Any) -> Any:
+    own = batch()["x"].requires_grad_()
+    given = {**batch(True), "x": (own * 2).sin()}
+    loss(m(**given)).backward()
+    return own.grad, given["scale"].grad
+
+
+@case()
+def upstream_of_a_result_that_is_not_used(m: Any) -> Any:
+    own = torch.ones(4, requires_grad=True)
+    m(**{**batch(True), "scale": own * 2})["a"].sum().backward()
+    assert own.grad is None
+
+
+@case()
+def a_retained_gradient_of_an_input(m: Any) -> Any:
+    x = batch()["x"].requires_grad_() * 2
+    x.retain_grad()
+    loss(m(**{**batch(True), "x": x})).backward()
+    return x.grad
+
+
+@case()
+def a_retained_gradient_of_a_result(m: Any) -> Any:
+    answer = m(**batch())
+    answer["b"].retain_grad()
+    loss(answer).backward()
+    return answer["b"].grad
+
+
+@case()
+def expanded_inputs(m: Any) -> Any:
+    x = batch()["x"][:, :1].clone().requires_grad_()
+    loss(m(**{**batch(True), "x": x.expand(16, 4)})).backward()
+    return x.grad
+
+
+@case()
+def inputs_with_strides(m: Any) -> Any:
+    x = batch()["x"].t().contiguous().t()
+    loss(m(**{**batch(), "x": x})).backward()
+
+
+@case()
+def a_hook_of_a_result(m: Any) -> Any:
+    answer = m(**batch())
+    answer["b"].register_hook(lambda grad: grad * 3)
+    loss(answer).backward()
+
+
+@case()
+def a_hook_of_an_input(m: Any) -> Any:
+    given = batch(True)
+    given["x"].register_hook(lambda grad: grad * 3)
+    loss(m(**given)).backward()
+    return given["x"].grad
+
+
+@case()
+def hooks_of_a_parameter_of_all_results(m: Any) -> Any:
+    seen: list[str] = []
+    m.body.bias.register_hook(lambda grad: (seen.append("tensor"), grad * 2)[1])
+    m.body.bias.register_post_accumulate_grad_hook(lambda one: seen.append("accumulated"))
+    m(**batch())["a"].sum().backward()
+    assert seen == ["tensor", "accumulated"]
+
+
+@case("hooks")
+def hooks_of_a_parameter_of_one_result(m: Any) -> Any:
+    seen: list[Any] = []
+    m.b.weight.register_hook(seen.append)
+    m.b.weight.register_post_accumulate_grad_hook(seen.append)
+    m(**batch())["a"].sum().backward()
+    assert not seen
+
+
+@case("not compiled")
+def a_forward_hook_inside(m: Any) -> Any:
+    m.body.register_forward_hook(lambda _, args, answer: answer * 2)
+    loss(m(**batch())).backward()
+
+
+@case("not compiled")
+def a_forward_hook_with_keywords(m: Any) -> Any:
+    m.body.register_forward_hook(lambda _, args, kwargs, answer: answer * 2, with_kwargs=True)
+    loss(m(**batch())).backward()
+
+
+@case("hooks")
+def a_backward_hook_inside(m: Any) -> Any:
+    seen: list[Any] = []
+    m.a.register_full_backward_hook(lambda _, into, out: seen.append(out[0].clone()))
+    loss(m(**batch())).backward()
+    return seen
+
+
+@case()
+def hooks_of_the_module_itself(m: Any) -> Any:
+    m.register_forward_pre_hook(lambda _, args, kwargs: (args, {**kwargs, "x": kwargs["x"] * 2}), with_kwargs=True)
+    m.register_forward_hook(lambda _, args, answer: {**answer, "b": answer["b"] * 2})
+    loss(m(**batch())).backward()
+
+
+@case()
+def hooks_for_saved_tensors(m: Any) -> Any:
+    packed: list[Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda one: (packed.append(one), one)[1], lambda one: one):
+        value = loss(m(**batch()))
+    value.backward()
+    assert packed
+
+
+@case()
+def saved_tensors_elsewhere(m: Any) -> Any:
+    with torch.autograd.graph.save_on_cpu():
+        value = loss(m(**batch()))
+    value.backward()
+
+
+@case()
+def saved_tensors_as_copies(m: Any) -> Any:
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda one: one):
+        value = loss(m(**batch()))
+    with torch.no_grad():
+        m.a.weight.add_(1)  # eager has packed a copy, too
+    value.backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpoint(store: Path, reentrant: bool) -> None:
+    def call(m: Any) -> Any:
+        given = batch(True)
+        y = checkpoint(lambda x: m(**{**given, "x": x})["b"], given["x"], use_reentrant=reentrant)
+        y.square().sum().backward()
+        return y.detach(), given["x"].grad
+
+    # The first call of a state is inside of the checkpoint.
+    compare(store, call, "artifact gradients" if reentrant else "artifact")
+
+
+@case("artifact")
+def a_checkpoint_among_others(m: Any) -> Any:
+    given = batch(True)
+    first = m(**given)
+    y = checkpoint(lambda x: m(**{**given, "x": x})["b"] * 2, first["b"], use_reentrant=False)
+    (y.square().sum() + first["a"].sum()).backward()
+    return y.detach(), given["x"].grad
+
+
+@case("mode")
+def a_selective_checkpoint(m: Any) -> Any:
+    def contexts() -> Any:
+        return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+    given = batch(True)
+    y = checkpoint(lambda x: m(**{**given, "x": x})["b"], given["x"], use_reentrant=False, context_fn=contexts)
+    y.square().sum().backward()
+    return given["x"].grad
+
+
+@case("gradients")
+def no_grad(m: Any) -> Any:
+    with torch.no_grad():
+        answer = m(**batch())
+    assert not answer["b"].requires_grad
+    return answer
+
+
+@case()
+def no_grad_after_a_step(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    with torch.no_grad():
+        return m(**batch())
+
+
+@case("artifact gradients")
+def inference_mode(m: Any) -> Any:
+    with torch.inference_mode():
+        answer = m(**batch())
+    loss(m(**batch())).backward()
+    return answer["b"].clone()
+
+
+@case("inputs")
+def inference_tensors_in_training(m: Any) -> Any:
+    with torch.inference_mode():
+        given = batch()
+    loss(m(**given)).backward()
+
+
+@case("artifact gradients")
+def set_grad_enabled(m: Any) -> Any:
+    found = []
+    for on in (False, True, False, True):
+        torch.set_grad_enabled(on)
+        try:
+            found.append(m(**batch())["b"])
+        finally:
+            torch.set_grad_enabled(True)
+        if on:
+            found[-1].sum().backward()
+    assert [one.requires_grad for one in found] == [False, True, False, True]
+    return [one.detach() for one in found]
+
+
+@case()
+def results_that_require_gradients(m: Any) -> Any:
+    answer = m(**batch())
+    found = [answer["a"].requires_grad, answer["b"].requires_grad, *(one.requires_grad for one in answer["c"])]
+    assert found == [True, True, True, False] and answer["none"] is None
+    assert not answer["b"].is_leaf
+
+
+@case("artifact not compiled")
+def frozen_between(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.zero_grad()
+    m.a.requires_grad_(False)
+    loss(m(**batch())).backward()
+    assert m.a.weight.grad is None
+
+
+@case("artifact not compiled")
+def frozen_and_back(m: Any) -> Any:
+    m.a.requires_grad_(False)
+    loss(m(**batch())).backward()
+    m.a.requires_grad_(True)
+    loss(m(**batch())).backward()
+
+
+@case("training")
+def all_frozen(m: Any) -> Any:
+    m.requires_grad_(False)
+    return m(**batch())
+
+
+class Adapter(nn.Module):
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base, self.own = base, nn.Linear(base.in_features, base.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.own(x)
+
+
+@case("not compiled")
+def adapters_that_are_put_in(m: Any) -> Any:
+    m.requires_grad_(False)
+    m.a = Adapter(m.a)
+    loss(m(**batch())).backward()
+    return m.a.own.weight.grad
+
+
+@case()
+def a_forward_that_another_library_sets(m: Any) -> Any:
+    own = m.forward
+    m.forward = lambda *args, **kwargs: own(*args, **kwargs)
+    try:
+        loss(m(**batch())).backward()
+    finally:
+        del m.forward
+
+
+@case("not compiled")
+def eval_mode(m: Any) -> Any:
+    m.eval()
+    loss(m(**batch())).backward()
+
+
+@case("artifact not compiled")
+def eval_mode_between(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.drop.eval()
+    loss(m(**batch())).backward()
+    m.drop.train()
+    loss(m(**batch())).backward()
+
+
+@case()
+def buffers_of_a_normalization(m: Any) -> Any:
+    for _ in range(3):
+        m(**batch())
+    assert int(m.norm.num_batches_tracked) == 3
+    return m.norm.running_mean.clone()
+
+
+@case()
+def dropout_draws_what_eager_draws(m: Any) -> Any:
+    torch.manual_seed(5)
+    found = [m(**batch())["b"].detach() for _ in range(2)]
+    assert not torch.equal(*found)
+    return found, torch.rand(2)
+
+
+@case("not compiled")
+def autocast(m: Any) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        value = loss(m(**batch()))
+    value.backward()
+
+
+@case()
+def backward_under_autocast(m: Any) -> Any:
+    value = loss(m(**batch()))
+    with torch.autocast("cpu", torch.bfloat16):
+        value.backward()
+    for one in m.parameters():  # eager rounds products of gradients
+        one.grad = None
+
+
+@case()
+def a_scaled_loss(m: Any) -> Any:
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+    scaler.scale(loss(m(**batch()))).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(m.parameters(), 0.1)
+    scaler.step(optimizer)
+    scaler.update()
+    return [one.detach().clone() for one in m.parameters()]
+
+
+@case()
+def second_derivatives(m: Any) -> Any:
+    given = batch(True)
+    value = loss(m(**given))
+    if not isinstance(m, CompiledModule):
+        return None
+    with pytest.raises(Exception, match="a compiled backward program has no gradient of its own"):
+        torch.autograd.grad(value, [given["x"]], create_graph=True)
+    return None
+
+
+@case("mode")
+def forward_mode(m: Any) -> Any:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(batch()["x"], torch.ones(16, 4))
+        return forward_ad.unpack_dual(m(**{**batch(), "x": x})["b"]).tangent.detach()
+
+
+@case("mode")
+def jvp(m: Any) -> Any:
+    given = batch()
+    found = torch.func.jvp(lambda x: m(**{**given, "x": x})["b"], (given["x"],), (torch.ones(16, 4),))
+    return [one.detach() for one in found]
+
+
+@case("mode")
+def vjp(m: Any) -> Any:
+    given = batch()
+    out, back = torch.func.vjp(lambda x: m(**{**given, "x": x})["b"], given["x"])
+    return out.detach(), back(torch.ones(16, 4))[0].detach()
+
+
+@case("mode")
+def vmap(m: Any) -> Any:
+    m.eval()
+    given = batch()
+    return torch.func.vmap(lambda x: m(**{**given, "x": x})["b"])(torch.ones(2, 16, 4)).detach()
+
+
+@case("mode")
+def jacobian(m: Any) -> Any:
+    m.eval()
+    given = batch()
+    return torch.func.jacrev(lambda x: m(**{**given, "x": x})["b"])(given["x"]).detach()
+
+
+@case()
+def functional_call(m: Any) -> Any:
+    own = {name: (one.detach() * 2).requires_grad_(one.requires_grad) for name, one in m.named_parameters()}
+    loss(torch.func.functional_call(m, own, (), batch())).backward()
+    loss(m(**batch())).backward()
+    return {name: one.grad for name, one in own.items() if one.grad is not None}
+
+
+@case("not compiled")
+def a_parametrization(m: Any) -> Any:
+    parametrizations.weight_norm(m.a)
+    loss(m(**batch())).backward()
+    return [one.grad for one in m.a.parameters()]
+
+
+@case()
+def a_parametrization_that_is_removed(m: Any) -> Any:
+    parametrizations.weight_norm(m.a)
+    parametrize.remove_parametrizations(m.a, "weight")
+    loss(m(**batch())).backward()
+    return m.a.weight.grad
+
+
+@case("artifact parameters")
+def tied_between(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.c.weight = nn.Parameter(m.body.weight.detach().clone())
+    m.zero_grad()
+    loss(m(**batch())).backward()
+    return m.c.weight.grad
+
+
+@case()
+def anomaly_mode(m: Any) -> Any:
+    with torch.autograd.detect_anomaly(check_nan=True):
+        loss(m(**batch())).backward()
+
+
+@case("artifact mode")
+def deterministic_mode(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    torch.use_deterministic_algorithms(True)
+    try:
+        loss(m(**batch())).backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@case()
+def a_copy(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    twin = copy.deepcopy(m)
+    twin.zero_grad()
+    loss(twin(**batch())).backward()
+    return [one.grad for one in twin.parameters() if one.grad is not None]
+
+
+@case()
+def a_pickled_module(m: Any) -> Any:
+    twin = pickle.loads(pickle.dumps(m))
+    loss(twin(**batch())).backward()
+    loss(m(**batch())).backward()
+    return [one.grad for one in twin.parameters() if one.grad is not None]
+
+
+@case()
+def a_state_dict_in_training(m: Any) -> Any:
+    before = copy.deepcopy(m.state_dict())
+    optimizer = torch.optim.SGD(m.parameters(), lr=0.5)
+    for _ in range(2):
+        loss(m(**batch())).backward()
+        optimizer.step()
+    m.load_state_dict(before)
+    m.zero_grad()
+    loss(m(**batch())).backward()
+
+
+@case("artifact parameters")
+def an_assigned_state_dict(m: Any) -> Any:
+    # The tied parameters are two afterwards.
+    loss(m(**batch())).backward()
+    m.load_state_dict({name: one.clone() * 2 for name, one in m.state_dict().items()}, assign=True)
+    loss(m(**batch())).backward()
+
+
+@case()
+def data_of_a_parameter_between_calls(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.a.weight.data = m.a.weight.data * 2
+    loss(m(**batch())).backward()
+
+
+@case()
+def data_of_a_parameter_before_backward(m: Any) -> Any:
+    before = m.a.weight.data
+    value = loss(m(**batch()))
+    m.a.weight.data = before * 2
+    if isinstance(m, CompiledModule):
+        m(**batch())  # binds the new memory
+    else:  # eager may read the new memory: these are the gradients of the call
+        m.drop.eval()
+        torch.rand(16, 8)
+        m.a.weight.data = before
+    value.backward()
+    m.a.weight.data = before * 2
+    m.norm.reset_running_stats()
+
+
+@case()
+def another_shape_before_backward(m: Any) -> Any:
+    value = loss(m(**batch()))
+    m.a.weight.data = torch.zeros(5, 8)
+    value.backward()
+    assert m.a.weight.grad.shape == (2, 8)  # as eager
+
+
+@case("artifact parameters")
+def another_dtype(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.double().zero_grad()
+    given = {name: one.double() if one.is_floating_point() else one for name, one in batch().items()}
+    loss(m(**given)).backward()
+
+
+@case("artifact shape")
+def other_sizes_and_dtypes(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    loss(m(**{**batch(), "x": torch.ones(2, 4), "ids": torch.tensor([0, 1])})).backward()
+    loss(m(**{**batch(), "ids": torch.tensor([0, 2], dtype=torch.int32)})).backward()
+
+
+@case("artifact inputs")
+def another_constant(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    loss(m(**batch(), more=3)).backward()
+
+
+@case("not compiled")
+def inputs_by_position(m: Any) -> Any:
+    loss(m(*batch().values())).backward()
+
+
+@case()
+def an_optimizer_in_the_backward_call(m: Any) -> Any:
+    optimizer = torch.optim.SGD([m.body.bias], lr=0.1)
+
+    def step(one: Tensor) -> None:
+        optimizer.step()
+        one.grad = None
+
+    m.body.bias.register_post_accumulate_grad_hook(step)
+    for _ in range(2):
+        loss(m(**batch())).backward()
+    return m.body.bias.detach().clone()
+
+
+@case("artifact attributes")
+def a_patched_method(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    m.norm.momentum = 0.5
+    loss(m(**batch())).backward()
+
+
+@case()
+def several_calls_before_one_backward(m: Any) -> Any:
+    (loss(m(**batch())) * loss(m(**batch()))).backward()
+
+
+@case()
+def a_result_as_the_next_input(m: Any) -> Any:
+    given = batch(True)
+    answer = m(**given)
+    loss(m(**{**given, "x": answer["b"]})).backward()
+    return given["x"].grad
+
+
+@case()
+def a_gradient_with_nan(m: Any) -> Any:
+    m(**batch())["b"].backward(torch.full((16, 4), float("nan")))
+    assert bool(m.body.bias.grad.isnan().all())
+    m.zero_grad()
+
+
+def compare(store: Path, function: Case, by: str) -> None:
+    """Runs a case with an eager module and with a wrapped one: results, gradients, buffers, and who answered."""
+    plain = net()
+    module = wrapped(store, copy.deepcopy(plain))
+    (expected, failure), (got, error) = outcome(function, plain), outcome(function, module)
+    if failure is not None or error is not None:
+        assert type(failure) is type(error) and str(failure) == str(error), (failure, error)
+    problem, _ = difference(got, expected)
+    assert problem is None, problem
+    grads = [{name: one.grad for name, one in each.named_parameters()} for each in (module, plain)]
+    problem, _ = gradients_differ(*grads, 1e-4)
+    assert problem is None, problem
+    problem, _ = difference(dict(module.named_buffers()), dict(plain.named_buffers()), noun="buffer")
+    assert problem is None, problem
+    report = module.precast_report()
+    who = {"artifact"} if report["artifact"] else set()
+    found = " ".join(sorted(who | set(report["reasons"])))
+    assert found == by, report
+
+
+@pytest.mark.parametrize(("function", "by"), [one[1:] for one in CASES], ids=[one[0] for one in CASES])
+def test_case(store: Path, function: Case, by: str) -> None:
+    compare(store, function, by)
