@@ -20,6 +20,7 @@ EVERY_KEY = Spec(
     unused_weights=["head.**"],
     samples="model:samples",
     context=2048,
+    assets={"vocabulary": "vocab.txt"},
     device="cpu",
     isa="x86-64-v3",
     compile=Compile(

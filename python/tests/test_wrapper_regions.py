@@ -255,7 +255,7 @@ def test_the_code_of_the_guide_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(SEEDS, "encoder", {"open": RuntimeError("no build")})
     page = Path(__file__).resolve().parents[2] / "docs" / "src" / "guide" / "maybe-compile.md"
-    first, second = [block.partition("```")[0] for block in page.read_text().split("```python\n")[1:]]
+    first, second, third = [block.partition("```")[0] for block in page.read_text().split("```python\n")[1:]]
     net, ids, mask = Encoder().eval(), torch.randint(0, 50, (3, 20)), torch.ones(3, 20, dtype=torch.int64)
     names: dict[str, Any] = {"net": net, "ids": ids, "mask": mask, "torch": torch, "logger": None}
     exec(first, names)
@@ -264,3 +264,5 @@ def test_the_code_of_the_guide_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: A
     names |= {"compiled": lambda ids, mask: net(ids, mask), "batch": (ids, mask)}
     exec(second, names)
     assert torch.equal(names["answer"], net(ids, mask)) and names["result"].ok
+    exec(third, names)
+    assert names["net"]._orig_mod is net  # what it does is in test_dynamo.py
