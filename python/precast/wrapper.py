@@ -19,7 +19,8 @@ or the wrapped module itself has some, and is one region |
 | `parameters` | a parameter has another dtype, shape or device, or is a shard |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
 | `shape` | no bucket covers the sizes; in training: has them exactly |
-| `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
+| `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it; \
+under autocast `kind = "autograd"` has programs |
 | `failed` | the artifact failed |
 | `closed` | `close` was called |
 

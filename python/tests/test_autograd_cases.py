@@ -62,13 +62,14 @@ def loss(answer: dict[str, Any]) -> Tensor:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two pairs of the net: without and with gradients of its inputs."""
+    """A store with two pairs of the net, without and with gradients of its inputs, and a program of its evaluation."""
     kept = os.environ.get("PRECAST_TEST_STORE")
     folder = Path(kept) / "cases" if kept else tmp_path_factory.mktemp("cases")
     module = wrapped(folder, net())
     loss(module(**batch())).backward()
     loss(module(**batch(True))).backward()
-    assert module.precast_report()["artifact"] == 2, module.precast_report()
+    evaluated_under_autocast(module)
+    assert module.precast_report()["artifact"] == 3, module.precast_report()
     return folder
 
 
@@ -85,6 +86,14 @@ def wrapped(store: Path, module: nn.Module) -> CompiledModule:
 
 
 Case = Callable[[Any], Any]
+
+
+def evaluated_under_autocast(m: Any) -> Any:
+    m.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return m(**batch())
+
+
 CASES: list[tuple[str, Case, str]] = []
 
 
@@ -585,6 +594,21 @@ def autocast(m: Any) -> Any:
     with torch.autocast("cpu", torch.bfloat16):
         value = loss(m(**batch()))
     value.backward()
+
+
+@case()
+def evaluation_under_autocast(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    answer = evaluated_under_autocast(m)
+    assert answer["a"].dtype == torch.bfloat16 and answer["b"].dtype == torch.float32
+    return answer["a"], answer["b"].bfloat16()
+
+
+@case("not compiled")
+def evaluation_under_no_autocast(m: Any) -> Any:
+    m.eval()
+    with torch.no_grad():
+        return m(**batch())
 
 
 @case()
