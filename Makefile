@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(CARGO) build --release --bin precast
@@ -85,17 +85,17 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 
 # The newest torch that was tried: the second pass of the tests. Without `tch`, whose crate links the torch of .venv.
 NEWEST := $(lastword $(TORCHES))
-# A build, its gates and answers, custom operators, and older releases; by hand also larger models, eager and values.
-NEWEST_TESTS := tied_ an_output_ operators:: moved::releases
+# A build, its gates and answers, and older releases; in the long set also custom operators, larger models, eager, values.
+NEWEST_TESTS := tied_ an_output_ moved::releases
 
 NEWEST_ENV := .venv-torch-$(NEWEST)
 
-test-newest: test-long $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
+test-newest: test-numerics $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
 	LIBTORCH=$(CURDIR)/$(NEWEST_ENV)/libtorch PRECAST_PYTHON=$(CURDIR)/$(NEWEST_ENV)/bin/python \
-		$(CARGO) test --workspace --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
+		$(LANE) newest $(CARGO) test --workspace --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
 
-test-newest-all: NEWEST_TESTS += minilm_ vlm:: values:: moved::
-test-newest-all: test-newest ## the same with MiniLM, the vision-language model and a stack of blocks, by hand
+test-newest-all: NEWEST_TESTS += operators:: minilm_ vlm:: values:: moved::
+test-newest-all: test-newest ## the same with custom operators, MiniLM, the vision-language model and a stack of blocks
 
 test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
 	$(OTHER)/bin/python -m unittest $(WORKER_TESTS)
@@ -158,10 +158,15 @@ examples-python: wheel $(EXAMPLES)/python ## run the Python examples: a notebook
 		echo "$$name.py" && $(EXAMPLES)/python examples/python/$$name.py --store $(STORE) || exit 1; done
 	$(EXAMPLES)/jupyter-execute --timeout=600 examples/python/quickstart.ipynb
 
+LANE := $(PYTHON) tests/lane.py
+
 # The same for all: each other set compiles the crates again.
 FEATURES := --workspace --features sync-points,ndarray,tch
 
 lint: venv ## formatting, clippy, rustdoc and ruff
+	$(LANE) lint $(MAKE) --no-print-directory lint-all
+
+lint-all:
 	$(CARGO) fmt --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -172,37 +177,50 @@ lint: venv ## formatting, clippy, rustdoc and ruff
 # Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops only
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
-test: ## lint, then every test that this machine can run
-	$(MAKE) --no-print-directory --keep-going -j 2 test-long test-cli test-short test-python test-doc test-compiler test-worker book test-newest
+test: ## lint, then all tests of this machine but the long ones, and a table of their times
+	@rm -f target/test-times.json
+	$(MAKE) --no-print-directory --keep-going -j 2 test-numerics test-cli test-short test-python test-doc test-compiler test-worker book test-newest; \
+		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 
 # After the wheel: its command has no features, and would take the place of the one that the tests run.
 test-build: lint wheel-of-tests
-	$(CARGO) test --no-run $(FEATURES)
+	$(LANE) build $(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
 WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/check/test_*.py tests/benches/test_*.py kernels/tests/test_*.py))
 COMPILER_TESTS := tests/worker/test_compile.py
+LONG_WORKER_TESTS := tests/worker/test_architectures.py
 
 test-compiler: venv
-	$(PY) -m unittest $(COMPILER_TESTS)
+	$(LANE) compiler $(PY) -m unittest $(COMPILER_TESTS)
 
 test-worker: venv
-	$(PY) -m unittest $(filter-out $(COMPILER_TESTS),$(WORKER_TESTS))
+	$(LANE) worker $(PY) -m unittest $(filter-out $(COMPILER_TESTS) $(LONG_WORKER_TESTS),$(WORKER_TESTS))
 
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
-LONG_TESTS := numerics runtime_torture
+NUMERICS := numerics runtime_torture
 RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
 	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c
 
-test-long: test-build
-	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(LONG_TESTS))
+test-numerics: test-build
+	$(LANE) numerics $(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS))
+
+# What `make test` leaves out: sweeps of architectures, the vision-language model, sanitizers, a worker that hangs for two
+# minutes, and the newest torch with all specs. Those of `full` have targets of their own.
+test-long: export OMP_WAIT_POLICY ?= passive
+test-long: test-build test-newest-all ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
+	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep) -- --ignored \
+		--skip full --skip releases_of_an_older_torch
+	$(PY) -m unittest $(LONG_WORKER_TESTS)
+	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
+	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
 
 # The extension of Python has no program of its own: pytest tests it.
 test-short: test-build
-	$(CARGO) test --no-fail-fast $(FEATURES) --exclude precast-python --lib --bins $(addprefix --test ,$(filter-out cli $(LONG_TESTS),$(RUST_TESTS)))
+	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --exclude precast-python --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))
 
 test-cli: test-build
-	$(CARGO) test --no-fail-fast $(FEATURES) --test cli
+	$(LANE) cli $(CARGO) test --no-fail-fast $(FEATURES) --test cli
 
 # The targets that README and guide name, but for tests and benchmarks. Those of the quick commands are in `make test`.
 TWICE := build demo lib examples train examples-python wheel book chat tune
@@ -216,7 +234,7 @@ sweep: ## `init`, `build` and `run` of all architectures that .venv has the pack
 
 # Without make's own flags, which rustdoc would warn about.
 test-doc: test-build
-	env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
+	$(LANE) doc env -u MAKEFLAGS $(CARGO) test --no-fail-fast $(FEATURES) --doc
 
 # The Python package. Its tools and tests have a Python of their own, which sees .venv's packages.
 PACKAGE := .venv-python/bin/python
@@ -254,7 +272,7 @@ wheel-of-tests: $(PACKAGE)
 test-python: wheel-of-tests ## the tests of the Python package, with the wheel installed
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	cd python && ../$(PACKAGE) -m mypy --cache-dir ../target/mypy --python-executable ../$(PACKAGE) precast
-	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 python/tests
+	$(LANE) python $(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 300 -m 'not long' python/tests
 
 # The same with another torch, and with PYTHON if there is no .venv-torch-TORCH yet.
 OTHER_PACKAGE = .venv-python-$(TORCH)/bin/python

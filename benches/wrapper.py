@@ -14,9 +14,9 @@ user: it starts from the release. On a GPU both compilers have `mode="reduce-ove
 | host | the time until a call returns, on a GPU, while the device is behind by a few calls at most |
 | far | distance from the module in float32, by norm, as a share |
 
-All times are medians over rounds, in which the contenders take turns; eager takes part in the first. `ratio` is the time
-of the peer over ours, round by round: above 1 we are quicker. A row says who answered: `artifact`, or the reason for
-which the original did.
+All times are medians over rounds, in which the contenders take turns; eager takes part in the first. `ratio` is the
+time of the peer over ours, round by round: above 1 we are quicker. A row says who answered: `artifact`, or the reason
+for which the original did.
 """
 
 from __future__ import annotations
@@ -302,6 +302,8 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
         if not report["artifact"]:
             made["why"] = [one["attempt"]["exception"] for one in report["regions"].values() if one.get("attempt")]
             return made
+        if options.start and options.builds:
+            return made
         begin = time.perf_counter()
         peer = case.peer()
         for inputs in given.values():
@@ -366,6 +368,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.15, help="of each measurement in a round")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which no row is begun")
     parser.add_argument("--kernels", action="store_true", help="list the kernels of a call on a GPU")
+    parser.add_argument("--builds", action="store_true", help="only build, and say who answers")
     parser.add_argument("--row", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--start", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -385,6 +388,7 @@ def main() -> None:
         str(options.seconds),
     ]
     kept += ["--batch", *map(str, options.batch), *(["--kernels"] if options.kernels else [])]
+    kept += ["--builds"] if options.builds else []
     logs = Path(options.logs)
     logs.mkdir(exist_ok=True)
     with ThreadPoolExecutor(options.processes) as pool:
@@ -397,6 +401,12 @@ def main() -> None:
         )
     print(f"built in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     rows = []
+    for name in names:
+        first = json.loads(built[name] or "{}")
+        who = f"{first.get('artifact', 0)} calls by artifacts, built in {first.get('start', 0):.0f} s"
+        print(f"{name:20} {who} {first.get('why') or first.get('reasons') or ''}", file=sys.stderr)
+    if options.builds:
+        return
     for name in names:
         first = json.loads(built[name] or "{}")
         if time.monotonic() - begun > options.limit:

@@ -4,6 +4,7 @@
 use std::{path::Path, process::Command};
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn two_architectures_from_init_to_run() {
     let checkout = Path::new(env!("CARGO_MANIFEST_DIR"));
     let output = Command::new(checkout.join(".venv/bin/python"))

@@ -17,9 +17,21 @@ from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._native import Model, Module, Session, Tensor, __version__
-from .errors import BadInput, BuildError, Busy, CallFailed, Error, LoadError, NoFit, NotFound, OutOfMemory
+from .errors import (
+    BadInput,
+    BuildError,
+    Busy,
+    CallFailed,
+    Error,
+    LoadError,
+    NoFit,
+    NotFound,
+    OutOfMemory,
+    PrecastWarning,
+)
 from .fields import Fields
 from .loading import load
+from .torch_private import registry
 
 if TYPE_CHECKING:
     from .building import (
@@ -80,6 +92,7 @@ __all__ = [
     "NoFit",
     "NotFound",
     "OutOfMemory",
+    "PrecastWarning",
     "Session",
     "ShapeStabilizer",
     "Spec",
@@ -112,6 +125,7 @@ __all__ = [
 
 # Objects of the parent are refused in a child.
 os.register_at_fork(after_in_child=_native.forked)
+registry.register()
 logging.getLogger("precast").addHandler(logging.NullHandler())
 
 

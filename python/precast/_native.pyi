@@ -19,6 +19,7 @@ def load(
     lend: Literal["pairs", "outputs"] | None,
     check: str,
     copy: bool,
+    pad: bool,
     wait: float | None,
     weights: dict[str, Any] | None,
     again: Callable[[], Model] | None,

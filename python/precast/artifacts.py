@@ -11,12 +11,13 @@ import enum
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import prod
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from . import batches, captured, exported, parts
+from . import batches, caches, captured, exported, parts
 from .capture import Capture, check_build
 from .contract import Contract
 from .engine import CompileFailed, Passed
@@ -24,8 +25,9 @@ from .errors import BadInput, BuildError, Busy, Error, NoFit
 from .loading import load
 from .refusal import Refused
 from .spec import Compile, Gate, Module
-from .torch_private import sharding
+from .torch_private import profiling, sharding
 from .traced import Traced
+from .uses import Uses
 
 if TYPE_CHECKING:
     from ._native import Model
@@ -68,7 +70,7 @@ class ArtifactEngine:
 
     def __init__(self, region: Region, release: Release, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._region, self._release, self.contract = region, release, release.contract
-        self._names, self._pads = region.names, bool(region.config.pad)
+        self._names = region.names
         self.sample = (args, kwargs)
         self._defaults = _defaults(region.module)
         self._forms: dict[Any, list[int] | Refused] = {}
@@ -77,7 +79,7 @@ class ArtifactEngine:
         if region.name:
             self.notes["shares"] = release.owner
         tensors, _ = batches.flat(args, kwargs, self._names)
-        self._alias = _aliases(list(tensors.values()))
+        self._given, self._alias = set(tensors), _aliases(list(tensors.values()))
         self._prepare(tensors)
         self._model = self._loaded(tensors)
         self._open()
@@ -116,7 +118,7 @@ class ArtifactEngine:
         device = check_build({**source.weights(), **given})
         pad = {name: value for name, value in (settings["pad"] or {}).items() if name in given}
         inputs = exported.inputs_of(source.names, list(given.values()), dims, pad, {})
-        programs = Capture(source, list(given.values()), dims, points).programs()
+        programs = Capture(source, list(given.values()), dims, points, settings["dynamic"]).programs()
         source.measure()
         count = sum(kind == "output" for kind, _ in source.results or ())
         nesting = {"tuple": [{"tensor": at} for at in range(count)]}
@@ -141,14 +143,45 @@ class ArtifactEngine:
         self._run = self._model[parts.called(self.contract.under)]
         self._inputs = tuple(self._run.inputs)
 
+    def uses(self) -> Uses:
+        """Counts the calls from now on."""
+        return Uses(self._model.stats, [parts.called(self.contract.under)])
+
     def answer(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns the answer, in the structure of the module's own."""
         given = self._in_order(args, kwargs)
-        if not self._pads and tuple(tuple(tensor.shape) for tensor in given) not in self._exact:
-            raise Refused("shape", f"no bucket has exactly {[list(each.shape) for each in given]}, and `pad` is false")
-        with refusals():
+        with refusals(), profiling.record(lambda: self._title_of(given)):
             answer = self._run(*(tensor.detach() if tensor.requires_grad else tensor for tensor in given))
         return self._nested(answer, args, kwargs)
+
+    def title(self, module: str, bucket: str) -> str:
+        """Returns the name of a call in a profile, as `precast minilm@69e8f50b forward batch=8`."""
+        release = self._release.name[:8]
+        model = f"{self._release.model}@{release}" if release else self._release.model
+        slower = self._region.uses.slower if self._region.uses is not None else {}
+        eager = "(eager)" if module in slower or (bucket or "fixed") in slower else ""
+        module = module.removeprefix(f"{self.contract.under}_")
+        return " ".join(filter(None, ("precast", model, self._region.name, module, bucket, eager)))
+
+    def _title_of(self, given: Sequence[Tensor]) -> str:
+        """Returns the title of a call, with the smallest bucket that covers its sizes; empty if nothing answers it."""
+        region = self._region
+        sizes = {
+            dim: size
+            for name, tensor in zip(self._inputs, given, strict=True)
+            for dim, size in zip(region.shapes.get(name, ()), tensor.shape, strict=False)
+            if isinstance(dim, str)
+        }
+        pads = bool(region.config.pad)
+        covering = [
+            point
+            for point in region.points
+            if point == sizes or (pads and all(sizes.get(dim, 0) <= size for dim, size in point.items()))
+        ]
+        if region.points and not covering and not region.config.dynamic:
+            return ""
+        bucket = named(min(covering, key=lambda point: prod(point.values()))) if covering else "dynamic"
+        return self.title(self._run.name, bucket if region.points else "")
 
     def learn(self, answer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Takes a call of the module and its answer; all answers have its structure."""
@@ -161,6 +194,8 @@ class ArtifactEngine:
         form = self._form(args, kwargs, leaves)
         places = self._forms.get(form)
         if places is None:
+            if caches.given(args, kwargs):
+                raise Refused(*caches.GIVEN)
             places = self._accept(form, args, kwargs)
         if isinstance(places, Refused):
             raise places
@@ -199,6 +234,8 @@ class ArtifactEngine:
         tensors, _ = batches.flat(args, kwargs, self._names)
         if odd := sorted(set(self.contract.inputs) - tensors.keys()):
             raise Refused("inputs", f"input `{odd[0]}` is missing")
+        if odd := sorted(tensors.keys() - self._given):
+            raise Refused("inputs", f"input `{odd[0]}` is a tensor, and is none in the sample batch")
         if _aliases(list(tensors.values())) != self._alias:
             raise Refused("inputs", "other tensors among the inputs are one object than in the sample batch")
         given = self._as_sampled(args, kwargs)
@@ -239,6 +276,10 @@ class ArtifactEngine:
         except Error as error:
             raise Refused("parameters", error.args[0]) from None
 
+    def check(self) -> None:
+        """Waits for the calls, and raises the error of a value that was out of bounds."""
+        self._model.check()
+
     def close(self) -> None:
         """Frees the artifacts after their last call."""
         self._model.close()
@@ -248,7 +289,8 @@ class ArtifactEngine:
         device = str(next(iter([*weights.values(), *tensors.values()])).device)
         release = "@".join(filter(None, (self._release.model, self._release.name)))
         config = self._region.config
-        return load(config.store, release, device=device, weights=weights, check=config.check, _lend=self._LENDS)
+        options: dict[str, Any] = {"check": config.check, "_lend": self._LENDS, "_pad": bool(config.pad)}
+        return load(config.store, release, device=device, weights=weights, **options)
 
     def _weights(self) -> dict[str, Tensor]:
         live = self.contract.record.live(self._region.roots(*self.sample))
@@ -287,6 +329,11 @@ class ArtifactEngine:
             )
             for name, tensor in ((name, tensors[name]) for name in self._inputs)
         )
+
+
+def named(point: Mapping[str, int]) -> str:
+    """Returns the name of a bucket, as `batch=8 seq=128`."""
+    return " ".join(f"{dim}={size}" for dim, size in point.items())
 
 
 class _Object:

@@ -15,22 +15,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from . import batches, exported, pairs, parts
-from .artifacts import ArtifactEngine, Captured, gate, refusals
+from .artifacts import ArtifactEngine, Captured, gate, named, refusals
 from .capture import check_build, failure, resized
 from .contract import Contract
 from .engine import Passed
 from .errors import BadInput, BuildError, CallFailed, Error
 from .late import Late
 from .refusal import Refused
-from .torch_private import sharding
+from .torch_private import profiling, sharding
 from .torch_private.draws import Draw
 from .traced import Traced, prefixed
+from .uses import Uses
 
 if TYPE_CHECKING:
     from .region import Region
@@ -88,7 +90,7 @@ class PairEngine(ArtifactEngine):
             except BuildError:
                 raise
             except Exception as error:
-                raise failure(source, error) from error
+                raise failure(source, error) from None
         settings = cls.request(region, args, kwargs)
         functions, modules = pairs.functions_of(source.weights(), found, gate(region.config), under)
         for module in modules:
@@ -105,7 +107,11 @@ class PairEngine(ArtifactEngine):
 
     def _take(self, programs: Sequence[tuple[Any, Any]], own: dict[str, Tensor]) -> None:
         """Takes the forward and the backward program of each bucket."""
-        self._pairs = [_Pair(self, forward, backward, own) for forward, backward in programs]
+        points = self._region.points
+        self._pairs = [
+            _Pair(self, forward, backward, own, named(points[at]) if len(points) == len(programs) else "")
+            for at, (forward, backward) in enumerate(programs)
+        ]
         self._inputs = tuple(name for name in self._pairs[0].inputs if Draw.of(name) is None)
         self._took(own)
 
@@ -113,6 +119,11 @@ class PairEngine(ArtifactEngine):
         # These keep the memory of a call for its backward call, where the caller gives a parameter another `data`.
         self.live = weights
         self._bound = {name: tensor.data_ptr() for name, tensor in weights.items()}
+
+    def uses(self) -> Uses:
+        """Counts the forward calls from now on."""
+        forward, backward = zip(*((pair.forward.name, pair.backward.name) for pair in self._pairs), strict=True)
+        return Uses(self._model.stats, forward, backward)
 
     def tables(self) -> dict[str, tuple[dict[str, Any], str]]:
         """Returns the table of the module that has each tensor, and its name there."""
@@ -176,8 +187,10 @@ class PairEngine(ArtifactEngine):
 class _Pair:
     """The programs of one bucket, and the places of their values."""
 
-    def __init__(self, engine: PairEngine, forward: Any, backward: Any, weights: dict[str, Tensor]) -> None:
-        self.engine, self.forward, self.backward = engine, forward, backward
+    def __init__(
+        self, engine: PairEngine, forward: Any, backward: Any, weights: dict[str, Tensor], bucket: str
+    ) -> None:
+        self.engine, self.forward, self.backward, self.bucket = engine, forward, backward, bucket
         self.inputs = list(forward.inputs)
         self.draws = [draw for name in self.inputs if (draw := Draw.of(name)) is not None]
         outputs = list(forward.outputs)
@@ -224,6 +237,10 @@ class _Pair:
         except Exception as error:  # a hook for saved tensors
             raise Passed from error
 
+    def recorded(self, module: Any) -> AbstractContextManager[Any]:
+        """Names a call of one of its modules in a profile."""
+        return profiling.record(lambda: self.engine.title(module.name, self.bucket))
+
     def inputs_of(self, ctx: Any, tangents: Sequence[Tensor | None]) -> list[Tensor]:
         """Returns the inputs of the backward program, and binds the tensors of the forward call."""
         count, saved = len(self.weights), ctx.saved_tensors
@@ -268,7 +285,7 @@ class _Pair:
     def run(self, given: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Runs the forward program. Returns its inputs and its outputs; writes the buffers."""
         inputs = [*given, *(draw.sample(self.engine._device) for draw in self.draws)]
-        with refusals():
+        with refusals(), self.recorded(self.forward):
             found, notes = self.forward._run_taking([one.detach() for one in inputs])
         values = list(found.values())
         self._results = [(values[at].shape, values[at].dtype) for at in self.results]
@@ -311,7 +328,8 @@ class _Function(torch.autograd.Function):
         # Unless the caller retains the graph, the program frees each saved value after it has read it.
         ctx.maybe_clear_saved_tensors()
         try:
-            answer, notes = pair.backward._run_taking(inputs)
+            with pair.recorded(pair.backward):
+                answer, notes = pair.backward._run_taking(inputs)
         except BadInput as error:
             raise CallFailed(
                 f"a compiled backward program can't read the gradient of a result: {error.args[0]}",

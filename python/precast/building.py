@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, overload
 from . import command, objects
 from .errors import BuildError
 from .objects import Document
+from .progress import Progress
 from .progress import progress as progress_of
 from .spec import Spec, literal
 
@@ -86,7 +87,7 @@ def build_spec(
     python: PathLike | None = None,
     untried_torch: bool = False,
     shared: bool = False,
-    progress: bool = True,
+    progress: bool | Progress = True,
 ) -> objects.BuildResult:
     """Builds the programs of a spec that the store lacks, and publishes a release.
 
@@ -97,7 +98,7 @@ def build_spec(
     """
     result: objects.BuildResult | None = None
     failures: list[str] = []
-    shown = progress_of() if progress else None
+    shown = progress if not isinstance(progress, bool) else progress_of() if progress else None
 
     def on_event(event: command.Json) -> None:
         nonlocal result

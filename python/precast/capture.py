@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import re
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,11 +27,15 @@ from .errors import BadInput, BuildError
 from .nesting import Call, nest
 from .replay import Program, Sizes, quiet
 from .smoke import without_autocast
+from .torch_private.sizes import depends_on_values
 
 # torch.export captures dynamic dimensions from this size on.
 _MIN = 2
 # The largest difference between a program and its module, as a share of the largest value.
 _NEAR = 1e-3
+_NOT_IT = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "<string")
+_BRANCH = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
+_SIZE = "compute at the largest size with a mask, or take the size from an input's shape"
 
 
 class Source(Protocol):
@@ -70,14 +75,22 @@ class Flat(torch.nn.Module):
 class Capture:
     """The capture of a function at the sizes in `points`, and where it can at all others.
 
-    `dims` has the bucketed dimension of each axis of each input, None for a fixed size.
+    `dims` has the bucketed dimension of each axis of each input, None for a fixed size. With `dynamic`, as a spec has
+    it, other sizes than those of buckets are wanted: of a dimension whose only bucket has size 1, too.
     """
 
     def __init__(
-        self, source: Source, tensors: Sequence[Tensor], dims: list[list[str | None]], points: list[Sizes]
+        self,
+        source: Source,
+        tensors: Sequence[Tensor],
+        dims: list[list[str | None]],
+        points: list[Sizes],
+        dynamic: Any = None,
     ) -> None:
         self.source, self.tensors, self.dims, self.points = source, list(tensors), dims, points
         self.largest = {dim: max(point[dim] for point in points) for dim in points[0]}
+        for dim in self.largest if dynamic is True else dynamic or ():
+            self.largest[dim] = max(self.largest[dim], _MIN)
 
     def programs(self) -> list[Program]:
         """Returns programs for all points; raises `BuildError` if the module can't be captured at one of them."""
@@ -169,13 +182,22 @@ class Capture:
             try:
                 with quiet(), without_autocast():
                     program = torch.export.export(flat, inputs, dynamic_shapes=shapes, strict=strict)
-                    return flat, program if free else tidied(program)
+                self._check_sizes(program, sizes)
+                return flat, program if free else tidied(program)
             except BuildError:
                 raise
             except Exception as error:
                 first = first or error
         assert first is not None
-        raise failure(self.source, first, sizes) from first
+        raise failure(self.source, first, sizes) from None
+
+    def _check_sizes(self, program: ExportedProgram, sizes: Sizes) -> None:
+        """Refuses a program with a tensor whose size depends on values, as a build does."""
+        for node in program.graph.nodes:
+            if node.op != "output" and depends_on_values(node.meta.get("val")):
+                what = f"{named(self.source)} can't be captured{_at(sizes)}: a size depends on values of a tensor"
+                place = _line(node.meta.get("stack_trace") or "")
+                raise BuildError(f"{place}: {what}" if place else what, hint=_SIZE)
 
     def _inputs(self, sizes: Sizes) -> tuple[Tensor, ...]:
         """Returns the example inputs at other sizes."""
@@ -396,15 +418,18 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
 
 
 def failure(source: Source, error: Exception, sizes: Sizes | None = None) -> BuildError:
-    """Returns the error of a capture, with the line of the module's code and a hint."""
+    """Returns the error of a capture, with the line of the module's code and a hint.
+
+    It is raised `from None`: torch's own frames, hundreds of lines, are in its `__context__`.
+    """
     if isinstance(error, BuildError):
         return error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     message = f"{named(source)} can't be captured{_at(sizes or {})}: {': '.join([type(error).__name__, *lines[:1]])}"
     place = _place(error)
     by_values = "data-dependent" in str(error) or "DataDependent" in type(error).__name__
-    hint = "a branch, a loop or a size depends on values of a tensor: use `torch.where` or `torch.cond`"
-    return BuildError(f"{place}: {message}" if place else message, hint=hint if by_values else "")
+    hint = _SIZE if type(error).__name__ == "DynamicOutputShapeException" else _BRANCH if by_values else ""
+    return BuildError(f"{place}: {message}" if place else message, hint=hint)
 
 
 def named(source: Source) -> str:
@@ -414,14 +439,20 @@ def named(source: Source) -> str:
 
 def _place(error: BaseException) -> str | None:
     """Returns the innermost `file:line` of the module's code in the traceback of an exception or of its causes."""
-    not_it = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen", "<string")
     one: BaseException | None = error
     while one is not None:
-        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if not frame.filename.startswith(not_it)]
+        frames = [frame for frame in traceback.extract_tb(one.__traceback__) if not frame.filename.startswith(_NOT_IT)]
         if frames:
             return f"{frames[-1].filename}:{frames[-1].lineno}"
         one = one.__cause__ or one.__context__
-    return None
+    # An interpreter of a traced graph adds the lines that an operation is from.
+    return _line(str(error))
+
+
+def _line(trace: str) -> str | None:
+    """Returns the innermost `file:line` of the module's code in the text of a traceback."""
+    frames = [frame for frame in re.findall(r'File "(.+?)", line (\d+)', trace) if not frame[0].startswith(_NOT_IT)]
+    return ":".join(frames[-1]) if frames else None
 
 
 def _at(sizes: Sizes) -> str:

@@ -6,13 +6,35 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 KINDS = ("inference", "autograd")
 FAIL_POLICIES = ("fallback_eager", "raise")
 DECLARED = ("enabled", "backend", "mode", "dynamic", "fullgraph", "options", "healthcheck", "smoketest_steps")
 """The settings that a submodule may declare with `get_torch_compile_config`."""
+
+_DECIDED = "it decides what an artifact is"
+_OF_WEIGHTS = "weights are no part of an artifact"
+REFUSED = {
+    "always_keep_tensor_constants": _DECIDED,
+    "aot_inductor.cross_target_platform": "an artifact runs on the machine that it is built for",
+    "aot_inductor.dynamic_linkage": "an artifact is a shared object",
+    "aot_inductor.embed_kernel_binary": _DECIDED,
+    "aot_inductor.force_mmap_weights": _OF_WEIGHTS,
+    "aot_inductor.metadata": "it is written by the compiler",
+    "aot_inductor.output_path": "the store decides where an artifact lies",
+    "aot_inductor.package": _DECIDED,
+    "aot_inductor.package_constants_in_so": _DECIDED,
+    "aot_inductor.package_constants_on_disk_format": _OF_WEIGHTS,
+    "aot_inductor.package_cpp_only": "an artifact is a shared object",
+    "aot_inductor.use_runtime_constant_folding": _DECIDED,
+    "cpp_wrapper": "an artifact is C++ already",
+    "fx_graph_cache": _DECIDED,
+    "fx_wrapper": "an artifact is C++ already",
+    "triton.cudagraphs": "the runtime captures graphs: set `mode`",
+}
+"""Inductor's options that a build refuses, and why."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +76,9 @@ class CompileConfig:
     shapes: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
     """The dimensions of each bucketed input: `{"input_ids": ["batch", "seq"]}`."""
     pad: bool | Mapping[str, float] = True
-    """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0."""
-    check: str = "late"
+    """Whether a call is padded to the next bucket. A mapping has the value for each input; the others get 0. `False`
+    with `dynamic`: a bucket answers calls of exactly its sizes, and the dynamic artifact all others."""
+    check: Literal["late", "now"] = "late"
     """`"late"`: values on a GPU are checked without a wait, and a value out of bounds is raised by a later call; what
     follows from it is NaN. `"now"`: each call waits for the device."""
     release: str | None = None
@@ -93,11 +116,21 @@ class CompileConfig:
             for name in self.pad:
                 if name not in self.shapes:
                     raise ValueError(f"`pad` has a value for `{name}`, which `shapes` has not")
+        if self.backend == "precast":
+            self._check_options()
         if self.release is not None:
             self._check_release()
         used = {axis for axes in self.shapes.values() for axis in axes}
         if unused := [dim for dim in self.buckets if dim not in used]:
             raise ValueError(f"`buckets` has `{unused[0]}`, which `shapes` names for no input")
+
+    def _check_options(self) -> None:
+        if self.options.get("freezing"):
+            why = "artifacts read the module's own weights, and freezing would fold their values into the code"
+            raise ValueError(f"`options` has `freezing`: {why}. `precast.build` builds a release with frozen weights")
+        for name in _flat(self.options):
+            if name in REFUSED:
+                raise ValueError(f"`options` has `{name}`, which can't be set: {REFUSED[name]}")
 
     def _check_release(self) -> None:
         if self.kind != "autograd" or self.backend != "precast":
@@ -124,6 +157,15 @@ class CompileConfig:
         """Returns the buckets: every combination of the sizes."""
         sizes = itertools.product(*self.buckets.values())
         return [dict(zip(self.buckets, each, strict=True)) for each in sizes] if self.buckets else []
+
+
+def _flat(options: Mapping[str, Any]) -> list[str]:
+    """Returns the names of options, also of those in groups, as `{"triton": {"cudagraphs": True}}`."""
+    return [
+        full
+        for name, value in options.items()
+        for full in ([f"{name}.{one}" for one in value] if isinstance(value, Mapping) else [name])
+    ]
 
 
 def _one_of(key: str, value: Any, known: Sequence[str]) -> None:

@@ -33,6 +33,9 @@ class Engine(Protocol):
     def bind(self) -> None:
         """Takes the module's tensors as they are now. Raises `Refused` if they do not fit."""
 
+    def check(self) -> None:
+        """Waits for its calls, and raises the error of a value on the device that was out of bounds."""
+
     def close(self) -> None:
         """Lets the compiled code go."""
 
@@ -62,6 +65,9 @@ class TorchEngine:
 
     def bind(self) -> None:
         """Does nothing: the compiled code reads the module's tensors in each call."""
+
+    def check(self) -> None:
+        """Does nothing."""
 
     def close(self) -> None:
         """Does nothing."""

@@ -26,6 +26,10 @@ class Error(Exception):
         return type(self), (self.args[0], self.hint, self.code), self.__dict__
 
 
+class PrecastWarning(UserWarning):
+    """What a user of `maybe_compile` should know: a build, a failure, or the original in place of an artifact."""
+
+
 class BadInput(Error, ValueError):
     """An argument that is refused, as an input that the module does not take: its name, dtype, sizes or values."""
 

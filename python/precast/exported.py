@@ -102,7 +102,7 @@ def build(
     )
     with tempfile.TemporaryDirectory(prefix="precast-") as temporary:
         place = Path(folder or temporary)
-        save(source, dims, points, place, imports)
+        save(source, dims, points, place, imports, settings.dynamic)
         spec.write(place / "precast.toml")
         # A second process finds its release without the command.
         from .building import build_spec
@@ -111,10 +111,15 @@ def build(
 
 
 def save(
-    source: Plain, dims: list[list[str | None]], points: list[dict[str, int]], folder: Path, imports: Sequence[str] = ()
+    source: Plain,
+    dims: list[list[str | None]],
+    points: list[dict[str, int]],
+    folder: Path,
+    imports: Sequence[str] = (),
+    dynamic: Any = None,
 ) -> captured.Function:
     """Captures a method of a module, and writes the folder that a build compiles it from."""
-    programs = Capture(source, source.call.tensors, dims, points).programs()
+    programs = Capture(source, source.call.tensors, dims, points, dynamic).programs()
     given = dict(zip(source.names, source.call.tensors, strict=True))
     function = captured.Function(given, dims, source.flat.outputs, programs)
     modules = [name for name, _ in source.net.named_modules(remove_duplicate=False) if name]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from . import batches
+from . import batches, caches
 from ._native import Watch
 from .record import facts, watch
 from .record.record import Difference, Live
@@ -49,6 +49,8 @@ def before(
         return _TRAINING
     if (mode := modes.unusable()) is not None:
         return Refusal(*mode)
+    if caches.given(args, kwargs):
+        return caches.GIVEN
     if kind != "inference":
         return None
     device = next((tensor.device.type for tensor in [*module.parameters(), *module.buffers()]), "cpu")

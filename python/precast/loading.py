@@ -34,6 +34,7 @@ def load(
     libtorch: str | os.PathLike[str] | None = None,
     untried: bool = False,
     _lend: Literal["pairs", "outputs"] | None = None,
+    _pad: bool = True,
 ) -> Model:
     """Loads the newest release of a model for this kind of host, or a named one, as `"minilm@7"`.
 
@@ -72,6 +73,8 @@ def load(
         "lend": _lend,
         "check": check,
         "copy": copy,
+        # Whether a bucket answers smaller calls.
+        "pad": _pad,
         "wait": wait,
     }
     store = Path(store)

@@ -59,10 +59,17 @@ def functions_of(
     modules = []
     for number, pair in enumerate(pairs):
         for module, one in zip(names(number, len(pairs), under), (pair.forward, pair.backward), strict=True):
-            functions[module] = _function(one)
-            inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
-            modules.append(Module(module, method=module, inputs=inputs, gate=gate or _gate(weights, one)))
+            functions[module], made = function_of(module, one, weights, gate)
+            modules.append(made)
     return functions, modules
+
+
+def function_of(
+    name: str, one: Function, weights: Mapping[str, torch.Tensor], gate: Gate | None
+) -> tuple[captured.Function, Module]:
+    """Returns a program as a function, and its module in a spec."""
+    inputs = {name: _input(tensor) for name, tensor in one.inputs.items()}
+    return _function(one), Module(name, method=name, inputs=inputs, gate=gate or _gate(weights, one))
 
 
 def _gate(weights: Mapping[str, torch.Tensor], half: Function) -> Gate:

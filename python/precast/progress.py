@@ -6,6 +6,7 @@ import html
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from .objects import count
@@ -23,9 +24,30 @@ class Progress(Protocol):
 
 def progress() -> Progress:
     """Returns the display for this process: of the notebook, of the terminal of standard error, or plain lines."""
+    return _line_that_moves() or Lines()
+
+
+def _line_that_moves() -> Line | None:
     if display := _notebook():
         return Line(display)
-    return Line(_Terminal()) if sys.stderr.isatty() else Lines()
+    return Line(_Terminal()) if sys.stderr.isatty() else None
+
+
+class Told:
+    """A build that is told of once, with the number of its programs: a line that moves, and nothing elsewhere."""
+
+    def __init__(self, tell: Callable[[int], object]) -> None:
+        self._tell, self._line = tell, _line_that_moves()
+
+    def event(self, event: Json) -> None:
+        if event["event"] == "planned" and event["missing"]:
+            self._tell(event["missing"])
+        if self._line is not None:
+            self._line.event(event)
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.close()
 
 
 class Lines:
@@ -52,7 +74,7 @@ class Line:
     def event(self, event: Json) -> None:
         match event["event"]:
             case "planned":
-                self._of = event["missing"]
+                self._of, self._done = event["missing"], 0
             case "begin":
                 self._jobs[event["worker"]] = f"{event['job']} {event['what']}"
             case "end":

@@ -6,14 +6,15 @@ import inspect
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from . import batches, guard
+from . import batches, caches, guard
+from .caches import CacheReturned
 from .config import CompileConfig
 from .engine import CompileFailed, Engine, Passed, TorchEngine
 from .guard import Guard
@@ -30,10 +31,15 @@ from .smoke import (
     without_autocast,
 )
 from .torch_private import hooks, sharding, tracing
+from .uses import Row, Uses, padding, proposal
 
 if TYPE_CHECKING:
     from .artifacts import Release
 
+LOOK = 50
+"""Calls after which the share of padding is looked at for the first time; each time after twice as many."""
+SLOWER = "eager: slower"
+"""The rung of calls that eager answers, because a program was slower in the build."""
 FAILURES = 3
 """Calls that fail one after the other, after which the compiled code is no longer asked."""
 
@@ -63,10 +69,15 @@ class Region:
         self._refusal: Refusal | None = None if config.enabled else Refusal("disabled", "`enabled` is false")
         if config.enabled and config.backend == "eager":
             self._refusal = Refusal("disabled", '`backend` is "eager"')
+        # Settings with which a call returns a cache.
+        self._caches: list[Any] = []
         self._failures = 0
         self._opening = threading.Lock()
         self._counting = threading.Lock()
         self._answered = 0
+        self.uses: Uses | None = None
+        """The calls by programs; None before, and of an engine that has none."""
+        self._look = LOOK
         self._reasons: Counter[str] = Counter()
 
     @property
@@ -112,7 +123,10 @@ class Region:
             else:
                 with self._counting:
                     self._answered += 1
+                    due = self._answered == self._look
                 self._failures = 0
+                if due:
+                    self._look_at_padding()
                 return answer
         self._fall_back(refusal, error)
         return original(*args, **kwargs)
@@ -153,6 +167,10 @@ class Region:
                 self.engine, notes = self._opened(args, kwargs)
             except Exception as failed:
                 error = failed
+        if isinstance(error, CacheReturned) and self.config.fail_policy != "raise":
+            self._caches.append(caches.asked(self.module, args, kwargs, self.names))
+            self.release = None
+            return
         self._attempted(before + time.perf_counter() - began, error, **notes)
 
     def refuse(self, error: BaseException) -> None:
@@ -172,21 +190,43 @@ class Region:
 
     def report(self) -> dict[str, Any]:
         """Returns counters, and the values of the attempt to compile."""
+        rows = self.rows()
+        answers = "artifact" if self.engine is not None and self._refusal is None else "original"
+        if answers == "artifact" and self.uses is not None and self.uses.by_eager:
+            answers = SLOWER
         with self._counting:
-            reasons = dict(self._reasons)
-            return {
-                "answers": "artifact" if self.engine is not None and self._refusal is None else "original",
-                "artifact": self._answered,
-                "original": sum(reasons.values()),
-                "reasons": reasons,
-                "rebinds": self._guard.rebound if self._guard is not None else 0,
-                "attempt": self.attempted,
-            }
+            reasons, answered = dict(self._reasons), self._answered
+        eager = min(sum(count for (_, _, by_eager), count in rows.items() if by_eager), answered)
+        return {
+            "answers": answers,
+            "artifact": answered - eager,
+            "eager": eager,
+            "original": sum(reasons.values()),
+            "reasons": reasons,
+            "rungs": rungs(answered - eager, eager, reasons),
+            "padding": padding(rows),
+            "rebinds": self._guard.rebound if self._guard is not None else 0,
+            "attempt": self.attempted,
+        }
+
+    def rows(self) -> Counter[Row]:
+        """Returns the calls by programs, for each kind of request."""
+        return self.uses.rows() if self.uses is not None else Counter()
+
+    def _look_at_padding(self) -> None:
+        rows = self.rows()
+        found = padding(rows)
+        if found.get("share", 0) > 0.5:
+            self.log.padding(self.name, found, proposal(rows), self._look)
+            self._look = 0
+        self._look *= 2
 
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""
         with self._opening:
             self._refusal = Refusal("closed", "it was closed")
+            if self.uses is not None:
+                self.uses.end()
             if self.engine is not None:
                 self.engine.close()
 
@@ -205,13 +245,20 @@ class Region:
             refusal = guard.before(self.module, args, kwargs, self.kind, self.autocast)
         if refusal is not None:
             return refusal
+        if self._returns_cache(args, kwargs):
+            return CacheReturned().refusal
         if not self._opening.acquire(blocking=False):
             return Refusal("compiling", "another thread compiles it")
         try:
             self._prepare(args, kwargs)
         finally:
             self._opening.release()
-        return self._refusal if self.engine is not None or self._refusal is not None else self.delayed()
+        if self.engine is not None or self._refusal is not None:
+            return self._refusal
+        return CacheReturned().refusal if self._returns_cache(args, kwargs) else self.delayed()
+
+    def _returns_cache(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return bool(self._caches) and caches.asked(self.module, args, kwargs, self.names) in self._caches
 
     def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Engine, dict[str, Any]]:
         """Returns the engine, compared with eager, and values for the log; sets the guard."""
@@ -240,7 +287,8 @@ class Region:
             result = self._tested(engine, *at_bucket, built=release.built)
             if result is None or result.ok:
                 self._guard = Guard(self, engine)
-                return engine, {**engine.notes, **_figures(result)}
+                self.uses = engine.uses()
+                return engine, {**engine.notes, "slower": self.uses.slower, **_figures(result)}
             engine.close()
             reason = f"the smoke test failed: {result.reason}"
             if release.built or failed:
@@ -343,6 +391,12 @@ class Region:
 
 def _figures(result: SmokeResult | None) -> dict[str, Any]:
     return {} if result is None else {"smoketest_steps": result.steps, "max_error": result.max_error}
+
+
+def rungs(artifact: int, eager: int, reasons: Mapping[str, int]) -> dict[str, int]:
+    """Returns the number of calls by each rung that answered any."""
+    found = {"artifact": artifact, SLOWER: eager, **{f"original: {code}": count for code, count in reasons.items()}}
+    return {rung: count for rung, count in found.items() if count}
 
 
 def positional(module: nn.Module) -> tuple[str, ...]:

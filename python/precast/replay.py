@@ -206,13 +206,23 @@ def nester(nesting: Any) -> Callable[[Sequence[Any]], Any]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppresses torch's warnings about captures, and about programs without weights."""
-    logger = logging.getLogger("torch.export")
+    """Suppresses what torch says of captures, and of programs without weights."""
+    logger = logging.getLogger("torch")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
+    # Private: these modules print the graph of a failed capture. Without them it is shown before the error.
+    printing: list[dict[str, Any]] = []
+    for name in ("torch.export._trace", "torch.fx.graph_module"):
+        with contextlib.suppress(ImportError):
+            printing.append(vars(importlib.import_module(name)))
+    before = [names.get("print", print) for names in printing]
+    for names in printing:
+        names["print"] = lambda *_, **__: None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         logger.setLevel(level)
+        for names, own in zip(printing, before, strict=True):
+            names["print"] = own

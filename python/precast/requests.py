@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ from .autograd import PairEngine
 from .config import CompileConfig
 from .engine import CompileFailed
 from .logs import Log
+from .progress import Told
 from .record import values
 from .region import Arguments, Region
 from .smoke import restored_buffers, restored_generators, unpacked
@@ -95,6 +97,12 @@ class Request:
         with self._undisturbed():
             return found.record.differs(found.record.live(self.roots)) is None
 
+    def answer_itself(self) -> None:
+        """Calls the module once: what it writes in its first call alone is then as in all later ones."""
+        with self._undisturbed():
+            args, kwargs = self._leaves(*self.given)
+            self.region.answer_itself(args, kwargs)
+
     def _required(self) -> list[bool]:
         """Returns whether each result requires a gradient."""
         with self._undisturbed():
@@ -146,7 +154,7 @@ def obtain(
             except Exception as error:
                 outcome[one.region] = error
     groups = [group for some in by_key.values() for group in some]
-    failed = _built([group for group in groups if group.captured is not None])
+    failed = _built([group for group in groups if group.captured is not None], log)
     count = sum(len(group.requests) for group in groups if group.captured is not None)
     built = sum(group.captured is not None for group in groups)
     seconds = time.perf_counter() - began
@@ -201,17 +209,21 @@ def _join(
     several: bool,
 ) -> None:
     """Puts a request into the group of a release that holds; captures the region if there is none."""
-    for group in groups:
-        if request.holds(group.contract):
-            group.requests.append(request)
-            return
     config = request.region.config
     name = request.model(model)
-    for found, one in candidates.of(config.store, name, key):
-        if found not in without and request.holds(one):
-            groups.append(_Group(name, found, one, None))
-            groups[-1].requests.append(request)
-            return
+    for called in (False, True):
+        if called:
+            with suppress(Exception):  # the capture says why
+                request.answer_itself()
+        for group in groups:
+            if request.holds(group.contract):
+                group.requests.append(request)
+                return
+        for found, one in candidates.of(config.store, name, key):
+            if found not in without and request.holds(one):
+                groups.append(_Group(name, found, one, None))
+                groups[-1].requests.append(request)
+                return
     captured = request.part(f"r{len(groups)}{key[:11]}" if several else "")
     label = contract.name(key, captured.contract, captured.code)
     if label in without:
@@ -220,7 +232,7 @@ def _join(
     groups[-1].requests.append(request)
 
 
-def _built(groups: Sequence[_Group]) -> dict[str, Exception]:
+def _built(groups: Sequence[_Group], log: Log) -> dict[str, Exception]:
     """Builds the releases of groups; returns the errors of those without one."""
     failed: dict[str, Exception] = {}
     by_place: dict[tuple[str, str], list[_Group]] = {}
@@ -233,7 +245,7 @@ def _built(groups: Sequence[_Group]) -> dict[str, Exception]:
         captured = {group.name: group.captured.part for group in some if group.captured is not None}
         try:
             with causes():
-                failed |= parts.build(name, captured, **settings)
+                failed |= parts.build(name, captured, **(settings | {"progress": Told(partial(log.building, name))}))
         except Exception as error:
             failed |= dict.fromkeys(captured, error)
     return failed

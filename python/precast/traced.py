@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from . import batches, captured
+from .caches import CacheReturned, is_cache
 from .capture import Flat, named, near, undisturbed
 from .errors import BadInput, BuildError
 from .record import places, values
@@ -180,7 +181,7 @@ class Traced:
             return self._graph(trace, roots, tensors, free)
         except tracing.NotTraced as error:
             message = f"{named(self)} can't be captured: {error}"
-            raise BuildError(f"{error.place}: {message}" if error.place else message, hint=_hint(error)) from error
+            raise BuildError(f"{error.place}: {message}" if error.place else message, hint=_hint(error)) from None
         except (guards.Unsupported, Untold) as error:
             raise BuildError(f"{named(self)} reads what a call can't check: {error}") from error
 
@@ -223,7 +224,10 @@ class Traced:
         if self.results is None:
             self.results = results
         elif results != self.results:
-            raise BuildError(f"its result is {results} at these sizes, and {self.results} at others")
+            raise BuildError(
+                f"a result that is no tensor follows the sizes: {_values(results)} at these, {_values(self.results)} "
+                "at others; return a tensor, or give the module one size"
+            )
         symbolic = {
             (name, axis)
             for name, some in free.items()
@@ -279,13 +283,14 @@ class Traced:
         for path, leaf in batches.leaves(trace.answer):
             where = f"`{path}` of its result" if path else "its result"
             if not isinstance(leaf, Tensor):
+                if is_cache(leaf):
+                    raise CacheReturned
                 try:
                     leaves.append(["value", values.encoded(leaf)])
                 except values.Unknown:
                     raise BuildError(
                         f"{where} is a {type(leaf).__name__}, which no artifact returns",
-                        hint="return tensors, in lists, tuples, dicts and dataclasses; of a model that generates, "
-                        "`config.use_cache = False`, or sessions: `precast init` writes their spec",
+                        hint="return tensors, in lists, tuples, dicts and dataclasses",
                     ) from None
             elif id(leaf) in numbers:
                 leaves.append(["output", outputs.setdefault(numbers[id(leaf)], len(outputs))])
@@ -396,6 +401,13 @@ def _registered(path: Path) -> str | None:
 def _returned(trace: tracing.Trace) -> list[Any]:
     (output,) = trace.graph.graph.find_nodes(op="output")
     return list(output.args[0])
+
+
+def _values(results: Sequence[Any]) -> str:
+    """Returns the results that are no outputs, as text."""
+    values = [one for kind, one in results if kind == "value"]
+    values = [float.fromhex(one[1]) if isinstance(one, list) and one[0] == "float" else one for one in values]
+    return ", ".join(map(str, values))
 
 
 def _sized(sources: Sequence[tuple[str, Any]], name: str) -> bool:

@@ -26,10 +26,11 @@ from .guard import autocast_of
 from .logs import Log
 from .record import facts
 from .refusal import Refusal
-from .region import Arguments, Region
+from .region import SLOWER, Arguments, Region, rungs
 from .rounding import Kept
 from .smoke import SmokeResult
 from .torch_private import hooks
+from .uses import Row, padding
 
 if TYPE_CHECKING:
     from .artifacts import Release
@@ -120,19 +121,27 @@ class TrainingRegion(Region):
         reasons = Counter(own["reasons"])
         for one in others:
             reasons.update(one["reasons"])
+        artifact, eager = (sum(one[key] for one in [own, *others]) for key in ("artifact", "eager"))
         attempts = [pair["attempt"] for pair in pairs if pair["attempt"] is not None]
         built = sum(bool(attempt.get("built")) for attempt in attempts)
         return {
             **own,
-            "answers": "artifact" if any(one["answers"] == "artifact" for one in [own, *others]) else "original",
-            "artifact": own["artifact"] + sum(one["artifact"] for one in others),
+            "answers": min((one["answers"] for one in [own, *others]), key=("artifact", SLOWER, "original").index),
+            "artifact": artifact,
+            "eager": eager,
             "original": sum(reasons.values()),
             "reasons": dict(reasons),
+            "rungs": rungs(artifact, eager, reasons),
+            "padding": padding(self.rows()),
             "rebinds": own["rebinds"] + sum(one["rebinds"] for one in others),
             "attempt": own["attempt"] or next(iter(attempts), None),
             "pairs": attempts,
             "recompiles": max(built - 1, 0),
         }
+
+    def rows(self) -> Counter[Row]:
+        """Returns the calls by all programs, for each kind of request."""
+        return sum((one.rows() for one in [*self._pairs.values(), *self._casted.values()]), super().rows())
 
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""

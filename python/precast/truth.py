@@ -158,8 +158,8 @@ class Truth:
             sizes = _norm(mine), _norm(eager)
             return own.norm <= SHARE * size or (limit > SHARE * size and max(sizes) <= SIZES * min(sizes))
         rounded = torch.finfo(mine.dtype).eps / 2 if mine.is_floating_point() else 0.0
-        norm = TIMES * distance.norm + rounded * _norm(truth)
-        worst = TIMES * distance.worst + rounded * _largest(truth)
+        norm = max(TIMES * distance.norm, rounded * _norm(truth))
+        worst = max(TIMES * distance.worst, rounded * _largest(truth))
         return own.norm <= norm and own.worst <= worst and math.isfinite(norm)
 
     def _truth(self, name: str) -> Tensor:

@@ -18,6 +18,7 @@ or the wrapped module itself has some, and is one region |
 | `attributes` | an attribute of a submodule, or the tree of submodules, is not as it was when the module was compiled |
 | `parameters` | a parameter has another dtype, shape or device, or is a shard |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
+| `cache` | the call has or returns a key-value cache: `precast init` writes a spec with sessions |
 | `shape` | no bucket covers the sizes; in training: has them exactly |
 | `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it; \
 under autocast `kind = "autograd"` has programs |
@@ -49,10 +50,11 @@ from .bypass import bypassed
 from .config import CompileConfig
 from .logs import Log
 from .refusal import Refusal
-from .region import Arguments, Region, positional
+from .region import Arguments, Region, positional, rungs
 from .smoke import inference, restored_buffers, restored_generators, unpacked
 from .torch_private import hooks, modes, sharding, tracing
 from .training import TrainingRegion
+from .uses import padding
 
 
 def maybe_compile(
@@ -163,6 +165,12 @@ class Compilation:
         """Returns the answer of the module's own `forward`; hooks run around it."""
         return tracing.forward(self.module, self.own, args, kwargs)
 
+    def check(self) -> None:
+        """Waits for the calls of all regions. Raises the error of a value on the device that was out of bounds."""
+        for region in self.regions.values():
+            if region.engine is not None:
+                region.engine.check()
+
     def close(self) -> None:
         """Lets all compiled code go."""
         for name, region in self.regions.items():
@@ -180,12 +188,17 @@ class Compilation:
         reasons: Counter[str] = Counter()
         for counts in each.values():
             reasons.update(counts["reasons"])
+        artifact, eager = (sum(counts[key] for counts in each.values()) for key in ("artifact", "eager"))
+        rows = sum((region.rows() for region in self.regions.values()), Counter())
         return {
             "name": self.config.name,
             "backend": self.config.backend,
-            "artifact": sum(counts["artifact"] for counts in each.values()),
-            "original": sum(counts["original"] for counts in each.values()),
+            "artifact": artifact,
+            "eager": eager,
+            "original": sum(reasons.values()),
             "reasons": dict(reasons),
+            "rungs": rungs(artifact, eager, reasons),
+            "padding": padding(rows),
             "regions": each,
         }
 
@@ -299,8 +312,12 @@ class CompiledModule:
     _precast: Compilation
 
     def precast_report(self) -> dict[str, Any]:
-        """Returns how many calls artifacts and the original answered, and the reasons, in all and for each region."""
+        """Returns how many calls each rung answered, the reasons, and the padding: in all and for each region."""
         return type(self)._precast.report()
+
+    def precast_check(self) -> None:
+        """Waits for all calls, and raises the error of a value on a GPU that was out of bounds in one of them."""
+        type(self)._precast.check()
 
     def precast_close(self) -> None:
         """Lets the artifacts go; the original answers from now on."""

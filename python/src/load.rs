@@ -29,7 +29,7 @@ use crate::{
 
 /// Loads a release. `precast.load` is the documented form.
 #[pyfunction]
-#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, lend, check, copy, wait, weights, again))]
+#[pyo3(signature = (store, model, *, devices, libtorch, untried, instances, sessions, loading, graphs, lend, check, copy, pad, wait, weights, again))]
 #[allow(clippy::too_many_arguments)]
 pub fn load(
     py: Python<'_>,
@@ -45,6 +45,7 @@ pub fn load(
     lend: Option<&str>,
     check: &str,
     copy: bool,
+    pad: bool,
     wait: Option<f64>,
     weights: Option<&Bound<'_, PyDict>>,
     again: Option<Py<PyAny>>,
@@ -98,6 +99,7 @@ pub fn load(
         .sessions(sessions)
         .loading(loading)
         .graphs(graphs)
+        .padding(pad)
         .inputs(if copy {
             Copies::MayCopy
         } else {

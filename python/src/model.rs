@@ -7,6 +7,7 @@ use std::{
 };
 
 use precast_runtime::Model as Inner;
+use precast_store::record::Program;
 use pyo3::{
     prelude::*,
     types::{PyDict, PyList, PyTuple},
@@ -96,7 +97,7 @@ impl Model {
             .map(|digest| digest.to_string()))
     }
 
-    /// Counters by module and bucket, and the requests.
+    /// Counters by module and bucket, the requests, and the programs that are slower than eager, which answers for them.
     fn stats(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let loaded = self.loaded()?;
         let inside = Inside::enter(py)?;
@@ -105,6 +106,8 @@ impl Model {
                 "modules": loaded.model.stats(),
                 "devices": loaded.model.devices(),
                 "seconds": seconds(&loaded.model),
+                "requests": loaded.model.counts().calls,
+                "slower": slower(&loaded.model),
             })
         });
         values::object(py, &stats)
@@ -250,6 +253,20 @@ impl Model {
         text.push('>');
         text
     }
+}
+
+/// Returns the programs that eager answers because it was faster in the build, and by how many times.
+fn slower(model: &Inner) -> Vec<serde_json::Value> {
+    let row = |program: &Program| {
+        let times = program.seconds(false).zip(program.seconds(true));
+        serde_json::json!({
+            "module": program.module,
+            "bucket": program.bucket(),
+            "sizes": program.dynamic.is_none().then_some(&program.sizes),
+            "times": times.map(|(artifact, eager)| artifact / eager),
+        })
+    };
+    model.faster_as_eager().into_iter().map(row).collect()
 }
 
 /// Returns the times from the beginning of a model's load.

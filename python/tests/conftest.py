@@ -19,6 +19,11 @@ def command() -> str:
     return os.environ.get("PRECAST_COMMAND") or str(Path(sys.executable).parent / "precast")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Registers the marks."""
+    config.addinivalue_line("markers", "long: left out by `make test`; `make test-long` runs it")
+
+
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the model `tiny` of `model/`. PRECAST_TEST_STORE names one that is kept between runs."""

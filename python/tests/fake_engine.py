@@ -32,6 +32,13 @@ class Model:
 
     def __init__(self, seeds: dict[str, Any]) -> None:
         self.seeds, self.bound = seeds, 0
+        self.requests: list[dict[str, Any]] = []
+
+    def stats(self) -> dict[str, Any]:
+        slower = self.seeds.get("slower", [])
+        runner = "eager" if slower else "artifact"
+        modules = [{"module": "forward", "buckets": [{"runner": runner}]}]
+        return {"modules": modules, "requests": self.requests, "slower": slower}
 
     def swap(self, weights: dict[str, Any]) -> None:
         if (failure := self.seeds.get("bind")) is not None:
@@ -65,6 +72,9 @@ class Seeded(ArtifactEngine):
         if (failure := self.seeds.get("answer")) is not None:
             raise failure
         given = self._in_order(args, kwargs)
+        row = {"module": "forward", "sizes": {"rows": len(given[0]) if given[0].dim() else 1}, "count": 1}
+        rung = "eager" if self.seeds.get("slower") else "exact"
+        self._model.requests.append({**row, "bucket": self.seeds.get("bucket", row["sizes"]), "rung": rung})
         self.seeds["answered"] = self.seeds.get("answered", 0) + 1
         graph = GRAPHS[self._release.name].at(given, [[] for _ in given])
         graph.m = nn.Module()

@@ -339,3 +339,31 @@ def test_a_region_that_cannot_be_captured_leaves_the_others(monkeypatch: pytest.
     assert len(built) == 1
     assert "NotFound" in errors["0"] and "NotFound" in errors["2"]
     assert "can't be captured" in errors["1"] and "can't be captured" in errors["3"]
+
+
+class WritesOnce(Layer):
+    """Writes in its first call what it reads in all others."""
+
+    def __init__(self, number: int = 0) -> None:
+        super().__init__(number)
+        self.mode: str | None = None
+        self.cached: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mode is None:
+            self.mode = "of two" if x.dim() == 2 else "of others"
+        if self.cached is None:
+            self.cached = torch.arange(4.0)
+        return super().forward(x) * (2 if self.mode == "of two" else 3) + self.cached
+
+
+class WritesAlways(Layer):
+    def forward(self, x: Tensor) -> Tensor:
+        self.layer_idx += 1
+        return super().forward(x) * self.layer_idx
+
+
+@pytest.mark.parametrize("kind", ["inference", "autograd"])
+def test_what_a_first_call_writes_is_as_in_all_later_ones(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    assert groups(monkeypatch, Model([WritesOnce(number) for number in range(3)]), kind) == ["0 1 2"]
+    assert groups(monkeypatch, Model([WritesAlways(), Layer()]), kind) == ["1"]

@@ -99,6 +99,74 @@ def test_without_padding_only_buckets_are_answered(store: Path) -> None:
     assert counts(module) == (1, {"shape": 1})
 
 
+class Rows(nn.Module):
+    """Adds to each row the mean of all: padding would change every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x - 0.5)).cumsum(0)) + x.mean()
+
+
+@pytest.mark.parametrize("buckets", [[1, 8], [1]])
+def test_every_size_is_answered_without_padding(builds: None, tmp_path: Path, buckets: list[int]) -> None:
+    config = CompileConfig(
+        store=tmp_path, buckets={"rows": buckets}, shapes={"x": ["rows", 4]}, pad=False, dynamic=True
+    )
+    module = maybe_compile(Rows().eval(), config, None, torch.randn(1, 4))
+    with torch.no_grad():
+        for size in (1, 2, 5, 8, 13):
+            x = torch.randn(size, 4)
+            torch.testing.assert_close(module(x), module._orig_mod(x))
+    report = module.precast_report()
+    assert report["original"] == 0 and report["padding"]["share"] == 0, report
+    requests = module._precast.regions[""].engine._model.stats()["requests"]
+    answered = {row["sizes"]["rows"]: row["rung"] for row in requests if row["rung"] != "eager"}
+    assert all(answered.get(size, rung) == rung for size, rung in [(1, "exact"), (2, "dynamic"), (13, "dynamic")])
+    assert answered.get(8, "exact") == ("exact" if 8 in buckets else "dynamic")
+
+
+BERT = """
+import sys, tempfile, torch, precast
+from transformers import BertConfig, BertForSequenceClassification
+sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+ids, labels = torch.randint(0, 50, (2, 8)), torch.tensor([0, 1])
+
+def bert(name, *sample):
+    torch.manual_seed(0)
+    net = BertForSequenceClassification(BertConfig(**sizes, vocab_size=50, num_labels=3)).eval()
+    return precast.maybe_compile(net, precast.CompileConfig(name=name, store=sys.argv[1]), None, sample[0])
+
+plain, labelled = {"input_ids": ids}, {"input_ids": ids, "labels": labels}
+with torch.no_grad():
+    module = bert("plain", plain)
+    module(**plain)
+    module(**labelled)
+    assert module.config.problem_type == "single_label_classification"
+    module(**plain)
+    module.save_pretrained(tempfile.mkdtemp())
+    assert str(module.config.dtype).endswith("float32")
+    module(**plain)
+    print(module.precast_report()["rungs"])
+    module = bert("labelled", labelled)
+    loss, eager = module(**labelled).loss, module._orig_mod(**labelled).loss
+    torch.testing.assert_close(loss, eager)
+    print(module.precast_report()["rungs"], module.precast_report()["regions"][""]["attempt"]["built"])
+"""
+
+
+def test_what_a_call_or_a_library_writes_switches_nothing_off(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    for built in (True, False):
+        command = [sys.executable, "-c", BERT, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        lines = done.stdout.splitlines()
+        assert lines == ["{'artifact': 3, 'original: inputs': 1}", f"{{'artifact': 1}} {built}"], done.stderr
+        assert "input `labels` is a tensor, and is none in the sample batch" in done.stderr
+
+
 def test_changes_in_place_are_seen(store: Path) -> None:
     module = wrapped(store)
     net = module._orig_mod
@@ -319,6 +387,40 @@ def test_what_cannot_be_captured_is_the_originals(builds: None, tmp_path: Path) 
     assert not attempt["success"] and "test_wrapper.py" in attempt["exception"] and "Traceback" in attempt["stack"]
     with pytest.raises(Exception, match="can't be captured"):
         maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, torch.ones(2, 4))
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, int, float]:
+        return self.linear(x) * x.shape[0], x.shape[0], 2.0 * x.shape[0]
+
+
+def test_a_number_that_follows_a_size_is_no_constant_of_a_program(builds: None, tmp_path: Path) -> None:
+    net, sizes = Counts().eval(), {"buckets": {"batch": [1, 4]}, "shapes": {"x": ["batch", 4]}}
+    module = maybe_compile(net, CompileConfig(store=tmp_path, **sizes), None, torch.ones(4, 4))
+    with torch.no_grad():
+        for rows in (1, 2, 4):
+            answer, expected = module(torch.ones(rows, 4)), net(torch.ones(rows, 4))
+            assert torch.equal(answer[0], expected[0]) and answer[1:] == expected[1:]
+    assert counts(module) == (0, {"not compiled": 3})
+    attempt = module.precast_report()["regions"][""]["attempt"]
+    assert "a result that is no tensor follows the sizes: 1, 2.0 at these, 4, 8.0 at others" in attempt["exception"]
+    one = maybe_compile(net, CompileConfig(store=tmp_path), None, torch.ones(4, 4))
+    with torch.no_grad():
+        assert one(torch.ones(4, 4))[1:] == (4, 8.0)
+    assert counts(one) == (1, {})
+
+
+def test_a_batch_norm_in_half_precision_is_built(builds: None, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 5, 1, bias=False), nn.BatchNorm2d(5)).eval().bfloat16()
+    x = torch.randn(2, 3, 4, 4).bfloat16()
+    module = maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, x)
+    with torch.no_grad():
+        assert difference(module(x), net(x))[0] is None
+    assert counts(module) == (1, {})
 
 
 def test_a_store_that_cannot_be_written_is_no_exception(builds: None, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["llama", "t5", "resnet"])
+@pytest.mark.parametrize("name", ["t5", *(pytest.param(one, marks=pytest.mark.long) for one in ("llama", "resnet"))])
 def test_an_architecture_answers_as_eager_at_every_size(
     name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,8 @@ use std::{
     collections::BTreeMap,
     fs::File,
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -47,8 +49,32 @@ use self::{
 
 type Fallible<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-/// The minimum of rounds for a measurement that decides, and the time limit of these.
-const MIN_ROUNDS: usize = 7;
+/// The number of rounds of a measurement.
+#[derive(Clone, Copy)]
+struct Rounds {
+    max: usize,
+    min: usize,
+    /// The time for each model, after the minimum.
+    seconds: u64,
+}
+
+const BESIDE_TASKS: Rounds = Rounds {
+    max: 20,
+    min: 1,
+    seconds: 1,
+};
+const DECIDING: Rounds = Rounds {
+    max: 200,
+    min: 7,
+    seconds: 4,
+};
+const BUSY: Rounds = Rounds {
+    max: 20,
+    min: 7,
+    seconds: 2,
+};
+
+/// The time limit of the minimum.
 const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
 
 /// Calls that take as long do not depend on the caches.
@@ -526,9 +552,9 @@ impl<'a> Bench<'a> {
             Err(error) => return Ok(Err(error.into())),
         };
         self.release()?;
-        let eager = self.exported();
+        let exported = self.exported();
         self.sample.exact = vec![];
-        let eager_peak = match &eager {
+        let eager_peak = match &exported {
             Some(eager) => self.peak(eager)?,
             None => None,
         };
@@ -544,9 +570,12 @@ impl<'a> Bench<'a> {
         };
         let others = others.iter().map(|steps| self.load(program, steps));
         let others = others.collect::<Fallible<Vec<_>>>()?;
-        let models = [&model].into_iter().chain(&eager).chain(&others);
-        let taken = self.latencies(&models.collect::<Vec<_>>())?;
-        let (own, others) = taken.split_at(1 + usize::from(eager.is_some()));
+        let models = [&model].into_iter().chain(&exported).chain(&others);
+        let taken = match self.request.exclusive {
+            true => self.latencies(&models.collect::<Vec<_>>(), DECIDING)?,
+            false => self.latencies(&models.collect::<Vec<_>>(), BESIDE_TASKS)?,
+        };
+        let (own, others) = taken.split_at(1 + usize::from(exported.is_some()));
         let runs = |taken: &Vec<f64>| taken.len() as u64;
         report.artifact_us = median(&own[0]).into();
         report.artifact_runs = runs(&own[0]).into();
@@ -565,6 +594,14 @@ impl<'a> Bench<'a> {
             let medians: Vec<f64> = others.iter().map(|taken| median(taken)).collect();
             report.others_us = medians.into();
             report.others_wins = each(&|other| wins(other, &own[0])).into();
+        }
+        if let Some(eager) = &exported
+            && self.request.exclusive
+            && self.device == Device::Cpu
+            && report.artifact_us > report.eager_us
+        {
+            let taken = beside_busy_threads(|| self.latencies(&[&model, eager], BUSY))?;
+            report.busy_us = Some([median(&taken[0]), median(&taken[1])]);
         }
         Ok(Ok(report))
     }
@@ -656,13 +693,12 @@ impl<'a> Bench<'a> {
     }
 
     /// Returns the microseconds of calls of each model.
-    fn latencies(&self, models: &[&Model]) -> Fallible<Vec<Vec<f64>>> {
-        // A measurement that decides takes more rounds.
-        let (max, each, min) = if self.request.exclusive {
-            (200, Duration::from_secs(4), MIN_ROUNDS)
-        } else {
-            (20, Duration::from_secs(1), 1)
-        };
+    fn latencies(
+        &self,
+        models: &[&Model],
+        Rounds { max, seconds, min }: Rounds,
+    ) -> Fallible<Vec<Vec<f64>>> {
+        let each = Duration::from_secs(seconds);
         let limit = each * u32::try_from(models.len())?;
         let begun = Instant::now();
         let more = |round: usize| {
@@ -718,6 +754,31 @@ fn in_rounds(
         round += 1;
     }
     Ok(taken)
+}
+
+/// Calls a function while as many threads as there are cores compute.
+fn beside_busy_threads<R>(call: impl FnOnce() -> R) -> R {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        let _end = Ends(&done);
+        call()
+    })
+}
+
+/// Ends the busy threads, also after a panic.
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn median(taken: &[f64]) -> f64 {

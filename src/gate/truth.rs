@@ -203,8 +203,8 @@ fn judge(
     let values: Vec<f64> = finite().collect();
     let size = root(values.iter().copied());
     let own = Distance::between(got, exact);
-    let norm = TIMES * eager.norm + rounding * size;
-    let worst = TIMES * eager.worst + rounding * largest(finite());
+    let norm = (TIMES * eager.norm).max(rounding * size);
+    let worst = (TIMES * eager.worst).max(rounding * largest(finite()));
     let comparable = got.len() == exact.len() && norm.is_finite() && own.norm.is_finite();
     if !comparable || own.norm > norm || own.worst > worst {
         let why = format!(

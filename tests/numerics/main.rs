@@ -25,7 +25,7 @@ mod workers;
 
 use std::{fs, os::unix::fs::PermissionsExt};
 
-use lab::{MINILM, SMALL, VLM, checkout, json, lab, precast, shared, states};
+use lab::{MINILM, SMALL, checkout, json, lab, precast, shared, states};
 
 /// The tolerance for float32 on the CPU.
 const RTOL: f64 = 1e-4;
@@ -68,7 +68,7 @@ fn a_second_build_compiles_nothing_and_starts_no_python() {
     let (python, started) = (folder.path().join("python"), folder.path().join("started"));
     fs::write(&python, format!("#!/bin/sh\ntouch {started:?}\nexit 1\n")).unwrap();
     fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
-    for spec in [MINILM, SMALL, VLM] {
+    for spec in [MINILM, SMALL] {
         let lab = lab(spec);
         let args = ["build", "-f", spec, "--format", "json"];
         let built = json(precast(&lab.store, &args).env("PRECAST_PYTHON", &python));

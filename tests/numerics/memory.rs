@@ -131,6 +131,7 @@ fn alone(store: &Path) {
 
 /// Eager reads the weights, and the artifact prepacked ones.
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_gate_never_holds_the_weights_in_two_forms() {
     let root = tempfile::tempdir().unwrap();
     let gate = root.path().join("gate");

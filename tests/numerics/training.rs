@@ -366,6 +366,7 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
                 rounds: 20,
                 eager_faster: 19,
                 exclusive: true,
+                busy_us: None,
                 faster: Faster::Eager,
             });
             program.request["padding"] = "trusted".into();
@@ -373,13 +374,20 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
             *id = store.records().put_program(&program).unwrap().id;
         }
     }
-    release.model = "slower".to_owned();
+    release.model = "slow-step".to_owned();
     store.releases().put(&release).unwrap();
     let rows = folder.path().join("rows.safetensors");
     data(&rows, 64);
     let path = rows.to_str().unwrap();
     let args = [
-        "train", "train", "--model", "slower", "--data", path, "--steps", "3",
+        "train",
+        "train",
+        "--model",
+        "slow-step",
+        "--data",
+        path,
+        "--steps",
+        "3",
     ];
     let trained = |more: &[&str]| {
         let mut command = precast(&lab(SPEC).store, &[&args, more].concat());
@@ -390,7 +398,7 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
         (out, errors)
     };
     let (_, errors) = trained(&[]);
-    let says = "slower: eager answers train fixed in place of its artifact: 14.3 ms a call instead of 19.5 ms, \
+    let says = "slow-step: eager answers train fixed in place of its artifact: 14.3 ms a call instead of 19.5 ms, \
                 1.36× as fast; it was faster in 19 of 20 rounds, with nothing else to do\n";
     assert!(errors.contains(says), "{errors}");
     let (out, _) = trained(&["--format", "json"]);
@@ -401,7 +409,7 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
     assert_eq!((of("rows_per_second") * of("seconds")).round(), 24.0);
     assert!(errors.contains(" rows/s"), "{errors}");
     assert!(
-        errors.contains("starts from release 1 of `slower`"),
+        errors.contains("starts from release 1 of `slow-step`"),
         "{errors}"
     );
     assert_eq!(document["from"], 1);

@@ -15,6 +15,7 @@ fn by(bucket: &str, rung: &str) -> (String, String) {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn variants_are_picked_by_the_names_of_the_inputs() {
     for variant in ["answer(ids,pixels)", "answer(ids)"] {
         let exact = served(variant, "batch=1,tokens=16");
@@ -27,6 +28,7 @@ fn variants_are_picked_by_the_names_of_the_inputs() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn methods_of_one_submodule_are_compiled_in_their_own_ways() {
     assert_eq!(served("see", "").1, "exact");
     assert_eq!(served("index", "batch=4"), by("batch=4", "exact"));
@@ -57,6 +59,7 @@ fn methods_of_one_submodule_are_compiled_in_their_own_ways() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn one_artifact_serves_every_length() {
     assert_eq!(served("language", "length=16"), by("length=16", "exact"));
     assert_eq!(served("language", "length=9"), by("length=16", "padded"));
@@ -68,6 +71,7 @@ fn one_artifact_serves_every_length() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn modules_left_to_eager_are_served() {
     for (module, case) in [
         ("patches", "batch=1"),
@@ -87,6 +91,7 @@ fn modules_left_to_eager_are_served() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_pass_that_changes_the_numbers_is_told_by_the_gate() {
     let passes = "--set=patches.passes=['passes:halve']";
     let root = tempfile::tempdir().unwrap();

@@ -13,6 +13,7 @@ pub fn built() -> &'static Built {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_module_that_ends_its_worker_fails_at_its_line_and_the_next_one_is_built() {
     for (module, message, mark) in [
         (

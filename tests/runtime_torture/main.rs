@@ -208,6 +208,7 @@ fn a_process_may_end_in_mid_work() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn the_shim_is_clean_under_sanitizers() {
     let outcome = shim::run(400);
     assert_eq!(outcome.bad, [] as [String; 0]);
@@ -215,6 +216,7 @@ fn the_shim_is_clean_under_sanitizers() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn uploads_are_clean_under_sanitizers() {
     let outcome = shim::uploads(10);
     assert_eq!(outcome.bad, [] as [String; 0]);

@@ -339,6 +339,11 @@ struct precast_error *precast_model_run_on(const struct precast_model *model,
                                            void *stream,
                                            struct precast_outputs **out);
 
+// Waits for the calls of a model on CUDA, and returns the error of a value that was out of bounds in one of them, where
+// nobody has looked: see precast_outputs_check. Without this call a later one returns the error, in place of its own.
+PRECAST_MUST_USE
+struct precast_error *precast_model_check(const struct precast_model *model);
+
 // Loads every program that is not loaded yet, and runs each once, so that no call pays for work that is done once.
 PRECAST_MUST_USE
 struct precast_error *precast_model_warm_up(const struct precast_model *model);

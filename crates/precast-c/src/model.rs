@@ -127,6 +127,17 @@ pub unsafe extern "C" fn precast_model_run_on(
     })
 }
 
+/// Waits for the calls of a model on CUDA, and returns the error of a value that was out of bounds in one of them, where
+/// nobody has looked: see precast_outputs_check. Without this call a later one returns the error, in place of its own.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn precast_model_check(model: *const Model) -> Option<Box<Error>> {
+    guarded(|| {
+        // SAFETY: an object of the caller.
+        Ok(unsafe { object("model", model) }?.model.check()?)
+    })
+}
+
 /// Loads every program that is not loaded yet, and runs each once, so that no call pays for work that is done once.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -8,7 +8,8 @@
 //! A module uses only modules of earlier lines. A test checks this.
 //!
 //! ```text
-//! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, training, usage, words
+//! words
+//! checks, coverage, external, graph, host, libraries, list, receipt, stats, torches, training, usage
 //! diff, export, report, sizes, why
 //! ```
 

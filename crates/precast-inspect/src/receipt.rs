@@ -212,7 +212,20 @@ pub fn decided(test: &SignTest) -> String {
         Faster::Artifact => ": the artifact answers",
         Faster::Neither => ", which decides nothing: the artifact answers",
     };
+    let answer = match (test.faster, test.busy_us) {
+        (Faster::Neither, Some(busy)) => beside(busy),
+        _ => answer.to_owned(),
+    };
     format!("eager was {}{answer}", rounds(test))
+}
+
+/// Returns what busy threads decided.
+fn beside([artifact, eager]: [f64; 2]) -> String {
+    format!(
+        ", but took {:.1} ms beside busy threads, and the artifact {:.1} ms: the artifact answers",
+        eager / 1e3,
+        artifact / 1e3
+    )
 }
 
 /// Returns `faster in 28 of 30 rounds`.
@@ -292,6 +305,9 @@ mod tests {
         insta::assert_snapshot!(verdict("eager", 200, 198, true), @"eager was faster in 198 of 200 rounds, with nothing else to do: eager answers in place of the artifact");
         insta::assert_snapshot!(verdict("artifact", 20, 0, false), @"eager was faster in 0 of 20 rounds: the artifact answers");
         insta::assert_snapshot!(verdict("neither", 1, 1, true), @"eager was faster in 1 of 1 round, with nothing else to do, which decides nothing: the artifact answers");
+        let mut busy = of(&other).sign_test.unwrap();
+        busy.busy_us = Some([9_600.0, 312_000.0]);
+        insta::assert_snapshot!(decided(&busy), @"eager was faster in 1 of 1 round, with nothing else to do, but took 312.0 ms beside busy threads, and the artifact 9.6 ms: the artifact answers");
         other["gate"]["eager_us"] = json!(null);
         let ratio = of(&other).speedup().unwrap();
         assert!((ratio - 3.0).abs() < 1e-9, "{ratio}");

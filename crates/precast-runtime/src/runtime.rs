@@ -9,7 +9,7 @@ use std::{
 
 use precast_store::{
     Device, Digest, Store, Target,
-    record::{self, Shim},
+    record::{self, Padding, Shim},
 };
 
 use super::{
@@ -75,6 +75,7 @@ pub struct Runtime {
     lends: Lends,
     limit: Option<u64>,
     eager: bool,
+    pads: bool,
     loading: Loading,
     priority: Priority,
     held: Arc<Held>,
@@ -145,6 +146,7 @@ impl Runtime {
             lends: Lends::Nothing,
             limit: None,
             eager: true,
+            pads: true,
             loading: Loading::default(),
             priority: Arc::new(|program| volume(program).saturating_neg()),
             held: Arc::default(),
@@ -232,6 +234,12 @@ impl Runtime {
     /// slower at its build. The default is true.
     pub fn eager_fallback(mut self, allowed: bool) -> Self {
         self.eager = allowed;
+        self
+    }
+
+    /// Sets whether a bucket answers smaller requests, where its build allows it. The default is true.
+    pub fn padding(mut self, allowed: bool) -> Self {
+        self.pads = allowed;
         self
     }
 
@@ -407,10 +415,16 @@ impl Runtime {
             });
             let mut modules: BTreeMap<String, Vec<Program>> = BTreeMap::new();
             for program in programs {
+                let mut program = program.clone();
+                if !self.pads {
+                    let why = "the model is loaded without padding".to_owned();
+                    let padded = Vec::new();
+                    Arc::make_mut(&mut program).padding = Padding::Refused { why, padded };
+                }
                 modules
                     .entry(program.module.clone())
                     .or_default()
-                    .push(Program::new(program.clone()));
+                    .push(Program::new(program));
             }
             let modules = modules
                 .into_iter()

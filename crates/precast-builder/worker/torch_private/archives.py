@@ -7,8 +7,9 @@ Private: the constructor of `torch.export.ExportedProgram`, `torch.export.graph_
 from __future__ import annotations
 
 import copy
+import importlib
 import zipfile
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,13 @@ def save_program(
 
 
 def load_program(path: Path) -> Any:
-    """Loads a program that `save_program` saved."""
+    """Loads a program that `save_program` saved.
+
+    Private: `torch._inductor.inductor_prims`. Without it: no program with an operator of Inductor's own loads, as the
+    backward program of a softmax.
+    """
+    with suppress(ImportError):
+        importlib.import_module("torch._inductor.inductor_prims")
     return torch.export.load(str(path))
 
 

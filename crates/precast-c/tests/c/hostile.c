@@ -68,6 +68,7 @@ static void nulls(void) {
   FAILS(bad, "`name` is NULL", precast_model_load(runtime, NULL, &(precast_model *){NULL}));
   FAILS(bad, "`out` is NULL", precast_model_load(runtime, "double", NULL));
   FAILS(bad, "`model` is NULL", precast_model_warm_up(NULL));
+  FAILS(bad, "`model` is NULL", precast_model_check(NULL));
   FAILS(bad, "`model` is NULL", precast_model_stats(NULL, &text));
   CHECK(text == NULL);
   FAILS(bad, "`out` is NULL", precast_model_stats(model, NULL));
@@ -252,6 +253,7 @@ static void options(const char *store) {
   precast_model *none;
   OK(precast_model_load(opened, "double@1", &copies));
   OK(precast_model_warm_up(copies));
+  OK(precast_model_check(copies));
   DLTensor x = good();
   int64_t strides[] = {1, 5};
   x.strides = strides;

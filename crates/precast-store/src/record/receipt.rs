@@ -201,6 +201,9 @@ pub struct Gate {
     /// Number of rounds in which the exported graph took less time than the artifacts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eager_wins: Option<u64>,
+    /// That of the sign test, as the process of the gate tells it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_us: Option<[f64; 2]>,
     /// The same number for each of the other option sets in the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub others_eager_wins: Option<Vec<u64>>,
@@ -300,6 +303,10 @@ pub struct SignTest {
     pub eager_faster: u64,
     /// Whether no other task of the build was running.
     pub exclusive: bool,
+    /// Median microseconds beside busy threads, one for each core: of the artifacts and of eager. On a CPU, where eager
+    /// was faster with nothing beside it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub busy_us: Option<[f64; 2]>,
     /// The faster one, which answers calls.
     pub faster: Faster,
 }
