@@ -221,6 +221,7 @@ class PairRegion(Region):
     def __init__(self, owner: TrainingRegion, state: State) -> None:
         super().__init__(owner.name, owner.module, owner.config, owner.log, owner.model)
         self.owner, self.state = owner, state
+        self._times = 1.0
         self.own = owner.own  # another library may have set a `forward` since, which calls this one
         # The state that its programs are captured in: one with gradients of more inputs has those of this state too.
         self.captured = state
@@ -293,4 +294,15 @@ class PairRegion(Region):
             return engine.answer(args, kwargs)
 
         kept = Kept(config.store, repr(key))
-        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, kept)
+        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, kept)
+        if result.ok and config.prefer == "fastest":
+            self._times = gradients.slower(self.module, compiled, eager, args, kwargs, kept)
+        return result
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        engine, notes = super()._opened(args, kwargs)
+        if self._times > 1:
+            detail = f'a step of the pair takes {self._times:.2f} times eager\'s; `prefer = "artifact"` uses it'
+            self._refusal = Refusal("slower", detail)
+            engine.close()
+        return engine, notes
