@@ -68,7 +68,9 @@ def child(way: str, case: str, folder: Path, steps: int) -> dict[str, Any]:
 
         allowed = [LAYERS] if "regions" in way else ["*"]
         store = folder / "store"
-        config = CompileConfig(kind="autograd", name=way.replace(", ", "-"), store=store, allowlist=allowed)
+        config = CompileConfig(
+            kind="autograd", prefer="artifact", name=way.replace(", ", "-"), store=store, allowlist=allowed
+        )
         model = maybe_compile(net, config, None, batch)
     elif way == "compile":
         model = torch.compile(net, dynamic=False)

@@ -97,7 +97,9 @@ def autograd(name: str, folder: Path) -> dict[str, Any]:
     torch.manual_seed(0)
     net, given = ALL[name].make().train(), batch(name)
     began = time.perf_counter()
-    module = maybe_compile(net, CompileConfig(kind="autograd", name=name, store=folder / "store"), None, given)
+    module = maybe_compile(
+        net, CompileConfig(kind="autograd", prefer="artifact", name=name, store=folder / "store"), None, given
+    )
     seconds = time.perf_counter() - began
     attempt = module.precast_report()["regions"][""]["attempt"]
     optimizer = torch.optim.AdamW(module.parameters(), lr=RATE)

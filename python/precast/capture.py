@@ -26,6 +26,7 @@ from torch.export import Dim, ExportedProgram
 from .errors import BadInput, BuildError
 from .nesting import Call, nest
 from .replay import Program, Sizes, quiet
+from .smoke import without_autocast
 from .torch_private.sizes import depends_on_values
 
 # torch.export captures dynamic dimensions from this size on.
@@ -152,7 +153,9 @@ class Capture:
                     # A number, or a multiple of another size, is fixed.
                     ends[dim].append((sizes[dim], sizes[dim]) if bound is None else _ends(bound))
         ranges = {dim: _narrowest(ends.get(dim, [(size, size)])) for dim, size in sizes.items()}
-        return Program(tidied(exported), ranges, [*guards, *flat.conditions])
+        with without_autocast():
+            exported = tidied(exported)
+        return Program(exported, ranges, [*guards, *flat.conditions])
 
     def _within(self, program: Program) -> list[Sizes]:
         """Returns the sizes at which a program is compared with the module."""
@@ -177,7 +180,7 @@ class Capture:
         # Not strictly first, as a build captures.
         for strict in (False,) if free else (False, True):
             try:
-                with quiet():
+                with quiet(), without_autocast():
                     program = torch.export.export(flat, inputs, dynamic_shapes=shapes, strict=strict)
                 self._check_sizes(program, sizes)
                 return flat, program if free else tidied(program)
@@ -222,7 +225,8 @@ class Capture:
                 return False
             torch.manual_seed(0)
             try:
-                given = program.run(held.__getitem__, [tensor.clone() for tensor in inputs])
+                with without_autocast():
+                    given = program.run(held.__getitem__, [tensor.clone() for tensor in inputs])
             except Exception:  # an operator refuses sizes that the capture allows
                 return False
         same = all(len(given) == len(wanted) for wanted in answers)
@@ -393,6 +397,12 @@ def tidied(program: ExportedProgram) -> ExportedProgram:
     bodies = [one for one in program.graph_module.modules() if isinstance(one, torch.fx.GraphModule)]
     if any(writes(node) for node in program.graph.nodes):
         for body in bodies:
+            # The dtypes that these assert are those of a trace without the casts of a scope.
+            for node in body.graph.find_nodes(
+                op="call_function", target=torch.ops.aten._assert_tensor_metadata.default
+            ):
+                body.graph.erase_node(node)
+            body.recompile()
             if body is not program.graph_module:
                 # An interpreter passes on the submodule that an operation is in.
                 body.forward = torch.fx.Interpreter(body).run

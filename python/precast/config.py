@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 KINDS = ("inference", "autograd")
+PREFER = ("fastest", "artifact")
 FAIL_POLICIES = ("fallback_eager", "raise")
 DECLARED = ("enabled", "backend", "mode", "dynamic", "fullgraph", "options", "healthcheck", "smoketest_steps")
 """The settings that a submodule may declare with `get_torch_compile_config`."""
@@ -71,6 +72,8 @@ class CompileConfig:
     """Calls of the comparison with eager."""
     fail_policy: str = "fallback_eager"
     """`"fallback_eager"`: failures are logged, and the module itself answers. `"raise"`: failures are raised."""
+    prefer: str = "fastest"
+    """`"fastest"`: the original answers training calls if the pair is slower. `"artifact"`: the pair answers."""
     buckets: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Sizes of each bucketed dimension: `{"batch": [1, 8], "seq": [32, 128]}`. Empty: the sizes of the sample batch."""
     shapes: Mapping[str, Sequence[str | int]] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class CompileConfig:
         _one_of("mode", self.mode, MODES)
         _one_of("kind", self.kind, KINDS)
         _one_of("fail_policy", self.fail_policy, FAIL_POLICIES)
+        _one_of("prefer", self.prefer, PREFER)
         _one_of("check", self.check, ("late", "now"))
         if not isinstance(self.backend, str) or not self.backend:
             raise ValueError(f"`backend` is {self.backend!r}, not the name of a backend")

@@ -149,6 +149,49 @@ def compare(
     return SmokeResult(reason is None, steps, worst, time.perf_counter() - began, reason, exception)
 
 
+ROUNDS = 7
+_SECONDS = 2.0
+# The time for all rounds; the first one is made in any case.
+_MARGIN = 1.1
+
+
+def slower(
+    module: nn.Module,
+    compiled: Callable[..., Any],
+    eager: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    kept: Kept,
+) -> float:
+    """Returns how many times eager's time a step of a compiled module takes, if it is slower in nearly every round.
+
+    Otherwise returns 1. The result is kept, so that a later start measures nothing.
+    """
+    shares = kept.read()
+    if (known := shares.get("time of a step")) is not None:
+        return known[0]
+    began = time.perf_counter()
+    times: list[tuple[float, ...]] = []
+    with restored_generators(), _without_hooks(module):
+        while len(times) < ROUNDS and (not times or time.perf_counter() - began < _SECONDS):
+            times.append(tuple(_seconds(module, one, args, kwargs) for one in (eager, compiled)))
+    _release(module)
+    ratio = min(mine for _, mine in times) / min(own for own, _ in times)
+    wins = sum(mine < own for own, mine in times)
+    found = ratio if ratio > _MARGIN and wins <= len(times) // ROUNDS else 1.0
+    kept.write({**shares, "time of a step": (found, found)})
+    return found
+
+
+def _seconds(module: nn.Module, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:
+    wait = torch.cuda.synchronize if any(one.is_cuda for one in module.parameters()) else lambda: None
+    wait()
+    began = time.perf_counter()
+    _step(module, function, args, kwargs)
+    wait()
+    return time.perf_counter() - began
+
+
 def _release(module: nn.Module) -> None:
     """Gives free memory back to the device: blocks of eager's sizes serve neither a CUDA graph nor an optimizer."""
     if any(parameter.is_cuda for parameter in module.parameters()):

@@ -41,7 +41,9 @@ _GRADIENTS = Refusal(
 )
 
 
-def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str) -> Refusal | None:
+def before(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kind: str, autocast: str | None = None
+) -> Refusal | None:
     """Returns the reason for which a call can't be the first one of artifacts."""
     if kind == "inference" and module.training:
         return _TRAINING
@@ -52,13 +54,20 @@ def before(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kin
     if kind != "inference":
         return None
     device = next((tensor.device.type for tensor in [*module.parameters(), *module.buffers()]), "cpu")
-    return _of_call([*module.parameters()], device, args, kwargs)
+    return _of_call([*module.parameters()], device, args, kwargs, autocast)
 
 
-def _of_call(tensors: list[torch.Tensor], device: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
+def autocast_of(device: str) -> str | None:
+    """Returns the dtype of autocast, if it is on."""
+    return str(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else None
+
+
+def _of_call(
+    tensors: list[torch.Tensor], device: str, args: tuple[Any, ...], kwargs: dict[str, Any], autocast: str | None
+) -> Refusal | None:
     """Returns the reason for which a call without gradients is none for artifacts."""
-    if torch.is_autocast_enabled(device):
-        return Refusal("autocast", f"autocast is on for {device}")
+    if (now := autocast_of(device)) != autocast:
+        return Refusal("autocast", f"autocast is {now or 'off'} for {device}, and was {autocast or 'off'} in the build")
     if torch.is_grad_enabled() and (
         any(tensor.requires_grad for tensor in tensors)
         or any(tensor.requires_grad for tensor in batches.tensors((args, kwargs)))
@@ -91,12 +100,15 @@ class Guard:
             return Refusal("hooks", "the module has backward hooks that are not full: they get those of one operation")
         if self._modes != (now := modes.of_process()):
             return Refusal("mode", f"the modes of torch are {_shown(now)}, and were {_shown(self._modes)} in the build")
-        if self._inference and (refusal := _of_call(self._tensors, self._device, args, kwargs)) is not None:
+        if self._inference and (refusal := self._of_call(args, kwargs)) is not None:
             return _TRAINING if self._region.module.training else refusal
         if self._watch.changed() >= 0:
             with self._changing:
                 self._compare()
         return self._refused or self._unbound
+
+    def _of_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
+        return _of_call(self._tensors, self._device, args, kwargs, self._region.autocast)
 
     def forget(self) -> None:
         """Has the tensors bound again before the next call."""

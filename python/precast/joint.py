@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor
 from .capture import Flat, tidied, undisturbed
 from .errors import BuildError
 from .replay import Program, quiet
+from .smoke import without_autocast
 from .torch_private.draws import Unsupported
 from .torch_private.partition import Half, partition
 
@@ -48,7 +48,7 @@ def capture(flat: Flat, names: Sequence[str], inputs: Sequence[Tensor]) -> Pair:
     given = {name: one.detach() for name, one in zip(names, inputs, strict=True)}
     masks = {name: draw.sample(inputs[0].device) for name, draw in halves.masks.items()}
     net: Any = flat.m
-    with undisturbed(net), quiet(), _without_autocast():
+    with undisturbed(net), quiet(), without_autocast():
         halves.fill(given, masks)
         return Pair(_exported(halves.forward), _exported(halves.backward))
 
@@ -56,9 +56,3 @@ def capture(flat: Flat, names: Sequence[str], inputs: Sequence[Tensor]) -> Pair:
 def _exported(half: Half) -> Function:
     program = torch.export.export(half.module, tuple(half.inputs.values()), strict=False)
     return Function(half.inputs, half.outputs, Program(tidied(program), {}, []))
-
-
-@contextlib.contextmanager
-def _without_autocast() -> Any:
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield

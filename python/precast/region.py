@@ -21,7 +21,15 @@ from .guard import Guard
 from .logs import Log
 from .refusal import Refusal, Refused
 from .regions import resized
-from .smoke import CompileSmoketest, SmokeResult, inference, restored_buffers, restored_generators, unpacked
+from .smoke import (
+    CompileSmoketest,
+    SmokeResult,
+    inference,
+    restored_buffers,
+    restored_generators,
+    unpacked,
+    without_autocast,
+)
 from .torch_private import hooks, sharding, tracing
 from .uses import Row, Uses, padding, proposal
 
@@ -43,6 +51,8 @@ class Region:
     """A module that answers by compiled code, or by itself for a named reason."""
 
     kind = "inference"
+    autocast: str | None = None
+    """The dtype of autocast that its programs are captured under, without gradients."""
 
     def __init__(self, name: str, module: nn.Module, config: CompileConfig, log: Log, model: str) -> None:
         """`model` is the name of the releases."""
@@ -230,7 +240,9 @@ class Region:
         return self._guard.refusal(args, kwargs) if self._guard is not None else None
 
     def _open_at_first_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Refusal | None:
-        refusal = guard.before(self.module, args, kwargs, self.kind) if self.config.backend == "precast" else None
+        refusal = None
+        if self.config.backend == "precast":
+            refusal = guard.before(self.module, args, kwargs, self.kind, self.autocast)
         if refusal is not None:
             return refusal
         if self._returns_cache(args, kwargs):
@@ -329,7 +341,7 @@ class Region:
     @contextmanager
     def state_of_programs(self) -> Iterator[None]:
         """Runs a block in the modes that the programs are captured in."""
-        with torch.inference_mode(False), inference(self.module), _without_autocast():
+        with torch.inference_mode(False), inference(self.module), without_autocast():
             yield
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
@@ -379,12 +391,6 @@ class Region:
 
 def _figures(result: SmokeResult | None) -> dict[str, Any]:
     return {} if result is None else {"smoketest_steps": result.steps, "max_error": result.max_error}
-
-
-@contextmanager
-def _without_autocast() -> Iterator[None]:
-    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
-        yield
 
 
 def rungs(artifact: int, eager: int, reasons: Mapping[str, int]) -> dict[str, int]:

@@ -57,7 +57,7 @@ class Request:
             "modes": list(modes.of_process()),
             "settings": self.engine.request(self.region, *self.given),
             "kind": self.engine.kind,
-            "state": self.pair.captured if self.pair is not None else None,
+            "state": self.pair.captured if self.pair is not None else self.region.autocast,
         }
         return contract.key(request)
 

@@ -210,6 +210,13 @@ def inference(module: nn.Module) -> Iterator[None]:
             each.training = training
 
 
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Runs a block without autocast."""
+    with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+        yield
+
+
 def unpacked() -> Any:
     """Returns a block without the caller's hooks for saved tensors.
 

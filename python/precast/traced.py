@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,6 +330,9 @@ class Graph(Flat):
         # In a tuple: it is no submodule.
         self._graph = (graph, list(sources), list(outputs), list(traced.names))
         self._under, self._symbolic, self.conditions = traced.under, symbolic, list(conditions)
+        # torch.export has the casts of an autocast that is entered in the graph; AOTAutograd also those of one outside.
+        on = () if torch.is_grad_enabled() else filter(torch.is_autocast_enabled, ("cpu", "cuda"))
+        self._autocast = [(one, torch.get_autocast_dtype(one)) for one in on]
         self.m = nn.Module()
         for name, tensor in traced.weights().items():
             register(self.m, name, tensor)
@@ -350,7 +354,9 @@ class Graph(Flat):
             else:
                 owner, _, leaf = prefixed(self._under, where).rpartition(".")
                 inputs.append(getattr(self.m.get_submodule(owner), leaf))
-        with fx.traceback.preserve_node_meta():
+        with fx.traceback.preserve_node_meta(), ExitStack() as stack:
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype))
             results = fx.Interpreter(graph).run(*inputs)
         return tuple(results[at] for at in outputs)
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from . import batches, gradients
 from ._native import Watch
 from .config import CompileConfig
+from .guard import autocast_of
 from .logs import Log
 from .record import facts
 from .refusal import Refusal
@@ -63,6 +64,7 @@ class TrainingRegion(Region):
         if config.release is not None and self._refusal is None:
             self._refusal = Refusal("release", "the release has programs for training alone")
         self._pairs: dict[State, PairRegion] = {}
+        self._casted: dict[str, Region] = {}
         self._adding = threading.Lock()
         self._list()
         self.device = next((tensor.device.type for tensor in chain(module.parameters(), module.buffers())), "cpu")
@@ -75,6 +77,10 @@ class TrainingRegion(Region):
                 self._fall_back(pair, None)
                 return original(*args, **kwargs)
             return pair.call(args, kwargs, original)
+        if self._trained and self.config.release is None and (autocast := autocast_of(self.device)) is not None:
+            with self._adding:
+                region = self._casted.setdefault(autocast, CastRegion(self, autocast))
+            return region.call(args, kwargs, original)
         return super().call(args, kwargs, original)
 
     def at(self, args: tuple[Any, ...], kwargs: dict[str, Any], training: bool) -> Region | None:
@@ -111,22 +117,23 @@ class TrainingRegion(Region):
         """Returns counters of all programs, and the attempts to compile pairs."""
         own = super().report()
         pairs = [pair.report() for pair in self._pairs.values()]
+        others = [*pairs, *(region.report() for region in self._casted.values())]
         reasons = Counter(own["reasons"])
-        for pair in pairs:
-            reasons.update(pair["reasons"])
-        artifact, eager = (sum(one[key] for one in [own, *pairs]) for key in ("artifact", "eager"))
+        for one in others:
+            reasons.update(one["reasons"])
+        artifact, eager = (sum(one[key] for one in [own, *others]) for key in ("artifact", "eager"))
         attempts = [pair["attempt"] for pair in pairs if pair["attempt"] is not None]
         built = sum(bool(attempt.get("built")) for attempt in attempts)
         return {
             **own,
-            "answers": min((one["answers"] for one in [own, *pairs]), key=("artifact", SLOWER, "original").index),
+            "answers": min((one["answers"] for one in [own, *others]), key=("artifact", SLOWER, "original").index),
             "artifact": artifact,
             "eager": eager,
             "original": sum(reasons.values()),
             "reasons": dict(reasons),
             "rungs": rungs(artifact, eager, reasons),
             "padding": padding(self.rows()),
-            "rebinds": own["rebinds"] + sum(pair["rebinds"] for pair in pairs),
+            "rebinds": own["rebinds"] + sum(one["rebinds"] for one in others),
             "attempt": own["attempt"] or next(iter(attempts), None),
             "pairs": attempts,
             "recompiles": max(built - 1, 0),
@@ -134,14 +141,14 @@ class TrainingRegion(Region):
 
     def rows(self) -> Counter[Row]:
         """Returns the calls by all programs, for each kind of request."""
-        return sum((pair.rows() for pair in self._pairs.values()), super().rows())
+        return sum((one.rows() for one in [*self._pairs.values(), *self._casted.values()]), super().rows())
 
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""
         super().close()
         self._trained = False
-        for pair in self._pairs.values():
-            pair.close()
+        for one in [*self._pairs.values(), *self._casted.values()]:
+            one.close()
 
     def trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         if self.module.training:
@@ -169,9 +176,7 @@ class TrainingRegion(Region):
     def pair(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> PairRegion | Refusal:
         """Returns the pair for a call, or the reason for which there is none."""
         inputs = tuple(tensor.requires_grad for tensor in batches.tensors((args, kwargs)))
-        autocast = None
-        if torch.is_autocast_enabled(self.device):
-            autocast = str(torch.get_autocast_dtype(self.device))
+        autocast = autocast_of(self.device)
         parameters = tuple(map(_requires_grad, self._parameters()))
         state = State(tuple(map(_mode, self._modules)), parameters, inputs, autocast)
         found = self._pairs.get(state)
@@ -189,6 +194,25 @@ class TrainingRegion(Region):
             return self._pairs.setdefault(state, PairRegion(self, state))
 
 
+class CastRegion(Region):
+    """The programs of a module for inference under autocast, as in the validation of a mixed-precision training."""
+
+    def __init__(self, owner: TrainingRegion, autocast: str) -> None:
+        super().__init__(owner.name, owner.module, owner.config, owner.log, owner.model)
+        self.own, self.autocast, self.device = owner.own, autocast, owner.device
+        self.shapes, self.points = owner.shapes, owner.points
+
+    @contextmanager
+    def state_of_programs(self) -> Iterator[None]:
+        """Runs a block in the modes that the programs are captured in."""
+        with super().state_of_programs(), torch.autocast(self.device, dtype=_dtype(self.autocast)):
+            yield
+
+
+def _dtype(name: str | None) -> torch.dtype | None:
+    return getattr(torch, name.removeprefix("torch.")) if name else None
+
+
 class PairRegion(Region):
     """The pair of a module for one state."""
 
@@ -197,6 +221,7 @@ class PairRegion(Region):
     def __init__(self, owner: TrainingRegion, state: State) -> None:
         super().__init__(owner.name, owner.module, owner.config, owner.log, owner.model)
         self.owner, self.state = owner, state
+        self._times = 1.0
         self.own = owner.own  # another library may have set a `forward` since, which calls this one
         # The state that its programs are captured in: one with gradients of more inputs has those of this state too.
         self.captured = state
@@ -238,8 +263,7 @@ class PairRegion(Region):
 
     @contextmanager
     def state_of_programs(self) -> Iterator[None]:
-        autocast, device = self.state.autocast, self.owner.device
-        dtype = getattr(torch, autocast.removeprefix("torch.")) if autocast else None
+        dtype, device = _dtype(self.state.autocast), self.owner.device
         with torch.inference_mode(False), torch.enable_grad():
             with torch.autocast(device, dtype=dtype, enabled=dtype is not None):
                 yield
@@ -270,4 +294,15 @@ class PairRegion(Region):
             return engine.answer(args, kwargs)
 
         kept = Kept(config.store, repr(key))
-        return gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, kept)
+        result = gradients.compare(self.module, compiled, eager, args, kwargs, config, self.state.autocast, kept)
+        if result.ok and config.prefer == "fastest":
+            self._times = gradients.slower(self.module, compiled, eager, args, kwargs, kept)
+        return result
+
+    def _opened(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        engine, notes = super()._opened(args, kwargs)
+        if self._times > 1:
+            detail = f'a step of the pair takes {self._times:.2f} times eager\'s; `prefer = "artifact"` uses it'
+            self._refusal = Refusal("slower", detail)
+            engine.close()
+        return engine, notes

@@ -12,6 +12,7 @@ an artifact if all of this holds, and else by the original, with a counter and a
 | `gradients` | gradients are recorded, and an input or a parameter requires them; with `kind = "autograd"`: none are \
 recorded, and no pair is there yet |
 | `release` | with `release`: a call without training, which a release of pairs has no program for |
+| `slower` | in training: a step of the pair takes longer than eager's, and `prefer` is `"fastest"` |
 | `states` | there are pairs for eight other states already: modes, gradients, autocast |
 | `hooks` | a submodule inside a region has forward hooks, in training also backward hooks; or there are global ones; \
 or the wrapped module itself has some, and is one region |
@@ -20,7 +21,8 @@ or the wrapped module itself has some, and is one region |
 | `inputs` | other inputs, dtypes, devices or constants than those of the sample batch |
 | `cache` | the call has or returns a key-value cache: `precast init` writes a spec with sessions |
 | `shape` | no bucket covers the sizes; in training: has them exactly |
-| `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it |
+| `autocast`, `mode`, `tracing` | a mode of torch changes the computation, or records it; \
+under autocast `kind = "autograd"` has programs |
 | `failed` | the artifact failed |
 | `closed` | `close` was called |
 

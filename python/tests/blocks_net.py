@@ -45,7 +45,7 @@ def net() -> Blocks:
 
 def config(store: Path | str, **settings: Any) -> CompileConfig:
     settings = {"name": "blocks", "allowlist": ["blocks.*"], **settings}
-    return CompileConfig(kind="autograd", store=store, **settings)
+    return CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
 
 
 # A thread of gloo frees the tensors of a call after the call has returned. If that is at the end of the process, Python

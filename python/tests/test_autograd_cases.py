@@ -6,12 +6,13 @@ import copy
 import os
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, maybe_compile, parts
+from precast import CompileConfig, CompiledModule, gradients, maybe_compile, parts
 from precast.batches import difference
 from precast.gradients import difference as gradients_differ
 from torch import Tensor, nn
@@ -62,13 +63,14 @@ def loss(answer: dict[str, Any]) -> Tensor:
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with two pairs of the net: without and with gradients of its inputs."""
+    """A store with two pairs of the net, without and with gradients of its inputs, and a program of its evaluation."""
     kept = os.environ.get("PRECAST_TEST_STORE")
     folder = Path(kept) / "cases" if kept else tmp_path_factory.mktemp("cases")
     module = wrapped(folder, net())
     loss(module(**batch())).backward()
     loss(module(**batch(True))).backward()
-    assert module.precast_report()["artifact"] == 2, module.precast_report()
+    evaluated_under_autocast(module)
+    assert module.precast_report()["artifact"] == 3, module.precast_report()
     return folder
 
 
@@ -81,10 +83,18 @@ def _no_build(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wrapped(store: Path, module: nn.Module) -> CompiledModule:
-    return maybe_compile(module, CompileConfig(kind="autograd", store=store, name="cases"))
+    return maybe_compile(module, CompileConfig(kind="autograd", prefer="artifact", store=store, name="cases"))
 
 
 Case = Callable[[Any], Any]
+
+
+def evaluated_under_autocast(m: Any) -> Any:
+    m.eval()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        return m(**batch())
+
+
 CASES: list[tuple[str, Case, str]] = []
 
 
@@ -588,6 +598,21 @@ def autocast(m: Any) -> Any:
 
 
 @case()
+def evaluation_under_autocast(m: Any) -> Any:
+    loss(m(**batch())).backward()
+    answer = evaluated_under_autocast(m)
+    assert answer["a"].dtype == torch.bfloat16 and answer["b"].dtype == torch.float32
+    return answer["a"], answer["b"].bfloat16()
+
+
+@case("not compiled")
+def evaluation_under_no_autocast(m: Any) -> Any:
+    m.eval()
+    with torch.no_grad():
+        return m(**batch())
+
+
+@case()
 def backward_under_autocast(m: Any) -> Any:
     value = loss(m(**batch()))
     with torch.autocast("cpu", torch.bfloat16):
@@ -855,6 +880,33 @@ def compare(store: Path, function: Case, by: str) -> None:
     who = {"artifact"} if report["artifact"] else set()
     found = " ".join(sorted(who | set(report["reasons"])))
     assert found == by, report
+
+
+def test_a_pair_that_is_slower_is_not_used(
+    store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    honest = gradients._seconds
+    monkeypatch.setattr(gradients.Kept, "read", lambda self: {})
+    times = iter([1.0, 1.5] * gradients.ROUNDS)
+    monkeypatch.setattr(gradients, "_seconds", lambda *step: (honest(*step), next(times))[1])
+    written: list[Any] = []
+    monkeypatch.setattr(gradients.Kept, "write", lambda self, shares: written.append(shares))
+    config = CompileConfig(kind="autograd", store=store, name="cases")
+    module, plain = maybe_compile(net(), config), net()
+    with caplog.at_level("INFO", "precast"):
+        for each in (plain, module):
+            torch.manual_seed(3)
+            loss(each(**batch())).backward()
+    report = module.precast_report()
+    assert report["artifact"] == 0 and report["reasons"] == {"slower": 1}
+    assert "a step of the pair takes 1.50 times eager's" in caplog.text
+    assert torch.equal(module.body.bias.grad, plain.body.bias.grad)
+    # A later start measures nothing, and `prefer` decides.
+    monkeypatch.setattr(gradients.Kept, "read", lambda self: written[-1])
+    for prefer, reasons in (("fastest", {"slower": 1}), ("artifact", {})):
+        module = maybe_compile(net(), replace(config, prefer=prefer))
+        loss(module(**batch())).backward()
+        assert module.precast_report()["reasons"] == reasons
 
 
 @pytest.mark.parametrize(("function", "by"), [one[1:] for one in CASES], ids=[one[0] for one in CASES])

@@ -49,7 +49,7 @@ def losses(module: nn.Module, half: bool) -> list[float]:
 def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode: str) -> None:
     torch.manual_seed(0)
     plain = Block(drop).cuda().train()
-    config = CompileConfig(kind="autograd", mode=mode, store=tmp_path, name="block")
+    config = CompileConfig(kind="autograd", prefer="artifact", mode=mode, store=tmp_path, name="block")
     module = maybe_compile(copy.deepcopy(plain), config)
     torch.testing.assert_close(losses(module, half), losses(plain, half), rtol=3e-2 if half else 1e-4, atol=1e-4)
     report = module.precast_report()
@@ -59,7 +59,7 @@ def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode
 def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) -> None:
     torch.manual_seed(0)
     plain = Block().cuda().train()
-    config = CompileConfig(kind="autograd", mode="reduce-overhead", store=tmp_path, name="block")
+    config = CompileConfig(kind="autograd", prefer="artifact", mode="reduce-overhead", store=tmp_path, name="block")
     module = maybe_compile(copy.deepcopy(plain), config)
     inputs = torch.randn(4, 4, 32, 64, device="cuda")
 
@@ -97,7 +97,7 @@ def test_a_graph_keeps_what_its_products_write(tmp_path: Path) -> None:
     torch.manual_seed(0)
     # Products of few values from many are sums of parts, which cuBLAS keeps in its workspace.
     plain = nn.Linear(1 << 16, 16, bias=False).cuda().train()
-    config = CompileConfig(kind="autograd", mode="reduce-overhead", store=tmp_path, name="narrow")
+    config = CompileConfig(kind="autograd", prefer="artifact", mode="reduce-overhead", store=tmp_path, name="narrow")
     module = maybe_compile(copy.deepcopy(plain), config)
     x = torch.randn(16, 1 << 16, device="cuda")
 
@@ -122,7 +122,7 @@ def test_a_graph_keeps_what_its_products_write(tmp_path: Path) -> None:
 
 def test_a_backward_program_frees_what_it_has_read(tmp_path: Path) -> None:
     wide = [nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(6)]
-    config = CompileConfig(kind="autograd", store=tmp_path, name="wide")
+    config = CompileConfig(kind="autograd", prefer="artifact", store=tmp_path, name="wide")
     module = maybe_compile(nn.Sequential(*wide).cuda().train(), config)
     x = torch.randn(1024, 2048, device="cuda")
 
@@ -154,7 +154,7 @@ class Classifier(nn.Module):
 def test_a_step_does_not_wait_and_names_an_index_out_of_bounds(tmp_path: Path, mode: str) -> None:
     torch.manual_seed(0)
     plain = Classifier().cuda().train()
-    config = CompileConfig(kind="autograd", mode=mode, store=tmp_path, name="classifier")
+    config = CompileConfig(kind="autograd", prefer="artifact", mode=mode, store=tmp_path, name="classifier")
     module = maybe_compile(copy.deepcopy(plain), config)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True) for each in (module, plain)]
     tokens, targets = torch.randint(10, (8, 6)).cuda(), torch.randint(5, (8,)).cuda()

@@ -279,7 +279,7 @@ def test_accelerate_of_a_wrapped_model(store: Path) -> None:
     accelerate.state.AcceleratorState._reset_state(True)
     net = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, CLASSES))
     eager = copy.deepcopy(net)
-    own = wrapped(net, store, kind="autograd")
+    own = wrapped(net, store, kind="autograd", prefer="artifact")
     accelerator = accelerate.Accelerator(cpu=True)
     prepared, optimizer = accelerator.prepare(own, torch.optim.SGD(own.parameters(), lr=0.1))
     of_the_same_class(accelerator.unwrap_model(prepared), eager)

@@ -259,7 +259,7 @@ def test_a_profile_names_artifacts_by_release_and_bucket(tmp_path: Path) -> None
         assert names(lambda: (module(torch.ones(1, 4)), module(torch.ones(4, 4)))) == said
         assert names(lambda: module(torch.ones(5, 4))) == []
 
-    config = CompileConfig(name="pair", store=tmp_path, kind="autograd")
+    config = CompileConfig(name="pair", store=tmp_path, kind="autograd", prefer="artifact")
     module = maybe_compile(Pair().train(), config, None, torch.ones(2, 4))
     found = names(lambda: module(torch.ones(2, 4)).sum().backward())
     assert [one.split()[2] for one in found] == ["forward", "backward"], found

@@ -52,7 +52,12 @@ def net() -> Net:
 
 def config(store: Path) -> CompileConfig:
     return CompileConfig(
-        kind="autograd", name="shared", store=store, allowlist=["layers.*", "head"], fail_policy="raise"
+        kind="autograd",
+        prefer="artifact",
+        name="shared",
+        store=store,
+        allowlist=["layers.*", "head"],
+        fail_policy="raise",
     )
 
 

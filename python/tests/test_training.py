@@ -55,7 +55,7 @@ def refused(*_: Any, **__: Any) -> None:
 
 def wrapped(store: Path, module: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"name": "trained", "buckets": BUCKETS, "shapes": SHAPES, **settings}
-    config = CompileConfig(kind="autograd", store=store, **settings)
+    config = CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
     return maybe_compile(module or net(), config, None, batch() if sample is None else sample)
 
 
@@ -284,7 +284,8 @@ def refused(*_, **__):
     raise RuntimeError("captured")
 
 joint.capture = parts.build = torch.export.export = tracing.trace = refused
-config = CompileConfig(kind="autograd", name="trained", store=sys.argv[1], buckets=BUCKETS, shapes=SHAPES)
+settings = {"kind": "autograd", "prefer": "artifact", "name": "trained", "buckets": BUCKETS, "shapes": SHAPES}
+config = CompileConfig(store=sys.argv[1], **settings)
 module = maybe_compile(net(), config, None, batch())
 optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
 for rows in (4, 6, 4, 6):

@@ -41,7 +41,9 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wrapped(store: Path, module: Any = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"release": "trains", "fail_policy": "raise", **settings}
-    return maybe_compile(module or net(), CompileConfig(kind="autograd", store=store, **settings), None, sample)
+    return maybe_compile(
+        module or net(), CompileConfig(kind="autograd", prefer="artifact", store=store, **settings), None, sample
+    )
 
 
 def test_a_trainer_takes_the_pair_of_a_spec(released: Path) -> None:

@@ -76,7 +76,9 @@ def member(store: str) -> None:
     dist.init_process_group("gloo" if CPU else "nccl")
     x = torch.randn(8, 16, generator=torch.Generator().manual_seed(rank)).to(device)
     # Programs are built for the first device, and loaded on each.
-    config = CompileConfig(kind="autograd", name="net", store=store, allowlist=["blocks.*"], fail_policy="raise")
+    config = CompileConfig(
+        kind="autograd", prefer="artifact", name="net", store=store, allowlist=["blocks.*"], fail_policy="raise"
+    )
 
     def net() -> Net:
         torch.manual_seed(0)
