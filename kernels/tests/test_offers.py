@@ -29,8 +29,12 @@ def load():
 CONVOLVES = """
 import torch
 
+class Convolves(torch.nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x)
+
 def load():
-    return torch.nn.Conv2d(3, 8, 3)
+    return Convolves(3, 8, 3)
 """
 
 

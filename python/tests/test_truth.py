@@ -224,3 +224,27 @@ def test_distances_are_kept_in_a_store_alone_and_the_oldest_go(tmp_path: Path, m
             if file.stat().st_mtime > 1000:
                 os.utime(file, (at, at))
     assert [Kept(tmp_path, name).read() for name in ("first", "second", "third")] == [{}, *[{"loss": (0.5, 0.25)}] * 2]
+
+
+class Draws(nn.Module):
+    """Its answer is another one at each place of the random generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) + torch.rand_like(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_random_numbers_have_no_truth(dtype: torch.dtype) -> None:
+    """With more digits they are others: eager is as far from those as anything is."""
+    module = Draws().eval().to(dtype)
+
+    def other(x: Tensor) -> Tensor:
+        return module.linear(x) + torch.full_like(x, 0.5)
+
+    with torch.no_grad():
+        result = CompileSmoketest(1).compare(other, module, module, (torch.randn(8, 4).to(dtype),), {})
+    assert not result.ok and "it draws random numbers" in str(result.reason)

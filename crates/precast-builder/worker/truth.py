@@ -114,7 +114,10 @@ class _Call:
 
     def _wide(self, prefix: str, inputs: list[Any]) -> dict[str, Any]:
         with torch.inference_mode(), _precise(), Widening(self._dtype, tensors=True):
+            before = _generators()
             found = self._run([one.to(self._dtype) if one.is_floating_point() else one for one in inputs])
+            if not all(map(torch.equal, before, _generators())):
+                raise RuntimeError("it draws random numbers, which are others with more digits")
         return self._named(prefix, *found)
 
     def _eager(self, inputs: list[Any]) -> dict[str, Any]:
@@ -137,6 +140,11 @@ def _shares(one: Any, exact: Any) -> tuple[float, float]:
     norm, largest = float(exact.norm()), float(exact.abs().max())
     least = torch.finfo(torch.float64).tiny
     return float(difference.norm()) / max(norm, least), float(difference.abs().max()) / max(largest, least)
+
+
+def _generators() -> list[Any]:
+    """Returns the states of torch's random generators."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
 
 
 @contextmanager
