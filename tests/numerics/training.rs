@@ -398,7 +398,7 @@ fn eager_in_place_of_a_slower_step_is_named_at_the_end() {
         (out, errors)
     };
     let (_, errors) = trained(&[]);
-    let says = "slow-step: eager answers train fixed in place of its artifact: 14.3 ms a call instead of 19.5 ms, \
+    let says = "slower: eager answers train fixed in place of its artifact: 14.3 ms a call instead of 19.5 ms, \
                 1.36× as fast; it was faster in 19 of 20 rounds, with nothing else to do\n";
     assert!(errors.contains(says), "{errors}");
     let (out, _) = trained(&["--format", "json"]);
