@@ -304,6 +304,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
 cudaError_t cudaEventElapsedTime(float*, cudaEvent_t, cudaEvent_t) { never(); }
 cudaError_t cudaEventQuery(cudaEvent_t) { never(); }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { never(); }
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode*) { never(); }
+cudaError_t cudaFreeHost(void*) { never(); }
 cudaError_t cudaHostAlloc(void**, size_t, unsigned int) { never(); }
 cudaError_t cudaHostRegister(void*, size_t, unsigned int) { never(); }
 cudaError_t cudaMemcpyAsync(void*, const void*, size_t, cudaMemcpyKind, cudaStream_t) { never(); }

@@ -19,7 +19,7 @@ fn a_right_step_is_as_near_to_float64_as_eager() {
     let store = &shared().store;
     let shown = json(&mut precast(store, &["show", id, "--format", "json"]));
     let outputs = shown["receipt"]["gate"]["outputs"].as_array().unwrap();
-    let decided = outputs.iter().filter_map(|output| output.get("float64"));
+    let decided = outputs.iter().filter_map(|output| output.get("truth"));
     let distance = |of: &serde_json::Value, whose: &str| of[whose].as_f64().unwrap();
     let times = decided.map(|both| distance(both, "artifact") / distance(both, "eager"));
     let times: Vec<f64> = times.collect();
