@@ -280,9 +280,10 @@ fn artifacts_with_wrong_answers_are_not_published() {
     exit code 1
     ----- stderr
     plan: 3 of 3 programs are missing
-    failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+    truth: affine batch=1 ([TIME])
+    failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER]); it is 1.0e0 from float64, eager is 0.0e0 (RMS), and its worst element 1.0e0, eager's 0.0e0 (at most 2 times eager's)
     failed: affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none
-    failed affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER])
+    failed affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER]); it is 1.0e0 from float64, eager is 0.0e0 (RMS), and its worst element 1.0e0, eager's 0.0e0 (at most 2 times eager's)
            hint: if this error is harmless, widen `[module.gate]`; `enabled = false` leaves the module to eager
            `precast log [ID]` prints the whole log
     failed affine batch=4: the artifact failed its gate: output `out` has NaN or infinity where eager has none

@@ -477,6 +477,19 @@ class Worker:
             answer["exported"] = str(out / "eager.json")
         return answer
 
+    def truth(self, request: Json) -> Json:
+        """Gives eager's own answers as those with more digits."""
+        text = Path(request["samples"]).read_bytes()
+        start = 8 + struct.unpack("<Q", text[:8])[0]
+        found = {}
+        for name, one in json.loads(text[8:start]).items():
+            if one["dtype"] == "F32" and "out." in name:
+                first, last = one["data_offsets"]
+                values = array.array("f", text[start + first : start + last])
+                found[name] = ("float64", one["shape"], list(values))
+        save(Path(request["out"]) / "truth.safetensors", found)
+        return {"file": str(Path(request["out"]) / "truth.safetensors")}
+
     def compile(self, request: Json) -> Json:
         segment, out = json.loads(Path(request["file"]).read_text()), Path(request["out"])
         print(f"fake: mode {request['mode']}, options {json.dumps(request['options'])}", file=sys.stderr, flush=True)
