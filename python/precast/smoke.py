@@ -236,11 +236,6 @@ def generators() -> tuple[Any, ...]:
     return torch.get_rng_state(), cuda, random.getstate(), numpy.random.get_state() if numpy is not None else None
 
 
-def drawn(state: tuple[Any, ...]) -> list[Tensor]:
-    """Returns the states of torch's generators alone."""
-    return [state[0], *(state[1] or ())]
-
-
 def restore_generators(state: tuple[Any, ...]) -> None:
     """Puts the states of the random generators back."""
     cpu, cuda, python, numpy = state

@@ -1,4 +1,4 @@
-"""Operators that compute with more digits than their code names.
+"""Operators that compute with more digits than their code names, and the settings of such a run.
 
 This file is in the worker of a build, and by a link in the Python package.
 
@@ -8,6 +8,8 @@ Private: `torch.utils._python_dispatch.TorchDispatchMode`. Without it: a module 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,3 +44,30 @@ class Widening(TorchDispatchMode):
 
     def _smaller(self, dtype: torch.dtype) -> bool:
         return dtype.is_floating_point and dtype.itemsize < self._dtype.itemsize
+
+
+@contextmanager
+def precise() -> Iterator[None]:
+    """Runs a block without TF32."""
+    places: list[Any] = [torch.backends.cuda.matmul, torch.backends.cudnn]
+    before = [place.allow_tf32 for place in places]
+    try:
+        for place in places:
+            place.allow_tf32 = False
+        yield
+    finally:
+        for place, value in zip(places, before, strict=True):
+            place.allow_tf32 = value
+
+
+@contextmanager
+def without_draws() -> Iterator[None]:
+    """Runs a block that draws no random numbers: with more digits they are others. Raises `RuntimeError` if it does."""
+    before = _generators()
+    yield
+    if not all(map(torch.equal, before, _generators())):
+        raise RuntimeError("it draws random numbers, which are others with more digits")
+
+
+def _generators() -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else ())]
