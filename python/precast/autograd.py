@@ -163,6 +163,11 @@ class PairEngine(ArtifactEngine):
             self.follows = _follows(zip(self.contract.results, batches.leaves(answer), strict=True), named)
         super().learn(answer, args, kwargs)
 
+    def check(self) -> None:
+        """Waits for the calls, and raises the error of a value that was out of bounds."""
+        self.late.settle()
+        super().check()
+
     def close(self) -> None:
         """Frees the artifacts after their last call."""
         try:

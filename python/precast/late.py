@@ -2,13 +2,12 @@
 
 On CUDA a program clamps the indices that it computes, and notes whether one was out of bounds (the essay `flags.rs` of
 the runtime). The note is there when the program has ended. A call that waited for it would leave the device without
-work until the next call: two times in each training step. So each note is read after the
-next program was launched:
+work until the next call: two times in each training step. So each note is read after the next program was launched:
 
 | the note of | is read |
 |---|---|
 | a forward call | in its backward call: `backward` raises, before an optimizer can use the gradients |
-| a backward call, and a forward call without one | in the next forward call, or at `precast_close` |
+| a backward call, and a forward call without one | in the next forward call, `precast_check` or `precast_close` |
 | a call that records no gradients | before it returns |
 """
 

@@ -221,6 +221,11 @@ class Region:
             self._look = 0
         self._look *= 2
 
+    def check(self) -> None:
+        """Waits for the calls by programs, and raises the error of a value on the device that was out of bounds."""
+        if self.engine is not None and self._refusal is None:
+            self.engine.check()
+
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""
         with self._opening:

@@ -49,13 +49,14 @@ class Request:
 
     def key(self) -> str:
         """Returns the first half of the name of its release."""
-        tensors, _ = batches.flat(*self.given, self.region.names)
+        given = self.given
+        tensors, _ = batches.flat(*given, self.region.names)
         described = [[name, str(one.dtype), self._shape(name, one), one.device.type] for name, one in tensors.items()]
         request = {
             "class": values.named(type(self.region.net)),
             "inputs": described,
             "modes": list(modes.of_process()),
-            "settings": self.engine.request(self.region, *self.given),
+            "settings": self.engine.request(self.region, *given),
             "kind": self.engine.kind,
             "state": self.pair.captured if self.pair is not None else self.region.autocast,
         }

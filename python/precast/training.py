@@ -116,13 +116,12 @@ class TrainingRegion(Region):
     def report(self) -> dict[str, Any]:
         """Returns counters of all programs, and the attempts to compile pairs."""
         own = super().report()
-        pairs = [pair.report() for pair in self._pairs.values()]
-        others = [*pairs, *(region.report() for region in self._casted.values())]
+        others = [one.report() for one in self._others]
         reasons = Counter(own["reasons"])
         for one in others:
             reasons.update(one["reasons"])
         artifact, eager = (sum(one[key] for one in [own, *others]) for key in ("artifact", "eager"))
-        attempts = [pair["attempt"] for pair in pairs if pair["attempt"] is not None]
+        attempts = [made for pair in self._pairs.values() if (made := pair.attempted) is not None]
         built = sum(bool(attempt.get("built")) for attempt in attempts)
         return {
             **own,
@@ -141,13 +140,23 @@ class TrainingRegion(Region):
 
     def rows(self) -> Counter[Row]:
         """Returns the calls by all programs, for each kind of request."""
-        return sum((one.rows() for one in [*self._pairs.values(), *self._casted.values()]), super().rows())
+        return sum((one.rows() for one in self._others), super().rows())
+
+    @property
+    def _others(self) -> list[Region]:
+        return [*self._pairs.values(), *self._casted.values()]
+
+    def check(self) -> None:
+        """Waits for the calls by all programs, and raises the error of a value that was out of bounds."""
+        super().check()
+        for one in self._others:
+            one.check()
 
     def close(self) -> None:
         """Lets the compiled code go; the module itself answers from now on."""
         super().close()
         self._trained = False
-        for one in [*self._pairs.values(), *self._casted.values()]:
+        for one in self._others:
             one.close()
 
     def trains(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

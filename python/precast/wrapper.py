@@ -169,8 +169,7 @@ class Compilation:
     def check(self) -> None:
         """Waits for the calls of all regions. Raises the error of a value on the device that was out of bounds."""
         for region in self.regions.values():
-            if region.engine is not None:
-                region.engine.check()
+            region.check()
 
     def close(self) -> None:
         """Lets all compiled code go."""

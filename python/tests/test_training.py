@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, parts, truth
+from precast import BadInput, CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, parts, truth
 from precast.batches import difference
 from precast.gradients import TOLERANCES
 from precast.gradients import difference as gradients_differ
@@ -444,3 +444,20 @@ def test_autocast_is_part_of_the_pair(builds: None, trained: Path) -> None:
     assert gradients_differ(gradients(module), gradients(plain), None, "bfloat16")[0] is None
     same(module, plain, lambda each: (each.zero_grad(), each(torch.ones(2, 4)).sum().backward())[1])
     assert counts(module) == (2, {}) and len(module.precast_report()["regions"][""]["pairs"]) == 2
+
+
+def test_a_check_of_the_module_reaches_its_pairs(trained: Path) -> None:
+    module = wrapped(trained)
+    loss(module(**batch())).backward()
+
+    class Bad:
+        def check(self) -> None:
+            raise BadInput("7 is out of bounds")
+
+    (pair,) = type(module)._precast.regions[""]._pairs.values()
+    pair.engine.late.add(Bad())
+    with pytest.raises(BadInput, match="7 is out of bounds"):
+        module.precast_check()
+    module.precast_check()
+    module.precast_close()
+    module.precast_check()
