@@ -190,17 +190,17 @@ def test_lightning(tmp_path: Path) -> None:
     artifacts_answered()
 
 
+TINY = {"sample_size": 8, "block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
+
+
 def unet() -> Any:
     diffusers = pytest.importorskip("diffusers")
     return diffusers.UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
+        **TINY,
         down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
         up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
         cross_attention_dim=8,
         attention_head_dim=4,
-        norm_num_groups=4,
     ).eval()
 
 
@@ -310,14 +310,8 @@ def test_sentence_transformers_of_a_wrapped_model(store: Path, tmp_path: Path) -
 
 def test_a_pipeline_of_diffusers_with_a_wrapped_model(store: Path, tmp_path: Path) -> None:
     diffusers = pytest.importorskip("diffusers")
-    net = diffusers.UNet2DModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        layers_per_block=1,
-        down_block_types=("DownBlock2D", "DownBlock2D"),
-        up_block_types=("UpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-    )
+    blocks = {"down_block_types": ("DownBlock2D",) * 2, "up_block_types": ("UpBlock2D",) * 2}
+    net = diffusers.UNet2DModel(**TINY, **blocks)
     pipe = diffusers.DDPMPipeline(net.eval(), diffusers.DDPMScheduler(num_train_timesteps=4))
     pipe.set_progress_bar_config(disable=True)
 
