@@ -41,96 +41,67 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 ROUNDS = 5
 
 Made = tuple[Any, dict[str, tuple[Any, ...]]]
+Make = Callable[[], Made]
 
 
-def _text(config: str, kind: str, *, tokens: int = 128, mask: bool = False, **settings: Any) -> Callable[[int], Made]:
-    """A model of transformers that reads tokens."""
+def _model(config: str, kind: str, shapes: dict[str, tuple[Any, ...]], part: str = "", **settings: Any) -> Make:
+    """A model of transformers, or a part of one."""
 
-    def make(small: int) -> Made:
+    def make() -> Made:
         import transformers
 
-        own = getattr(transformers, config)(**{**settings, **(_SMALL if small else {})})
-        net = getattr(transformers, kind)(own)
-        shapes: dict[str, tuple[Any, ...]] = {"input_ids": ("batch", tokens)}
-        return net, {**shapes, "attention_mask": ("batch", tokens)} if mask else shapes
+        net = getattr(transformers, kind)(getattr(transformers, config)(**settings))
+        return (getattr(net, part)() if part else net), shapes
 
     return make
 
 
-def _picture(
-    config: str, kind: str, name: str = "pixel_values", size: int = 224, **settings: Any
-) -> Callable[[int], Made]:
-    """A model of transformers that reads pictures, or sound."""
-
-    def make(small: int) -> Made:
-        import transformers
-
-        own = getattr(transformers, config)(**settings)
-        return getattr(transformers, kind)(own), {name: ("batch", 3, size, size)}
-
-    return make
+def _text(config: str, kind: str, *, tokens: int = 128, mask: bool = False, **settings: Any) -> Make:
+    """A model that reads tokens."""
+    names = ("input_ids", "attention_mask") if mask else ("input_ids",)
+    return _model(config, kind, {name: ("batch", tokens) for name in names}, **settings)
 
 
-def _vision(name: str, size: int = 224) -> Callable[[int], Made]:
+def _picture(config: str, kind: str) -> Make:
+    """A model that reads pictures."""
+    return _model(config, kind, {"pixel_values": ("batch", 3, 224, 224)})
+
+
+def _vision(name: str) -> Make:
     """A model of torchvision."""
 
-    def make(small: int) -> Made:
+    def make() -> Made:
         import torchvision
 
-        return getattr(torchvision.models, name)(), {"x": ("batch", 3, size, size)}
+        return getattr(torchvision.models, name)(), {"x": ("batch", 3, 224, 224)}
 
     return make
 
 
-def _encoder(small: int) -> Made:
+def _encoder() -> Made:
     import torch
 
     layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")
     return torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), {"src": ("batch", 128, 768)}
 
 
-def _sound(config: str, kind: str, name: str, shape: tuple[int, ...], part: str = "", **settings: Any) -> Any:
-    def make(small: int) -> Made:
-        import transformers
-
-        net = getattr(transformers, kind)(getattr(transformers, config)(**settings))
-        return (getattr(net, part)() if part else net), {name: ("batch", *shape)}
-
-    return make
-
-
-_SMALL: dict[str, Any] = {}
+_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 _LLAMA = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
 _LLAMA |= {"num_key_value_heads": 4, "use_cache": False, "vocab_size": 32000}
 
-ARCHITECTURES: dict[str, Callable[[int], Made]] = {
+ARCHITECTURES: dict[str, Make] = {
     "bert": _text("BertConfig", "BertModel", mask=True),
     "roberta": _text("RobertaConfig", "RobertaModel", mask=True),
     "distilbert": _text("DistilBertConfig", "DistilBertModel", mask=True),
-    "albert": _text("AlbertConfig", "AlbertModel", hidden_size=768, num_attention_heads=12, intermediate_size=3072),
+    "albert": _text("AlbertConfig", "AlbertModel", **_BASE),
     "electra": _text("ElectraConfig", "ElectraForSequenceClassification", mask=True),
     "mpnet": _text("MPNetConfig", "MPNetModel", mask=True),
     "modernbert": _text("ModernBertConfig", "ModernBertModel", mask=True),
-    "deberta": _text(
-        "DebertaV2Config",
-        "DebertaV2Model",
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
-    ),
+    "deberta": _text("DebertaV2Config", "DebertaV2Model", **_BASE),
     "xlnet": _text("XLNetConfig", "XLNetModel", n_layer=6, d_model=768, n_head=12, d_inner=3072),
     "gpt2": _text("GPT2Config", "GPT2LMHeadModel", use_cache=False),
     "opt": _text("OPTConfig", "OPTForCausalLM", use_cache=False),
-    "neox": _text(
-        "GPTNeoXConfig",
-        "GPTNeoXForCausalLM",
-        hidden_size=768,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        intermediate_size=3072,
-        use_cache=False,
-    ),
+    "neox": _text("GPTNeoXConfig", "GPTNeoXForCausalLM", **_BASE, use_cache=False),
     "llama": _text("LlamaConfig", "LlamaForCausalLM", **_LLAMA),
     "qwen2": _text("Qwen2Config", "Qwen2ForCausalLM", **_LLAMA),
     "qwen3": _text("Qwen3Config", "Qwen3ForCausalLM", **_LLAMA, head_dim=64),
@@ -160,9 +131,9 @@ ARCHITECTURES: dict[str, Callable[[int], Made]] = {
     "siglip": _picture("SiglipVisionConfig", "SiglipVisionModel"),
     "clip": _picture("CLIPVisionConfig", "CLIPVisionModel"),
     "segformer": _picture("SegformerConfig", "SegformerModel"),
-    "whisper": _sound("WhisperConfig", "WhisperModel", "input_features", (80, 3000), "get_encoder"),
-    "wav2vec2": _sound("Wav2Vec2Config", "Wav2Vec2Model", "input_values", (16000,)),
-    "hubert": _sound("HubertConfig", "HubertModel", "input_values", (16000,)),
+    "whisper": _model("WhisperConfig", "WhisperModel", {"input_features": ("batch", 80, 3000)}, "get_encoder"),
+    "wav2vec2": _model("Wav2Vec2Config", "Wav2Vec2Model", {"input_values": ("batch", 16000)}),
+    "hubert": _model("HubertConfig", "HubertModel", {"input_values": ("batch", 16000)}),
 }
 
 
@@ -175,7 +146,7 @@ class Case:
         torch.manual_seed(0)
         self.name, self.device, self.options = name, options.device, options
         self.dtype = getattr(torch, options.dtype)
-        net, self.shapes = ARCHITECTURES[name](0)
+        net, self.shapes = ARCHITECTURES[name]()
         self.net = net.eval().to(self.device, self.dtype)
 
     def inputs(self, batch: int) -> dict[str, Any]:
