@@ -186,13 +186,16 @@ class Truth:
                 self._distances.setdefault(name, []).append(between(one, other))
 
     def _run(self, made: Callable[[Tensor], Tensor]) -> Values:
-        restore_generators(self._generators)
-        args, kwargs = batches.mapped(
-            self._given, lambda _, one: made(one.detach().clone()).requires_grad_(one.requires_grad)
-        )
-        with _in_place_of(self._module, made), nullcontext() if self._training else without_draws():
+        moved = batches.mapped(self._given, lambda _, one: made(one.detach().clone()).requires_grad_(one.requires_grad))
+
+        def run() -> Values:
+            args, kwargs = batches.mapped(moved, lambda _, one: one.detach().clone().requires_grad_(one.requires_grad))
             found = self._step(*args, **kwargs)
-        return {name: one if one is None else one.detach() for name, one in found.items()}
+            return {name: one if one is None else one.detach() for name, one in found.items()}
+
+        restore_generators(self._generators)
+        with _in_place_of(self._module, made):
+            return run() if self._training else without_draws(run)
 
 
 def in_half(module: nn.Module, *given: Any) -> bool:

@@ -248,3 +248,25 @@ def test_random_numbers_have_no_truth(dtype: torch.dtype) -> None:
     with torch.no_grad():
         result = CompileSmoketest(1).compare(other, module, module, (torch.randn(8, 4).to(dtype),), {})
     assert not result.ok and "it draws random numbers" in str(result.reason)
+
+
+class Skips(nn.Module):
+    """It draws a number that only training uses, as wav2vec2 does for each layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        number = torch.rand([])
+        return x if self.training and number < 0.1 else self.linear(x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_random_number_that_no_result_has_is_none(dtype: torch.dtype) -> None:
+    module = Skips().eval().to(dtype)
+    with torch.no_grad():
+        given = (torch.randn(8, 4).to(dtype),)
+        assert CompileSmoketest(1).compare(lambda x: module.linear(x), module, module, given, {}).ok
+        wrong = CompileSmoketest(1).compare(lambda x: module.linear(x) * 1.1, module, module, given, {})
+    assert not wrong.ok and "random" not in str(wrong.reason)

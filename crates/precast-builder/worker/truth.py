@@ -113,10 +113,14 @@ class _Call:
         return given
 
     def _wide(self, prefix: str, inputs: list[Any]) -> dict[str, Any]:
+        def run() -> dict[str, Any]:
+            # A run may write into what it is given.
+            given = [one.to(self._dtype) if one.is_floating_point() else one.clone() for one in inputs]
+            return self._named(prefix, *self._run(given))
+
         entry.seed()
-        with torch.inference_mode(), precise(), without_draws(), Widening(self._dtype, tensors=True):
-            found = self._run([one.to(self._dtype) if one.is_floating_point() else one for one in inputs])
-        return self._named(prefix, *found)
+        with torch.inference_mode(), precise(), Widening(self._dtype, tensors=True):
+            return without_draws(run)
 
     def _eager(self, inputs: list[Any]) -> dict[str, Any]:
         entry.seed()
