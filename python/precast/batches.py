@@ -133,8 +133,23 @@ def mapped(value: Any, function: Callable[[str, Tensor], Tensor], path: str = ""
 
 
 def copied(value: Any) -> Any:
-    """Returns nested containers of the same types with copies of their tensors; other values stay the same objects."""
-    return mapped(value, lambda _, tensor: tensor.detach().clone())
+    """Returns nested containers of the same types with copies of their tensors; other values stay the same objects.
+
+    A tensor that is in two places stays one.
+    """
+    return mapped(value, once(lambda tensor: tensor.detach().clone()))
+
+
+def once(function: Callable[[Tensor], Tensor]) -> Callable[[str, Tensor], Tensor]:
+    """Returns a function for `mapped` that makes one tensor of one in two places, as in `net(ids, labels=ids)`."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # the first of a pair lives on, so that no other gets its `id`
+
+    def one(_: str, tensor: Tensor) -> Tensor:
+        if id(tensor) not in made:
+            made[id(tensor)] = (tensor, function(tensor))
+        return made[id(tensor)][1]
+
+    return one
 
 
 def difference(

@@ -248,12 +248,11 @@ def _step(
     """Returns the results of a call, the gradients of parameters and inputs, and the buffers after it."""
     inputs: list[Tensor] = []
 
-    def leaf(_: str, tensor: Tensor) -> Tensor:
-        made = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        inputs.append(made)
-        return made
+    def leaf(tensor: Tensor) -> Tensor:
+        inputs.append(tensor.detach().clone().requires_grad_(tensor.requires_grad))
+        return inputs[-1]
 
-    args, kwargs = batches.mapped((args, kwargs), leaf)
+    args, kwargs = batches.mapped((args, kwargs), batches.once(leaf))
     with restored_buffers(module):
         answer = function(*args, **kwargs)
         found = [one for one in batches.tensors(answer) if one.requires_grad]

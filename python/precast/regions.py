@@ -83,10 +83,18 @@ def resized(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Returns arguments at other sizes of the bucketed dimensions: its values are repeated or left out."""
 
+    made: dict[Any, Any] = {}  # one tensor that is in two places stays one
+
     def at(name: str, value: Any) -> Any:
+        axes = tuple(shapes.get(name, ()))
+        if (id(value), axes) not in made:
+            made[id(value), axes] = at_sizes(axes, value)
+        return made[id(value), axes]
+
+    def at_sizes(axes: Sequence[str | int], value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
-        for axis, dim in enumerate(shapes.get(name, ())):
+        for axis, dim in enumerate(axes):
             if isinstance(dim, str) and dim in sizes and value.shape[axis] != sizes[dim]:
                 rows = torch.arange(sizes[dim], device=value.device) % value.shape[axis]
                 value = value.index_select(axis, rows)

@@ -115,8 +115,10 @@ class Request:
         """Returns copies of arguments, with gradients as in the capture."""
         flags = iter(self.pair.captured.inputs) if self.pair is not None else None
 
-        def leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
-            made = tensor.detach().clone()
+        copied = batches.once(lambda tensor: tensor.detach().clone())
+
+        def leaf(path: str, tensor: torch.Tensor) -> torch.Tensor:
+            made = copied(path, tensor)
             return made if flags is None else made.requires_grad_(next(flags))
 
         return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]

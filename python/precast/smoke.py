@@ -158,7 +158,7 @@ class CompileSmoketest:
 
 def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """Returns the answer to copies of the arguments, and these copies as the call left them."""
-    args, kwargs = batches.copied(args), batches.copied(kwargs)
+    args, kwargs = batches.copied((args, kwargs))
     return function(*args, **kwargs), [*args, *kwargs.values()]
 
 

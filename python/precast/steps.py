@@ -93,7 +93,7 @@ class Steps:
     def _step(self, model: Callable[..., Any], meter: Meter) -> tuple[Tensor, dict[str, Tensor | None]]:
         """Returns the loss and the gradients of one step."""
         self._without_gradients()
-        args, kwargs = batches.copied(self._args), batches.copied(self._kwargs)
+        args, kwargs = batches.copied((self._args, self._kwargs))
         with meter.step():
             loss = self._loss(model, args, kwargs, self.batch)
             loss.backward()  # type: ignore[no-untyped-call]

@@ -280,8 +280,10 @@ class PairRegion(Region):
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments:
         grads = iter(self.captured.inputs)
 
-        def leaf(_: str, tensor: Tensor) -> Tensor:
-            return tensor.detach().requires_grad_(next(grads))
+        detached = batches.once(Tensor.detach)
+
+        def leaf(path: str, tensor: Tensor) -> Tensor:
+            return detached(path, tensor).requires_grad_(next(grads))
 
         return batches.mapped((args, kwargs), leaf)  # type: ignore[no-any-return]
 

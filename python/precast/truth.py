@@ -186,10 +186,14 @@ class Truth:
                 self._distances.setdefault(name, []).append(between(one, other))
 
     def _run(self, made: Callable[[Tensor], Tensor]) -> Values:
-        moved = batches.mapped(self._given, lambda _, one: made(one.detach().clone()).requires_grad_(one.requires_grad))
+        moved = batches.mapped(
+            self._given, batches.once(lambda one: made(one.detach().clone()).requires_grad_(one.requires_grad))
+        )
 
         def run() -> Values:
-            args, kwargs = batches.mapped(moved, lambda _, one: one.detach().clone().requires_grad_(one.requires_grad))
+            args, kwargs = batches.mapped(
+                moved, batches.once(lambda one: one.detach().clone().requires_grad_(one.requires_grad))
+            )
             found = self._step(*args, **kwargs)
             return {name: one if one is None else one.detach() for name, one in found.items()}
 

@@ -282,14 +282,14 @@ class Compilation:
                     return
                 one = region.at(args, kwargs, training)
                 if one is not None and first.setdefault(name, one) is one:
-                    seen.setdefault(one, []).append((batches.copied(args), batches.copied(kwargs)))
+                    seen.setdefault(one, []).append(batches.copied((args, kwargs)))
 
             handles.append(region.module.register_forward_pre_hook(note, with_kwargs=True))
         modes = torch.enable_grad() if training else inference(self.module)
         try:
             with unpacked(), modes, restored_generators(), restored_buffers(self.module):
                 for batch in [sample, *self._at_buckets(sample)]:
-                    args, kwargs = batches.mapped(batch, _leaf)
+                    args, kwargs = batches.mapped(batch, batches.once(_leaf))
                     self.module(*args, **kwargs)
         finally:
             for handle in handles:
@@ -302,7 +302,7 @@ class Compilation:
             yield regions.resized(sample, self.config.shapes, names, point)
 
 
-def _leaf(_: str, tensor: torch.Tensor) -> torch.Tensor:
+def _leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 

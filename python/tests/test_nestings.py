@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import copy
 import enum
+import logging
 import types
 from typing import Any, NamedTuple
 
@@ -179,3 +181,40 @@ def test_containers_in_place_of_the_first_tensor(module: tuple[str, Any]) -> Non
     for given in ([torch.ones(2, 4)], {"x": torch.ones(2, 4)}, 1.0, None):
         with pytest.raises(TypeError), torch.no_grad():
             made(given)
+
+
+class Teacher(logging.Logger):
+    def warn_once(self, text: str) -> None:
+        self.warning(text)
+
+
+SAYS = Teacher("says")
+
+
+class Scored(nn.Module):
+    """It has a loss beside its answer, as causal models of transformers have, and says a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.head = nn.Embedding(16, 8), nn.Linear(8, 16)
+
+    def forward(self, ids: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        SAYS.warning("a line")
+        SAYS.warn_once("a line of a library's own")
+        logits = self.head(self.words(ids))
+        return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), logits
+
+
+def test_one_tensor_that_is_given_twice_is_answered_as_the_sample_gave_it() -> None:
+    torch.manual_seed(0)
+    net = Scored().eval()
+    ids = torch.randint(16, (3, 6))
+    wrapped = maybe_compile(copy.deepcopy(net), CompileConfig(), None, {"ids": ids, "labels": ids})
+    with torch.no_grad():
+        for _ in range(2):
+            ids = torch.randint(16, (3, 6))
+            assert difference(wrapped(ids, labels=ids), net(ids, ids))[0] is None
+        assert wrapped.precast_report()["rungs"] == {"artifact": 2}
+        others = torch.randint(16, (3, 6))
+        assert difference(wrapped(ids, labels=others), net(ids, others))[0] is None
+    assert wrapped.precast_report()["reasons"] == {"inputs": 1}

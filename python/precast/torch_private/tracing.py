@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import ast
 import copy
+import logging
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -112,7 +113,13 @@ def trace(
     # Of its own: Dynamo keeps graphs by the code of the function.
     function = types.FunctionType(forward.__code__.replace(co_name="forward"), globals())
     marked = _marked_values()
-    with settings.patch(**_SETTINGS), _without_fast_path(), marked, warnings.catch_warnings(record=True) as caught:
+    quiet: dict[str, Any] = {"ignore_logging_functions": _Logs(settings.ignore_logging_functions)}
+    with (
+        settings.patch(**_SETTINGS, **quiet),
+        _without_fast_path(),
+        marked,
+        warnings.catch_warnings(record=True) as caught,
+    ):
         warnings.simplefilter("always")
         compiled = torch.compile(
             function, backend=backend, fullgraph=True, dynamic=False, options={"guard_filter_fn": take}
@@ -239,6 +246,27 @@ _SETTINGS: dict[str, Any] = {
     "capture_scalar_outputs": True,
     "capture_dynamic_output_shape_ops": True,
 }
+
+
+class _Logs(list[Any]):
+    """Has the methods by which a logger writes a line, and those that libraries add, as `warning_once`.
+
+    In a trace they write nothing, as in an export: a line is no part of an answer. As a list it is empty, because
+    torch writes its settings to a log as JSON.
+    """
+
+    def __init__(self, others: Collection[Any]) -> None:
+        super().__init__()
+        own = {"debug", "info", "warning", "warn", "error", "exception", "critical", "fatal", "log"}
+        self._methods, kinds = {*others}, [logging.Logger]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+            for name, method in vars(kind).items():
+                if name in own or (callable(method) and getattr(method, "__module__", "") != "logging"):
+                    self._methods.add(method)
+
+    def __contains__(self, one: object) -> bool:
+        return one in self._methods
 
 
 def _text(error: Exception) -> str:
