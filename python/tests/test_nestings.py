@@ -7,6 +7,7 @@ import copy
 import enum
 import logging
 import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -205,11 +206,11 @@ class Scored(nn.Module):
         return nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()), logits
 
 
-def test_one_tensor_that_is_given_twice_is_answered_as_the_sample_gave_it() -> None:
+def test_one_tensor_that_is_given_twice_is_answered_as_the_sample_gave_it(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = Scored().eval()
     ids = torch.randint(16, (3, 6))
-    wrapped = maybe_compile(copy.deepcopy(net), CompileConfig(), None, {"ids": ids, "labels": ids})
+    wrapped = maybe_compile(copy.deepcopy(net), CompileConfig(store=tmp_path), None, {"ids": ids, "labels": ids})
     with torch.no_grad():
         for _ in range(2):
             ids = torch.randint(16, (3, 6))
