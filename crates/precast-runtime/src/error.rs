@@ -514,8 +514,8 @@ pub enum RuntimeError {
         /// The condition in words, and its line in the model, as far as that is known.
         check: String,
     },
-    /// An earlier call had a value out of bounds, and nobody has read its notes: floats that follow from the value are
-    /// NaN in its outputs. This call was not made; it can be repeated.
+    /// An earlier call had a value out of bounds, and its outputs were given up before anybody read its notes: floats
+    /// that follow from the value are NaN there. This call was not made; it can be repeated.
     #[error("an earlier call, number {number}: {error}")]
     EarlierCall {
         /// The number of the call, among those of the model that have notes, from 1.

@@ -2,8 +2,9 @@
 //!
 //! A call returns before the device has looked at its values. Whoever reads the outputs through the runtime waits for
 //! the notes; others go on, and learn of a bad value by the next call of the model that finds the notes there, or by
-//! [`Model::check`](super::Model::check). So that no more than [`LIMIT`] calls are unknown, a call beyond that waits for
-//! the oldest.
+//! [`Model::check`](super::Model::check). A call whose outputs somebody still has is theirs to read: in a service one
+//! request with a bad value is no error of the others. So that no more than [`LIMIT`] of the other calls are unknown, a
+//! call beyond that waits for the oldest.
 
 use std::{
     collections::VecDeque,
@@ -18,10 +19,12 @@ use super::{RuntimeError, flags::Flags};
 /// Calls whose notes may be under way.
 const LIMIT: usize = 256;
 
+type Waiting = VecDeque<(u64, Arc<Flags>)>;
+
 /// The unread notes of a model's calls, in order.
 #[derive(Default)]
 pub(super) struct Late {
-    waiting: Mutex<VecDeque<(u64, Arc<Flags>)>>,
+    waiting: Mutex<Waiting>,
     /// Calls with notes so far.
     calls: AtomicU64,
 }
@@ -36,9 +39,18 @@ impl Late {
 
     /// Reads the notes that are there. Fails with the value of an earlier call that was out of bounds, once.
     pub fn poll(&self) -> Result<(), RuntimeError> {
-        while let Some((number, flags)) =
-            self.next(|count, flags| Ok(count > LIMIT || !flags.is_unread() || flags.ready()?))?
-        {
+        while let Some((number, flags)) = self.next(|waiting| {
+            let given_up: Vec<usize> = (waiting.iter().enumerate())
+                .filter(|(_, (_, flags))| !flags.is_unread() || Arc::strong_count(flags) == 1)
+                .map(|(at, _)| at)
+                .collect();
+            let Some(&oldest) = given_up.first() else {
+                return Ok(None);
+            };
+            let flags = &waiting[oldest].1;
+            let wanted = given_up.len() > LIMIT || !flags.is_unread() || flags.ready()?;
+            Ok(wanted.then_some(oldest))
+        })? {
             judge(number, &flags)?;
         }
         Ok(())
@@ -46,23 +58,19 @@ impl Late {
 
     /// Waits for all notes, and reads them.
     pub fn settle(&self) -> Result<(), RuntimeError> {
-        while let Some((number, flags)) = self.next(|_, _| Ok(true))? {
+        while let Some((number, flags)) = self.next(|_| Ok(Some(0)))? {
             judge(number, &flags)?;
         }
         Ok(())
     }
 
-    /// Takes the oldest notes, if they are `wanted`.
+    /// Takes the notes at the place that `choose` returns.
     fn next(
         &self,
-        wanted: impl FnOnce(usize, &Flags) -> Result<bool, RuntimeError>,
+        choose: impl FnOnce(&Waiting) -> Result<Option<usize>, RuntimeError>,
     ) -> Result<Option<(u64, Arc<Flags>)>, RuntimeError> {
         let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = waiting.len();
-        match waiting.front() {
-            Some((_, flags)) if wanted(count, flags)? => Ok(waiting.pop_front()),
-            _ => Ok(None),
-        }
+        Ok(choose(&waiting)?.and_then(|at| waiting.remove(at)))
     }
 }
 

@@ -498,8 +498,10 @@ impl Model {
         replica: &Replica,
         call: impl FnOnce() -> Result<Outputs, RuntimeError>,
     ) -> Result<Outputs, RuntimeError> {
-        self.late.poll()?;
-        let result = replica.admit(call);
+        let result = replica.admit(|| {
+            self.late.poll()?;
+            call()
+        });
         if let Ok(outputs) = &result
             && let Some(flags) = &outputs.flags
         {

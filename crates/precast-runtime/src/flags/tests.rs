@@ -301,6 +301,14 @@ fn a_later_call_learns_of_a_value_that_nobody_asked_for() {
             .starts_with("an earlier call, number 3: ")
     );
     late.settle().unwrap();
+    // Who has the outputs may still ask: no other call is told before they are gone.
+    let held = noted(&watch, 30_600, true);
+    late.add(&held);
+    late.add(&noted(&watch, 3, false));
+    late.poll().unwrap();
+    drop(held);
+    let error = late.poll().unwrap_err().to_string();
+    assert!(error.starts_with("an earlier call, number 4: "), "{error}");
     // Who asks is told, and nobody else.
     let own = noted(&watch, 30_600, true);
     late.add(&own);
