@@ -400,6 +400,18 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
         self.assertIn("the C++ compiler failed", failure.message)
         self.assertIn("-fno-such-flag", failure.message)
 
+    def test_programs_with_a_batch_norm_in_half_precision_round_where_eager_does(self) -> None:
+        compiler = part("compiler")
+        norm, layer = torch.nn.BatchNorm2d(4), torch.nn.LayerNorm(4)
+        for module, dtype, wanted in ((norm, "bfloat16", True), (norm, "float32", False), (layer, "float16", False)):
+            with self.subTest(module=module, dtype=dtype):
+                net = torch.nn.Sequential(module).eval().to(getattr(torch, dtype))
+                exported = torch.export.export(net, (torch.randn(1, 4, 4, 4).to(getattr(torch, dtype)),))
+                graph = torch.fx.GraphModule(torch.nn.Module(), exported.graph)
+                for name, value in net.state_dict().items():
+                    graph.register_buffer(name.replace(".", "_"), value)  # a segment has its weights as buffers
+                self.assertEqual(compiler._normalizes_in_half(graph), wanted)
+
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_cuda_artifact_runs_with_other_weights(self) -> None:
         opened = self.open(MODEL, device="cuda")
