@@ -20,11 +20,14 @@ endif
 export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 
+# All programs have one set of features of their dependencies, so that no crate is compiled for each of them.
+BUILD := $(CARGO) build --workspace --exclude precast-benches
+
 .DEFAULT_GOAL := build
 .PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
-	$(CARGO) build --release --bin precast
+	$(BUILD) --release --bin precast
 
 # The C library for packagers, in $(LIB): a tree of include and lib that can be copied to any prefix.
 LIB         ?= target/c
@@ -104,7 +107,7 @@ torches: ## the worker's tests with every torch of requirements/, and a table; m
 	$(PYTHON) tests/torches.py $(ARGS)
 
 demo: build ## compile MiniLM for its buckets and search sentences with it, from Rust
-	$(CARGO) build --release -p precast-minilm
+	$(BUILD) --release --bin minilm
 	target/release/precast build -f $(DEMO)/precast.toml --store $(STORE)
 	$(PY) $(DEMO)/eager.py --sentences $(DEMO)/sentences.txt --out target/minilm-eager.safetensors
 	LIBTORCH=$(VENV)/libtorch target/release/minilm --store $(STORE) --sentences $(DEMO)/sentences.txt \
@@ -115,7 +118,7 @@ CHAT := examples/chat
 
 chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its answers with `generate`
 	$(PY) -m pip install --no-deps --disable-pip-version-check -q -r $(CHAT)/requirements.txt
-	$(CARGO) build --release -p precast-chat
+	$(BUILD) --release --bin chat
 	target/release/precast build -f $(CHAT)/precast.toml --store $(STORE)
 	$(PY) $(CHAT)/eager.py target/chat
 	LIBTORCH=$(VENV)/libtorch target/release/chat --store $(STORE) --eager target/chat/eager.json
@@ -124,7 +127,7 @@ chat: build ## compile SmolLM2, ask it ten questions from Rust, and compare its 
 TRAIN := examples/train
 
 train: build ## train a small GPT from Rust, swap it into a model that answers, and draw its losses beside eager's
-	$(CARGO) build --release -p precast-train
+	$(BUILD) --release --bin train
 	target/release/precast build -f $(TRAIN)/precast.toml --store $(STORE)
 	target/release/precast build -f $(TRAIN)/train.toml --store $(STORE)
 	$(PY) $(TRAIN)/eager.py target/train 600 0.003
@@ -177,6 +180,8 @@ lint-all:
 # Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops only
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
+# All workers of a run are forks of one process for each environment, which ends a minute after the last of them.
+test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
 test: ## lint, then all tests of this machine but the long ones, and a table of their times
 	@rm -f target/test-times.json
 	$(MAKE) --no-print-directory --keep-going -j 2 test-numerics test-cli test-short test-python test-doc test-compiler test-worker book test-newest; \
@@ -229,7 +234,7 @@ twice: ## each example of the README and the guide, twice: hours (TWICE="demo tr
 	for target in $(TWICE); do for run in 1 2; do $(MAKE) --no-print-directory $$target || exit 1; done; done
 
 sweep: ## `init`, `build` and `run` of all architectures that .venv has the packages of (ARGS="bert gpt2")
-	$(CARGO) build --bin precast
+	$(BUILD) --bin precast
 	$(PY) tests/sweep/sweep.py --precast target/debug/precast $(ARGS)
 
 # Without make's own flags, which rustdoc would warn about.
@@ -253,7 +258,7 @@ PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
 # Each run has a copy of the package in a folder of its own, with the command and a `pyproject.toml` that names the crate,
 # and moves what it made: two at once do not disturb each other, and none writes beside the sources.
 wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, and its source distribution: target/wheels/release
-	$(CARGO) build --profile $(WHEEL_PROFILE) --bin precast
+	$(BUILD) --profile $(WHEEL_PROFILE) --bin precast
 	@mkdir -p $(WHEELS)
 	run=$$(mktemp -d target/wheels/.run-XXXXXX) && trap 'rm -rf $(CURDIR)/'$$run EXIT && mkdir -p $$run/precast.data/scripts && \
 		cp -rL python/precast LICENSE-APACHE LICENSE-MIT $$run && cp -r python/precast.data/data $$run/precast.data && \

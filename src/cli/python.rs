@@ -13,7 +13,7 @@ use std::{
 
 use super::{exit, folders};
 use crate::{
-    build::Launcher,
+    build::{Forks, Launcher},
     store::{StoreError, check_path},
 };
 
@@ -35,6 +35,9 @@ pub(super) struct PythonArgs {
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
+    /// The folder of a process that workers are forks of, for as long as it is used
+    #[arg(long, env = "PRECAST_FORKS", value_name = "FOLDER", hide = true)]
+    forks: Option<PathBuf>,
     /// A program to start instead of this one to check a candidate
     #[arg(long, env = "PRECAST_GATE", value_name = "PROGRAM", hide = true)]
     pub(super) gate: Option<PathBuf>,
@@ -82,6 +85,10 @@ impl PythonArgs {
             torch: python.and_then(|python| in_environment(python)),
             untried: self.untried_torch,
             headers: folders::cache().map(|folder| folder.join("headers")),
+            forks: (self.forks.clone()).map(|folder| Forks {
+                folder,
+                owner: None,
+            }),
             ..chosen
         }
     }

@@ -2,7 +2,8 @@
 
 use std::{
     ffi::OsString,
-    fs::File,
+    fs::{DirBuilder, File},
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
 };
@@ -35,6 +36,18 @@ pub struct Launcher {
     pub untried: bool,
     /// A folder that outlives builds, for precompiled C++ headers. Without one, each build compiles its own.
     pub headers: Option<PathBuf>,
+    /// Start workers as forks of a process that has imported torch: see the worker's `torch_private/forks.py`. Without it a build of
+    /// several workers has a process of its own for that, which ends with it.
+    pub forks: Option<Forks>,
+}
+
+/// Where workers find the process that they are forked from.
+#[derive(Clone, Debug)]
+pub struct Forks {
+    /// The folder of its socket, which nobody else may enter.
+    pub folder: PathBuf,
+    /// The process that it ends with.
+    pub owner: Option<u32>,
 }
 
 /// A Python program that prints, as JSON, a list of [`Off`](crate::protocol::Off) for the version of torch that is its
@@ -60,6 +73,7 @@ impl Launcher {
             torch: None,
             untried: false,
             headers: None,
+            forks: None,
         }
     }
 
@@ -72,6 +86,7 @@ impl Launcher {
             torch: None,
             untried: false,
             headers: None,
+            forks: None,
         }
     }
 
@@ -110,8 +125,28 @@ impl Launcher {
         if let Some(headers) = &self.headers {
             command.env("PRECAST_HEADER_DIR", headers);
         }
-        if !self.replaces_worker {
-            command.args(["-P", "-u"]).arg(unpack(private)?);
+        if self.replaces_worker {
+            return Ok(command);
+        }
+        let worker = unpack(private)?;
+        match &self.forks {
+            Some(Forks { folder, owner }) if self.args.is_empty() => {
+                let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+                made.map_err(|source| BuildError::Scratch {
+                    path: folder.clone(),
+                    source,
+                })?;
+                command
+                    .args(["-I", "-S", "-u"])
+                    .arg(worker.join("torch_private/forks.py"));
+                command.arg(folder).arg(worker);
+                if let Some(owner) = owner {
+                    command.env("PRECAST_FORKS_OWNER", owner.to_string());
+                }
+            }
+            _ => {
+                command.args(["-P", "-u"]).arg(worker);
+            }
         }
         Ok(command)
     }

@@ -100,7 +100,7 @@ pub use self::{
     engine::build,
     error::BuildError,
     forecast::{Forecast, forecast},
-    launcher::{GateCommand, Launcher, WHAT_IS_OFF},
+    launcher::{Forks, GateCommand, Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
     task::LARGE as LARGE_WEIGHTS,

@@ -180,9 +180,11 @@ fn raw(pid: u32) -> Option<Pid> {
     Pid::from_raw(i32::try_from(pid).ok()?)
 }
 
-/// Returns a process and its descendants, each with its own bytes.
+/// Returns a process, its process group and the descendants of all of these, each with its own bytes. A worker may be a
+/// fork of another process, and is in the group then.
 fn family(pid: u32) -> Vec<(u32, u64)> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
+    let mut found = vec![pid];
     for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(child) = entry
             .file_name()
@@ -191,23 +193,33 @@ fn family(pid: u32) -> Vec<(u32, u64)> {
         else {
             continue;
         };
-        if let Some(parent) = parent(child) {
+        if let Some((parent, group)) = parent_and_group(child) {
             children.entry(parent).or_default().push(child);
+            if group == pid && child != pid {
+                found.push(child);
+            }
         }
     }
-    let mut found = vec![pid];
     let mut at = 0;
     while let Some(next) = found.get(at).copied() {
         at += 1;
-        found.extend(children.remove(&next).unwrap_or_default());
+        let of_next = children.remove(&next).unwrap_or_default();
+        found.extend(
+            of_next
+                .into_iter()
+                .filter(|child| !found.contains(child))
+                .collect::<Vec<_>>(),
+        );
     }
     found.into_iter().map(|pid| (pid, own_bytes(pid))).collect()
 }
 
-fn parent(pid: u32) -> Option<u32> {
+fn parent_and_group(pid: u32) -> Option<(u32, u32)> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is a name in parentheses, which may hold anything.
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    let mut fields = stat.rsplit_once(") ")?.1.split(' ').skip(1);
+    let mut next = || fields.next()?.parse().ok();
+    Some((next()?, next()?))
 }
 
 fn own_bytes(pid: u32) -> u64 {
@@ -221,7 +233,12 @@ fn own_bytes(pid: u32) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use std::{hint::black_box, thread};
+    use std::{
+        hint::black_box,
+        os::unix::process::{CommandExt, ExitStatusExt},
+        process::Command,
+        thread,
+    };
 
     use super::*;
     use precast_store::testing::in_own_process;
@@ -239,6 +256,22 @@ mod tests {
         let part = Stop::new(&outside).of_part();
         outside.store(true, Ordering::Relaxed);
         assert!(part.is_set());
+    }
+
+    #[test]
+    fn a_process_of_the_same_group_is_of_the_family_and_ends_with_it() {
+        let start = |group: i32| {
+            let mut command = Command::new("sleep");
+            command.arg("600").process_group(group).spawn().unwrap()
+        };
+        let mut leader = start(0);
+        let mut member = start(leader.id().try_into().unwrap());
+        let all = family(leader.id()).into_iter().map(|(pid, _)| pid);
+        assert_eq!(all.collect::<Vec<_>>(), [leader.id(), member.id()]);
+        end_family(leader.id());
+        for child in [&mut leader, &mut member] {
+            assert_eq!(child.wait().unwrap().signal(), Some(libc::SIGKILL));
+        }
     }
 
     #[test]

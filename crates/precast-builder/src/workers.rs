@@ -12,7 +12,8 @@ use std::{path::Path, time::Duration};
 use precast_store::target::DeviceKind;
 
 use super::{
-    BuildError,
+    BuildError, Launcher,
+    launcher::Forks,
     limits::{Limits, Stop, machine_memory},
     names::Names,
     options::Options,
@@ -49,7 +50,7 @@ impl Workers<'_> {
     pub fn start(&self, number: usize) -> Result<(Worker, Hello), BuildError> {
         let started = std::time::Instant::now();
         let mut worker = Worker::spawn(
-            &self.options.launcher,
+            &self.launcher(),
             self.scratch,
             &format!("worker-{number}"),
             &self.limits,
@@ -64,6 +65,19 @@ impl Workers<'_> {
             seconds: started.elapsed().as_secs_f64(),
         });
         Ok((worker, hello))
+    }
+
+    /// Returns the launcher of the workers: several are forks of one process that has imported torch. Not yet for a device.
+    fn launcher(&self) -> Launcher {
+        let mut launcher = self.options.launcher.clone();
+        let cpu = self.options.spec.target.device == DeviceKind::Cpu;
+        if launcher.forks.is_none() && cpu && self.options.jobs > 1 {
+            launcher.forks = Some(Forks {
+                folder: self.scratch.join("forks"),
+                owner: Some(std::process::id()),
+            });
+        }
+        launcher
     }
 
     /// Starts a worker, and has it import the compiler and compile the headers of the machine.

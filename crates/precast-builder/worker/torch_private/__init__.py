@@ -19,6 +19,7 @@
 | `overloads` | operators: schemas, names, kernels |
 | `modules` | tables of parameters and buffers; the mark of `torch.compiler.disable` |
 | `errors` | errors of torch.export and of the compiler |
+| `forks` | workers as forks of a process that has imported torch and the compiler |
 | `inductor` | AOTInductor: options, one compile, the files that it generates |
 | `lowerings` | lowerings of AOTInductor: calls by name, no weights packed by templates |
 | `freezing` | the compiler's passes over weights, and the constants that they make |
