@@ -24,7 +24,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 BUILD := $(CARGO) build --workspace --exclude precast-benches
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-waiting bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(BUILD) --release --bin precast
@@ -348,9 +348,6 @@ bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, i
 bench-build: build ## what builds cost, into benches/results/build-cpu.json
 	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; \
 		$(PY) benches/$$1.py $$2 > target/$$1.json && $(PY) -m benches.results build-cpu.json $$1 < target/$$1.json || exit 1; done
-
-bench-waiting: build ## what OpenMP's threads cost beside other work, into benches/results/waiting-cpu.json; after `make demo`
-	$(PY) -m benches.waiting --store $(STORE) > target/waiting-cpu.json && mv target/waiting-cpu.json benches/results/waiting-cpu.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)

@@ -11,6 +11,7 @@ import tempfile
 import time
 import unittest
 from pathlib import Path
+from typing import Any
 
 from .support import ROOT
 
@@ -30,9 +31,10 @@ class ForksTest(unittest.TestCase):
         cls.folder.cleanup()
 
     def start(self, **environ: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-I", "-S", "-u", str(WORKER / "torch_private" / "forks.py"), self.folder.name, str(WORKER)]
+        program = WORKER / "torch_private" / "forks.py"
+        command = [sys.executable, "-I", "-S", "-u", str(program), self.folder.name, str(WORKER)]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made = subprocess.Popen(command, env=os.environ | environ, text=True, process_group=0, **pipes)  # type: ignore[call-overload]
+        made: Any = subprocess.Popen(command, env=os.environ | environ, text=True, process_group=0, **pipes)  # type: ignore[call-overload]
         self.addCleanup(made.__exit__, None, None, None)
         self.addCleanup(made.kill)
         return made
