@@ -33,8 +33,8 @@ class ForksTest(unittest.TestCase):
     def start(self, **environ: str) -> subprocess.Popen[str]:
         program = WORKER / "torch_private" / "forks.py"
         command = [sys.executable, "-I", "-S", "-u", str(program), self.folder.name, str(WORKER)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        made: Any = subprocess.Popen(command, env=os.environ | environ, text=True, process_group=0, **pipes)  # type: ignore[call-overload]
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        made: Any = subprocess.Popen(command, env=os.environ | environ, text=True, process_group=0, **pipes)
         self.addCleanup(made.__exit__, None, None, None)
         self.addCleanup(made.kill)
         return made

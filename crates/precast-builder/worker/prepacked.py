@@ -38,7 +38,7 @@ _MIN_PRODUCTS = 1 << 21
 
 # A product of so few rows reads each weight once, in whichever order. Measured on 2 cores with AVX-512, weights not in
 # the caches (benches/results/prepacking-cpu.json): with float32 as it is, MKL took 0.5 to 0.9 times as long as oneDNN
-# with packed weights; from 4 rows on about as long, or longer. Below float32 packed weights were faster from one row on.
+# with packed weights; from 4 rows on about as long, or longer. Smaller dtypes were faster packed from one row on.
 _FEW_ROWS = 2
 _PRODUCTS = {"linear", "matmul", "mm", "addmm", "bmm", "baddbmm"}
 
