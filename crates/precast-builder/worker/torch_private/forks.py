@@ -78,6 +78,8 @@ def connect(path: str) -> socket.socket | None:
         except FileExistsError:
             pid = _written(path + ".lock")
             if pid and not _lives(pid):
+                if not os.path.exists(path):  # it crashed in its imports
+                    return None
                 _remove(path + ".lock", path)
             time.sleep(0.02)
             continue
