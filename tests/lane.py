@@ -3,8 +3,8 @@
     python3 tests/lane.py NAME COMMAND...
     python3 tests/lane.py
 
-Wall seconds, and CPU seconds of the command and of everything that it started and waited for. Lanes run beside each
-other: the sum of their wall seconds is more than the run's.
+Wall seconds, and CPU seconds of the command and of everything that it started and waited for: not of workers that are
+forks (`PRECAST_FORKS`). Lanes run beside each other: the sum of their wall seconds is more than the run's.
 """
 
 from __future__ import annotations
