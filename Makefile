@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 
 # All programs have one set of features of their dependencies, so that no crate is compiled for each of them.
-BUILD := $(CARGO) build --workspace --exclude precast-benches
+BUILD := $(CARGO) build --workspace --exclude precast-benches --exclude precast-python
 
 .DEFAULT_GOAL := build
 .PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
@@ -93,9 +93,10 @@ NEWEST_TESTS := tied_ an_output_ moved::releases
 
 NEWEST_ENV := .venv-torch-$(NEWEST)
 
-test-newest: test-numerics $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
+# Its command is another one, so that it waits for the tests that run the command.
+test-newest: test-numerics $(filter test-cli test-short,$(MAKECMDGOALS)) $(NEWEST_ENV)/requirements.txt ## the numerics with the newest torch, and releases of an older one under it
 	LIBTORCH=$(CURDIR)/$(NEWEST_ENV)/libtorch PRECAST_PYTHON=$(CURDIR)/$(NEWEST_ENV)/bin/python \
-		$(LANE) newest $(CARGO) test --workspace --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
+		$(LANE) newest $(CARGO) test --workspace --exclude precast-python --features sync-points,ndarray --test numerics -- --include-ignored $(NEWEST_TESTS)
 
 test-newest-all: NEWEST_TESTS += operators:: minilm_ vlm:: values:: moved::
 test-newest-all: test-newest ## the same with custom operators, MiniLM, the vision-language model and a stack of blocks
@@ -163,8 +164,8 @@ examples-python: wheel $(EXAMPLES)/python ## run the Python examples: a notebook
 
 LANE := $(PYTHON) tests/lane.py
 
-# The same for all: each other set compiles the crates again.
-FEATURES := --workspace --features sync-points,ndarray,tch
+# The same for all: each other set compiles the crates again. Python's extension comes with the wheel.
+FEATURES := --workspace --exclude precast-python --features sync-points,ndarray,tch
 
 lint: venv ## formatting, clippy, rustdoc and ruff
 	$(LANE) lint $(MAKE) --no-print-directory lint-all
@@ -173,9 +174,9 @@ lint-all:
 	$(CARGO) fmt --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(CARGO) clippy --all-targets $(FEATURES) -- -D warnings
+	$(CARGO) clippy --all-targets $(subst --exclude precast-python,,$(FEATURES)) -- -D warnings
 	@# The library of C has the name of the root package, and its header is its documentation.
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c --exclude precast-python
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c
 
 # Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops only
 # what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
@@ -220,9 +221,8 @@ test-long: test-build test-newest-all ## the long tests, after a change of worke
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
 
-# The extension of Python has no program of its own: pytest tests it.
 test-short: test-build
-	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --exclude precast-python --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))
+	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))
 
 test-cli: test-build
 	$(LANE) cli $(CARGO) test --no-fail-fast $(FEATURES) --test cli
