@@ -115,6 +115,16 @@ class ForksTest(unittest.TestCase):
         self.hello(worker)
         self.assertEqual(self.group(worker), [])
 
+    def test_a_torch_that_ends_the_process_ends_the_worker_too(self) -> None:
+        package = Path(self.folder.name) / "package"
+        package.mkdir()
+        (package / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+        worker = self.start(PYTHONPATH=str(package))
+        assert worker.stdin is not None
+        worker.stdin.write('{"id": 1, "op": "hello"}\n')
+        worker.stdin.flush()
+        self.assertEqual(worker.wait(30), -signal.SIGKILL)
+
 
 if __name__ == "__main__":
     unittest.main()
