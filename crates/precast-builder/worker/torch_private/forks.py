@@ -206,7 +206,7 @@ class Source:
         entered = os.read(ready, 1) == b"1"
         for descriptor in (ready, *descriptors):
             os.close(descriptor)
-        made.sendall(f"{pid if entered else 0}\n".encode())
+        _say(made, pid if entered else 0)
         if entered:
             self.forks[pid] = made
         else:
@@ -221,10 +221,15 @@ class Source:
             if pid == 0:
                 return
             with self.forks.pop(pid) as made:
-                try:
-                    made.sendall(f"{status}\n".encode())
-                except OSError:
-                    pass
+                _say(made, status)
+
+
+def _say(made: socket.socket, number: int) -> None:
+    """Answers, unless the asking process has ended: its fork ends with it, by their group."""
+    try:
+        made.sendall(f"{number}\n".encode())
+    except OSError:
+        pass
 
 
 def _become(request: dict[str, Any], descriptors: list[int], done: int) -> None:
