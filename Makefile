@@ -166,6 +166,7 @@ LANE := $(PYTHON) tests/lane.py
 
 # The same for all: each other set compiles the crates again. Python's extension comes with the wheel.
 FEATURES := --workspace --exclude precast-python --features sync-points,ndarray,tch
+LINTED   := --workspace --features sync-points,ndarray,tch
 
 lint: venv ## formatting, clippy, rustdoc and ruff
 	$(LANE) lint $(MAKE) --no-print-directory lint-all
@@ -174,7 +175,7 @@ lint-all:
 	$(CARGO) fmt --check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(CARGO) clippy --all-targets $(subst --exclude precast-python,,$(FEATURES)) -- -D warnings
+	$(CARGO) clippy --all-targets $(LINTED) -- -D warnings
 	@# The library of C has the name of the root package, and its header is its documentation.
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c
 

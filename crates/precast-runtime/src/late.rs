@@ -40,15 +40,13 @@ impl Late {
     /// Reads the notes that are there. Fails with the value of an earlier call that was out of bounds, once.
     pub fn poll(&self) -> Result<(), RuntimeError> {
         while let Some((number, flags)) = self.next(|waiting| {
-            let given_up: Vec<usize> = (waiting.iter().enumerate())
-                .filter(|(_, (_, flags))| !flags.is_unread() || Arc::strong_count(flags) == 1)
-                .map(|(at, _)| at)
-                .collect();
-            let Some(&oldest) = given_up.first() else {
+            let mut given_up = (waiting.iter().enumerate())
+                .filter(|(_, (_, flags))| !flags.is_unread() || Arc::strong_count(flags) == 1);
+            let Some((oldest, (_, flags))) = given_up.next() else {
                 return Ok(None);
             };
-            let flags = &waiting[oldest].1;
-            let wanted = given_up.len() > LIMIT || !flags.is_unread() || flags.ready()?;
+            let mut more_than_limit = || given_up.nth(LIMIT - 1).is_some();
+            let wanted = !flags.is_unread() || more_than_limit() || flags.ready()?;
             Ok(wanted.then_some(oldest))
         })? {
             judge(number, &flags)?;

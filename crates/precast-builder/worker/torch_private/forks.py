@@ -3,7 +3,7 @@
     python -I -S forks.py FOLDER WORKER
 
 A worker needs five seconds of a core to import torch and inductor, and a fork a few milliseconds: MiniLM's build takes
-7 seconds of CPU less of 74, with two workers. So the first worker of an interpreter and an environment starts a second
+3 seconds of CPU less of 67, with two workers. So the first worker of an interpreter and an environment starts a second
 process, the **source**, which imports both and opens a socket in FOLDER. Each worker asks it for a fork, which gets the
 worker's descriptors, folder, environment and process group, and runs the program in the folder WORKER. The worker's own
 process stays, with the number that the build knows: it passes SIGUSR1 on, and ends as the fork does.
@@ -141,10 +141,12 @@ def worker(folder: str, program: str) -> int:
     empty = os.open(os.devnull, os.O_RDWR)
     os.dup2(empty, 0)  # the other side sees the end of the fork's
     os.dup2(empty, 1)
-    status = int(answers.readline() or 9)
+    status = int(answers.readline() or signal.SIGKILL)  # without a word the source was killed
     if os.WIFSIGNALED(status):
-        signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
-        os.kill(os.getpid(), os.WTERMSIG(status))
+        ended_by = os.WTERMSIG(status)
+        if ended_by != signal.SIGKILL:
+            signal.signal(ended_by, signal.SIG_DFL)
+        os.kill(os.getpid(), ended_by)
     return os.waitstatus_to_exitcode(status)
 
 
@@ -298,7 +300,7 @@ def source(path: str) -> None:
     import gc
     import runpy
 
-    gc.set_threshold(100_000, 10, 10)
+    gc.set_threshold(100_000, 10, 10)  # as a worker has it, and for the same reason
     try:
         why = imports()
     except BaseException as error:  # a start again would end so too
