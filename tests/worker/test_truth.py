@@ -193,13 +193,15 @@ class Net(nn.Module):
         super().__init__()
         self.layer = nn.Linear(12, 12)
         self.norm = nn.BatchNorm1d(12)
+        self.first = nn.Parameter(torch.rand(1, 12))
         self.register_buffer("seen", torch.zeros(12))
         self.scale = torch.rand(12).to(torch.bfloat16)
 
     def wide(self, x):
         x = F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None])[:, 0]
         x = self.norm(self.layer(x)).float().softmax(-1).to(x.dtype)
-        return torch.cat([x * self.scale, x.tanh()], 1)
+        # A view of a parameter.
+        return torch.cat([x * self.scale, x.tanh(), self.first.expand(len(x), -1)], 1)
 
     def forward(self, x):
         return self.wide(x)

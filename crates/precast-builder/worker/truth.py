@@ -119,7 +119,8 @@ class _Call:
             return self._named(prefix, *self._run(given))
 
         entry.seed()
-        with torch.inference_mode(), precise(), Widening(self._dtype, tensors=True):
+        # Not in inference mode: the view of a parameter must then be of the parameter, and here it is of a wider copy.
+        with torch.no_grad(), precise(), Widening(self._dtype, tensors=True):
             return without_draws(run)
 
     def _eager(self, inputs: list[Any]) -> dict[str, Any]:
