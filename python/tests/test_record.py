@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.utils.prune
-from fake_engine import counts, fake_engine, wrapped  # noqa: F401
+from fake_engine import GRAPHS, counts, fake_engine, wrapped  # noqa: F401
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -484,3 +484,13 @@ def test_an_edit_of_the_sources_is_other_code_or_is_none(tmp_path: Path, where: 
     assert same == "None"
     wrong = [(*edit[:3], said) for edit, said in zip(EDITS, found, strict=True) if (said != "None") != edit[3]]
     assert wrong == []
+
+def test_a_later_process_imports_no_tracer() -> None:
+    class Asks(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x + 1 if any(one > 0 for one in (0, 1)) else x  # the tracer has an `any` of its own
+
+    wrapped(Asks().eval(), sample=((X,), {}))
+    (traced,) = GRAPHS.values()
+    modules = [arg for _, kind, arg in traced.record.nodes if kind == "module"]
+    assert not [name for name in modules if name.startswith("torch._dynamo")]

@@ -105,6 +105,8 @@ def _facts(entry: Any, gradients: bool) -> Iterable[Guarded]:
     place = path(source)
     if place[0] == ("module", "torch.backends.mha"):  # `tracing` switches the fast path off
         return
+    if place[0][0] == "module" and place[0][1].startswith("torch._dynamo."):
+        return  # the tracer's own code in place of a builtin, such as `any`: a start need not import the tracer
     match kind:
         case "EMPTY_NN_MODULE_HOOKS_DICT" if str(place[-1][1]).endswith(_FLAGS_OF_HOOKS):
             return
