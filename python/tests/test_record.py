@@ -485,6 +485,7 @@ def test_an_edit_of_the_sources_is_other_code_or_is_none(tmp_path: Path, where: 
     wrong = [(*edit[:3], said) for edit, said in zip(EDITS, found, strict=True) if (said != "None") != edit[3]]
     assert wrong == []
 
+
 def test_a_later_process_imports_no_tracer() -> None:
     class Asks(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
