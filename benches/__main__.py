@@ -68,7 +68,7 @@ def main() -> int:
     work = (args.work or Path(tempfile.mkdtemp(prefix="precast-bench-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
     try:
-        return smoke.check(args, work) if args.command == "smoke" else measure(args, work)
+        return smoke.check(args, work, start) if args.command == "smoke" else measure(args, work)
     finally:
         if not kept:
             shutil.rmtree(work, ignore_errors=True)

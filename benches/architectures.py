@@ -168,9 +168,9 @@ ARCHITECTURES = {
 def sweep(name: str, store: Path, *, quick: bool = False) -> dict[str, Any]:
     """Compiles an architecture and compares its answers with eager's; returns the result. `quick`: in one bucket."""
     import torch
-    from precast.batches import difference
+    from precast.compare.batches import difference
     from precast.config import CompileConfig
-    from precast.wrapper import maybe_compile
+    from precast.wrapper.module import maybe_compile
 
     architecture = ARCHITECTURES[name]
     torch.manual_seed(0)
@@ -221,7 +221,7 @@ def main() -> int:
                 continue
             results.append(sweep(name, args.store or Path(temporary)))
             print(json.dumps(results[-1]), file=sys.stderr, flush=True)
-    from precast.command import find
+    from precast.client.command import find
 
     from .machine import describe
 

@@ -125,7 +125,7 @@ def worker(out: Path) -> dict[str, Any]:
         }
 
         def compile_one(width: int = width, module: dict[str, Any] = module) -> dict[str, Any]:
-            opened = part("entry").open_model(out, f"layer{width}:load", "cpu")
+            opened = part("model.entry").open_model(out, f"layer{width}:load", "cpu")
             folder = out / str(width)
             folder.mkdir()
             captured = part("capture").capture(opened, module, {}, folder, Quiet())

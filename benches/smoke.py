@@ -6,18 +6,18 @@ case counts as slower when its ratio of eager to `precast` is less than half of 
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from .cases import ROOT
-from .run import main_kind
+from .run import Run, main_kind
 
 BOUND = 0.5
 CASES = ["mlp", "minilm", "blocks"]
 """The cases measured by default: they build in a minute."""
 
 
-def check(args: argparse.Namespace, work: Path) -> int:
-    from .__main__ import start
+def check(args: argparse.Namespace, work: Path, start: Callable[[argparse.Namespace, Path], Run]) -> int:
     from .parts import PARTS
 
     name = "h200.json" if args.device == "cuda" else "cpu.json"

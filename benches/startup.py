@@ -71,7 +71,7 @@ def started(way: str, folder: Path, net: Any, batch: dict[str, Any]) -> Callable
     kind = way.partition(",")[0]
     if kind == "precast":
         from precast.config import CompileConfig
-        from precast.wrapper import maybe_compile
+        from precast.wrapper.module import maybe_compile
 
         config = CompileConfig(
             name=type(net).__name__.lower(),
@@ -209,7 +209,7 @@ def main() -> None:
     if args.overhead:
         print(json.dumps(overhead(args.folder)))
         return
-    from precast.command import find
+    from precast.client.command import find
 
     from .machine import describe
 

@@ -142,7 +142,7 @@ def measure(case: str, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
 
 def made(module: str) -> dict[str, Any]:
     """Returns the command of a measurement, its date and the machine."""
-    from precast.command import find
+    from precast.client.command import find
 
     from .machine import describe
 

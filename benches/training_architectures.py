@@ -80,7 +80,7 @@ def loss(answer: Any) -> Any:
     The order of the rows says nothing: `precast train` draws another one in each pass over its file.
     """
     import torch
-    from precast.batches import tensors
+    from precast.compare.batches import tensors
 
     def distance(each: Any) -> Any:
         wanted = torch.arange(each[0].numel(), dtype=torch.float32).sin().view(each.shape[1:])
@@ -176,7 +176,7 @@ def project(name: str, folder: Path) -> None:
 
 def trained(folder: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Trains to a step by the command; returns its document and the newest checkpoint."""
-    from precast.command import find
+    from precast.client.command import find
     from safetensors.torch import load_file
 
     command = [find(), "--store", "store", "--format", "json", "train", "train", "--data", "batch.safetensors"]
@@ -191,7 +191,8 @@ def trained(folder: Path, steps: int) -> tuple[dict[str, Any], dict[str, Any]]:
 def step(name: str, folder: Path) -> dict[str, Any]:
     """Builds the step of an architecture, trains with it, and compares with eager."""
     import torch
-    from precast import building, gradients
+    from precast.client import building
+    from precast.compare import gradients
     from precast.errors import BuildError
 
     folder.mkdir()

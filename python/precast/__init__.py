@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._native import Model, Module, Session, Tensor, __version__
+from .client.loading import load
 from .errors import (
     BadInput,
     BuildError,
@@ -30,13 +31,12 @@ from .errors import (
     PrecastWarning,
 )
 from .fields import Fields
-from .loading import load
 from .torch_private import registry
 
 if TYPE_CHECKING:
-    from .building import (
+    from .capture.build import build
+    from .client.building import (
         bench,
-        build,
         check,
         deps,
         diff,
@@ -57,23 +57,24 @@ if TYPE_CHECKING:
         verify,
         why,
     )
+    from .compare.smoke import CompileSmoketest
     from .config import CompileConfig
-    from .smoke import CompileSmoketest
     from .spec import Spec
-    from .stabilizer import ShapeStabilizer
-    from .wrapper import CompiledModule, maybe_compile
+    from .wrapper.module import CompiledModule, maybe_compile
+    from .wrapper.stabilizer import ShapeStabilizer
 
 # Names that are imported when they are first used.
 _EXPORTS = {
     "CompileConfig": "config",
-    "CompileSmoketest": "smoke",
-    "CompiledModule": "wrapper",
-    "ShapeStabilizer": "stabilizer",
-    "maybe_compile": "wrapper",
+    "build": "capture.build",
+    "CompileSmoketest": "compare.smoke",
+    "CompiledModule": "wrapper.module",
+    "ShapeStabilizer": "wrapper.stabilizer",
+    "maybe_compile": "wrapper.module",
     "Spec": "spec",
-    **dict.fromkeys(("bench", "build", "check", "deps", "diff", "doctor", "du", "export", "gc", "init"), "building"),
-    **dict.fromkeys(("inspect", "log", "ls", "plan", "releases", "report", "rollback", "show"), "building"),
-    **dict.fromkeys(("stats", "verify", "why"), "building"),
+    **dict.fromkeys(("bench", "check", "deps", "diff", "doctor", "du", "export", "gc"), "client.building"),
+    **dict.fromkeys(("init", "inspect", "log", "ls", "plan", "releases", "report", "rollback"), "client.building"),
+    **dict.fromkeys(("show", "stats", "verify", "why"), "client.building"),
 }
 
 __all__ = [

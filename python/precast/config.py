@@ -55,6 +55,9 @@ class CompileConfig:
     gradients, by a forward and a backward program. Only for `backend = "precast"`."""
     mode: str = "default"
     """One of `MODES`. The second and the third run as CUDA graphs on a GPU."""
+    tune: bool = False
+    """`True`: a build tries several option sets and graph passes for every program, and keeps the fastest, as
+    `precast build --tune`: it takes several times as long."""
     dynamic: bool | Mapping[str, Any] | None = None
     """`True`, or `{"seq": {"min": 2, "max": 512}}`: one more artifact, for every size. `None` is `False`; a backend of
     torch then makes a dimension dynamic at its second size."""
@@ -122,6 +125,10 @@ class CompileConfig:
                     raise ValueError(f"`pad` has a value for `{name}`, which `shapes` has not")
         if self.backend == "precast":
             self._check_options()
+        elif self.tune:
+            raise ValueError(
+                f'`tune` is given with `backend = "{self.backend}"`: only builds of "precast" try option sets'
+            )
         if self.release is not None:
             self._check_release()
         used = {axis for axes in self.shapes.values() for axis in axes}
@@ -141,7 +148,7 @@ class CompileConfig:
             raise ValueError(
                 '`release` is for `kind = "autograd"` and `backend = "precast"`; `load` takes other releases'
             )
-        for key in ("buckets", "shapes", "name", "options"):
+        for key in ("buckets", "shapes", "name", "options", "tune"):
             if getattr(self, key):
                 raise ValueError(f"`{key}` is given with `release`, which has its own: it belongs into the spec")
         if tuple(self.allowlist) != ("*",):

@@ -29,18 +29,20 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from . import _native, contract, joint, pairs, parts
-from .artifacts import build_settings, gate, refusals
-from .capture import check_build, tidied
+from . import _native
+from .capture import joint, pairs
+from .capture.programs import check_build, tidied
+from .capture.replay import Program, quiet
+from .client.loading import load
+from .compare.undisturbed import restored_generators
 from .config import CompileConfig
-from .engine import CompileFailed, Passed
 from .errors import LoadError, NotFound
-from .loading import load
-from .logs import Log
-from .refusal import Refused
-from .replay import Program, quiet
-from .smoke import restored_generators
 from .torch_private import draws, graphs, modes
+from .wrapper import contract, parts
+from .wrapper.artifacts import build_settings, gate, refusals
+from .wrapper.engine import CompileFailed, Passed
+from .wrapper.logs import Log
+from .wrapper.refusal import Refused
 
 SIZES = 8
 """Sizes of one graph with symbolic sizes that a process builds a program for."""

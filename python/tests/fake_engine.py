@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from precast import artifacts, requests
-from precast.artifacts import ArtifactEngine, Release
 from precast.config import CompileConfig
-from precast.contract import Contract
-from precast.logs import Log
-from precast.region import Region
-from precast.traced import Traced, register
-from precast.wrapper import Compilation, CompiledModule, compiled
+from precast.wrapper import region, requests
+from precast.wrapper.artifacts import ArtifactEngine, Release
+from precast.wrapper.contract import Contract
+from precast.wrapper.logs import Log
+from precast.wrapper.module import Compilation, CompiledModule, compiled
+from precast.wrapper.region import Region
+from precast.wrapper.traced import Traced, register
 from torch import nn
 
 GRAPHS: dict[str, Traced] = {}
@@ -112,7 +112,7 @@ def obtained(model: str, regions: Any, log: Log, without: Any = None) -> dict[Re
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Has all regions answered by the module itself."""
     monkeypatch.setattr(requests, "obtain", obtained)
-    monkeypatch.setattr(artifacts, "ArtifactEngine", Seeded)
+    monkeypatch.setattr(region, "ArtifactEngine", Seeded)
     yield
     SEEDS.clear()
     GRAPHS.clear()

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, gradients, maybe_compile, parts
-from precast.batches import difference
-from precast.gradients import difference as gradients_differ
+from precast import CompileConfig, CompiledModule, maybe_compile
+from precast.compare import gradients
+from precast.compare.batches import difference
+from precast.compare.gradients import difference as gradients_differ
+from precast.wrapper import parts
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize

@@ -22,7 +22,7 @@ import numpy
 import precast
 import pytest
 import torch
-from precast import building, command, objects, progress
+from precast.client import building, command, objects, progress
 from precast.spec import Buckets, Input, Module, Spec
 from safetensors.numpy import save_file
 
@@ -96,10 +96,10 @@ def test_the_same_spec_in_a_file_is_fresh(built: objects.BuildResult, project: P
 
 
 def test_a_module_is_built_by_its_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = types.ModuleType("precast.exported")
+    exported = types.ModuleType("precast.capture.exported")
     monkeypatch.setattr(exported, "build", lambda *arguments, **options: (arguments, options), raising=False)
-    monkeypatch.setattr(precast, "exported", exported, raising=False)
-    monkeypatch.setitem(sys.modules, "precast.exported", exported)
+    monkeypatch.setattr("precast.capture.exported", exported, raising=False)
+    monkeypatch.setitem(sys.modules, "precast.capture.exported", exported)
     net, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)
     assert precast.build(net, inputs, name="net") == ((net, inputs), {"name": "net"})
 

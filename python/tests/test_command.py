@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from precast import command
+from precast.client import command
 from precast.errors import BuildError, NotFound
 
 
@@ -159,7 +159,7 @@ def test_an_error_of_the_caller_ends_the_command(tmp_path: Path, monkeypatch: py
 CALLER = """
     import sys
     import signal
-    from precast import command
+    from precast.client import command
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         command.run("build", on_event=lambda event: print("event", flush=True))
@@ -207,7 +207,7 @@ def test_each_ctrl_c_reaches_the_command_once(presses: int, quick: bool, tmp_pat
 def test_a_killed_caller_ends_its_build(tmp_path: Path) -> None:
     spec = Path(__file__).parent / "model" / "precast.toml"
     text = f"""
-        from precast import command
+        from precast.client import command
         arguments = ["--file={spec}", "--store={tmp_path / "artifacts"}"]
         command.run("build", *arguments, on_event=lambda event: print("event", flush=True))
     """

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import precast
 import pytest
 import torch
-from precast import exported
-from precast.capture import Plain, check_build
+from precast.capture import exported
+from precast.capture.nesting import call_of
+from precast.capture.programs import Plain, check_build
 from precast.errors import BadInput
-from precast.nesting import call_of
 from safetensors.torch import load_file
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -260,8 +260,8 @@ def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
         import sys
         from pathlib import Path
         import torch
-        from precast import exported
-        from precast.capture import Plain
+        from precast.capture import exported
+        from precast.capture.programs import Plain
 
         class Net(torch.nn.Module):
             def __init__(self):

@@ -12,7 +12,7 @@ import precast
 import pytest
 import torch
 from conftest import command
-from precast import exported
+from precast.capture import exported
 from torch import nn
 from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel
 
@@ -35,7 +35,7 @@ SCRIPT = """
     import sys
     import torch
     import precast
-    from precast import exported
+    from precast.capture import exported
 
     class Net(torch.nn.Module):
         def __init__(self):

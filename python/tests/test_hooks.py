@@ -14,7 +14,7 @@ import torch
 from blocks_net import Block, config, net
 from fake_engine import counts, fake_engine  # noqa: F401
 from precast import CompiledModule, maybe_compile
-from precast.gradients import difference
+from precast.compare.gradients import difference
 from precast.torch_private import hooks
 from test_wrapper_fallbacks import wrapped
 from test_wrapper_regions import Model

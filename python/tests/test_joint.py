@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from precast import joint
+from precast.capture import joint
+from precast.compare.gradients import difference
+from precast.compare.undisturbed import restored_buffers
 from precast.errors import BuildError
-from precast.gradients import difference
-from precast.smoke import restored_buffers
 from precast.torch_private import draws
 from precast.torch_private.draws import Draw
-from precast.traced import Traced
+from precast.wrapper.traced import Traced
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

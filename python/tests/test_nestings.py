@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from precast import CompileConfig, maybe_compile
-from precast.batches import difference
+from precast.compare.batches import difference
 from torch import Tensor, nn
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import precast
 import pytest
-from precast import building
+from precast.client import building
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "docs/src/guide/python.md"]

@@ -404,8 +404,8 @@ FILES = {
 READ = """
 import json, sys
 import torch
-from precast.contract import Contract
-from precast.traced import Traced
+from precast.wrapper.contract import Contract
+from precast.wrapper.traced import Traced
 
 where, *folders = sys.argv[1:]
 for folder in folders:

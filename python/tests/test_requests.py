@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, maybe_compile, parts, requests
-from precast.logs import Log
+from precast import CompileConfig, maybe_compile
+from precast.wrapper import parts, requests
+from precast.wrapper.logs import Log
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -15,9 +15,9 @@ import pytest
 import torch
 from fake_engine import SEEDS, fake_engine  # noqa: F401
 from precast import CompileConfig, PrecastWarning, maybe_compile
+from precast.client.progress import Told
 from precast.config import REFUSED
-from precast.progress import Told
-from precast.uses import padding, proposal
+from precast.wrapper.uses import padding, proposal
 from torch import Tensor, nn
 
 

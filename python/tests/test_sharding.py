@@ -16,8 +16,9 @@ import logging, sys
 import torch
 import torch.distributed as dist
 from blocks_net import config, net
-from precast import CompileSmoketest, autograd, maybe_compile
-from precast.gradients import difference
+from precast import CompileSmoketest, maybe_compile
+from precast.wrapper import autograd
+from precast.compare.gradients import difference
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 

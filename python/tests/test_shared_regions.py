@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompiledModule, building, maybe_compile
-from precast.gradients import difference
+from precast import CompileConfig, CompiledModule, maybe_compile
+from precast.client import building
+from precast.compare.gradients import difference
 from precast.torch_private import tracing
 from torch import Tensor, nn
 from torch.nn import functional as F

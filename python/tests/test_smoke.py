@@ -13,8 +13,8 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from precast import gradients
-from precast.smoke import CompileSmoketest
+from precast.compare import gradients
+from precast.compare.smoke import CompileSmoketest
 from torch import Tensor, nn
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from precast.stabilizer import ShapeStabilizer
+from precast.wrapper.stabilizer import ShapeStabilizer
 from torch import Tensor, nn
 
 BUCKETS = {"batch": [1, 4], "seq": [8, 16]}

@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 import torch
-from precast import BadInput, CompileConfig, CompiledModule, CompileSmoketest, autograd, maybe_compile, parts, truth
-from precast.batches import difference
-from precast.gradients import TOLERANCES
-from precast.gradients import difference as gradients_differ
+from precast import BadInput, CompileConfig, CompiledModule, CompileSmoketest, maybe_compile
+from precast.compare import truth
+from precast.compare.batches import difference
+from precast.compare.gradients import TOLERANCES
+from precast.compare.gradients import difference as gradients_differ
+from precast.wrapper import autograd, parts
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from trained_net import BUCKETS, SHAPES, batch, loss, net
@@ -276,7 +278,9 @@ def test_the_first_call_compiles(trained: Path) -> None:
 SECOND = """
 import json, sys
 import torch
-from precast import CompileConfig, maybe_compile, joint, parts
+from precast import CompileConfig, maybe_compile
+from precast.capture import joint
+from precast.wrapper import parts
 from precast.torch_private import tracing
 from trained_net import BUCKETS, SHAPES, batch, loss, net
 
@@ -455,7 +459,7 @@ def test_a_check_of_the_module_reaches_its_pairs(trained: Path) -> None:
             raise BadInput("7 is out of bounds")
 
     (pair,) = type(module)._precast.regions[""]._pairs.values()
-    pair.engine.late.add(Bad())
+    pair.engine.deferred.add(Bad())
     with pytest.raises(BadInput, match="7 is out of bounds"):
         module.precast_check()
     module.precast_check()

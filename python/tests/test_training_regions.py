@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from blocks_net import config, in_two_processes, net
 from precast import CompiledModule, CompileSmoketest, maybe_compile
-from precast.gradients import difference
+from precast.compare.gradients import difference
 
 
 def test_equal_blocks_share_one_pair(blocks: Path) -> None:
@@ -48,7 +48,7 @@ import torch
 import torch.distributed as dist
 from blocks_net import config, net
 from precast import CompileSmoketest, maybe_compile
-from precast.gradients import difference
+from precast.compare.gradients import difference
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 import torch
 from conftest import HERE, command
-from precast import CompileConfig, CompiledModule, exported, joint, maybe_compile, pairs, parts
-from precast.batches import difference
+from precast import CompileConfig, CompiledModule, maybe_compile
+from precast.capture import exported, joint, pairs
+from precast.compare.batches import difference
+from precast.compare.gradients import difference as gradients_differ
 from precast.errors import LoadError, NotFound
-from precast.gradients import difference as gradients_differ
+from precast.wrapper import parts
 from trained_net import batch, loss, net
 
 

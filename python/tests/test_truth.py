@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, CompileSmoketest, gradients, truth
-from precast.rounding import Kept
+from precast import CompileConfig, CompileSmoketest
+from precast.compare import gradients, truth
+from precast.compare.rounding import Kept
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -216,7 +217,7 @@ def test_distances_are_kept_in_a_store_alone_and_the_oldest_go(tmp_path: Path, m
 
     keep("first")
     assert not list(tmp_path.iterdir())
-    monkeypatch.setattr("precast.rounding._KEPT", 2)
+    monkeypatch.setattr("precast.compare.rounding._KEPT", 2)
     (tmp_path / "cache").mkdir()
     for at, name in enumerate(("first", "second", "third")):
         keep(name)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import wrapped_encoder
-from precast import CompileConfig, CompiledModule, CompileSmoketest, exported, maybe_compile
-from precast.batches import difference
+from precast import CompileConfig, CompiledModule, CompileSmoketest, maybe_compile
+from precast.capture import exported
+from precast.compare.batches import difference
 from torch import Tensor, nn
 from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
 
@@ -302,14 +303,14 @@ def test_threads_share_it(store: Path) -> None:
 SECOND = """
 import json, sys
 import torch
-import precast.exported
+import precast.capture.exported
 from precast.config import CompileConfig
-from precast.wrapper import maybe_compile
+from precast.wrapper.module import maybe_compile
 
 def refused(*_, **__):
     raise RuntimeError("captured")
 
-torch.export.export = torch.export.save = precast.exported.build = refused
+torch.export.export = torch.export.save = precast.capture.exported.build = refused
 from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
 
 reports = []
@@ -463,3 +464,20 @@ def test_submodules_are_compiled_by_themselves(builds: None, store: Path) -> Non
         net.blocks[1][0].weight.mul_(2)
         assert torch.allclose(module(x), copy.deepcopy(net)(x), atol=1e-5)
     assert counts(module) == (4, {})
+
+
+@pytest.mark.long
+def test_a_build_tries_option_sets(builds: None, tmp_path: Path) -> None:
+    config = CompileConfig(store=tmp_path / "store", name="tuned", tune=True)
+    net, x = nn.Sequential(nn.Linear(4, 4), nn.ReLU()).eval(), torch.ones(2, 4)
+    module = maybe_compile(net, config, None, x)
+    with torch.no_grad():
+        assert torch.allclose(module(x), net(x))
+    assert counts(module) == (1, {})
+    (program,) = precast.ls(store=config.store).programs
+    tried = precast.show(program.id, store=config.store).receipt.choice.candidates
+    assert len(tried) > 1
+    # Without it the program is another request: nothing is found that was tuned.
+    assert build_settings(replace(config, tune=False))["tune"] is False and build_settings(config)["tune"] is True
+    with pytest.raises(ValueError, match='`tune` is given with `backend = "inductor"`'):
+        CompileConfig(backend="inductor", tune=True)

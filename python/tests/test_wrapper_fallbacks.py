@@ -15,8 +15,8 @@ import pytest
 import torch
 from fake_engine import SEEDS, Records, counts, fake_engine  # noqa: F401
 from precast.config import CompileConfig
-from precast.refusal import Refused
-from precast.wrapper import CompiledModule, maybe_compile
+from precast.wrapper.module import CompiledModule, maybe_compile
+from precast.wrapper.refusal import Refused
 from torch import Tensor, nn
 
 

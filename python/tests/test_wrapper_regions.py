@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from fake_engine import SEEDS, counts, fake_engine  # noqa: F401
+from precast.compare.smoke import CompileSmoketest
 from precast.config import CompileConfig
-from precast.regions import chosen, dimensions, resized
-from precast.smoke import CompileSmoketest
+from precast.wrapper.regions import chosen, dimensions, resized
 from test_wrapper_fallbacks import wrapped
 from torch import Tensor, nn
 

@@ -110,7 +110,7 @@ pub fn answer(question: &Question) -> Verdict {
 
 /// Runs a candidate and compares it with eager.
 fn check(request: &GateRequest) -> Verdict {
-    match Bench::new(request).and_then(|mut bench| bench.report()) {
+    match Checker::new(request).and_then(|mut checker| checker.report()) {
         Ok(Ok(report)) => Verdict::Passed {
             report: Box::new(report),
         },
@@ -198,7 +198,7 @@ impl<'m> GateCaller<'m> {
 }
 
 /// A candidate with its runtime, device and samples.
-struct Bench<'a> {
+struct Checker<'a> {
     request: &'a GateRequest,
     runtime: Runtime,
     device: Device,
@@ -209,7 +209,7 @@ struct Bench<'a> {
     sequence: Vec<Sample>,
 }
 
-impl<'a> Bench<'a> {
+impl<'a> Checker<'a> {
     fn new(request: &'a GateRequest) -> Fallible<Self> {
         let store = open(&request.store)?;
         let device = first(request.program.target.device);
@@ -220,7 +220,7 @@ impl<'a> Bench<'a> {
         let runtime = Runtime::new(&store, device)?
             .eager_fallback(false)
             .trial(trial);
-        let mut bench = Self {
+        let mut checker = Self {
             request,
             runtime,
             device,
@@ -229,10 +229,10 @@ impl<'a> Bench<'a> {
             sequence: vec![],
         };
         match &request.samples {
-            Samples::File(file) => bench.read(file)?,
-            Samples::Drawn { any_size, smaller } => bench.draw(any_size.as_deref(), smaller)?,
+            Samples::File(file) => checker.read(file)?,
+            Samples::Drawn { any_size, smaller } => checker.draw(any_size.as_deref(), smaller)?,
         }
-        Ok(bench)
+        Ok(checker)
     }
 
     /// Reads the samples of a file.
@@ -725,7 +725,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Returns whether these are the outputs of the forward program of a pair: `python/precast/partition.py` names them.
+/// Returns whether these are the outputs of the forward program of a pair: `worker/torch_private/partition.py` names them.
 fn is_forward(outputs: &[Output]) -> bool {
     let kinds = ["output.", "saved.", "buffer."];
     let named = |output: &Output| kinds.iter().any(|kind| output.name.starts_with(kind));

@@ -39,7 +39,7 @@ class Checks(Project):
         if samples is None:
             module["inputs"] = [spec(*one) for one in inputs]
         else:
-            found = part("inputs").find(
+            found = part("model.inputs").find(
                 opened, {"path": module["path"], "method": module["method"], "samples": samples, "sizes": sizes}
             )
             module |= {"inputs": found["inputs"], "structure": found["structure"]}

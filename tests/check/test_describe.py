@@ -105,7 +105,7 @@ MASK = {"name": "mask", "dtype": "int64", "shape": ["batch", "seq"], "pad": 0, "
 class Describe(Project):
     def describe(self, entry: str = "load", samples: str | None = None, inputs: Any = ()) -> dict[str, Any]:
         name = self.write(STACK)
-        opened = part("entry").open_model(self.root, f"{name}:{entry}", "cpu", ())
+        opened = part("model.entry").open_model(self.root, f"{name}:{entry}", "cpu", ())
         request = {"samples": f"{name}:{samples}" if samples else None, "inputs": list(inputs)}
         found = part("describe").describe(opened, request, Quiet())
         (module,) = found["modules"]

@@ -37,7 +37,7 @@ class NanoVLM(Checks):
 
         self.file = f"{module}.py"
         self.text = (self.root / self.file).read_text().splitlines()
-        opened = part("entry").open_model(self.root, f"{module}:load", "cpu", ())
+        opened = part("model.entry").open_model(self.root, f"{module}:load", "cpu", ())
         sizes = {"batch": 2, "seq": 12}
         # The number of images in the list follows the batch: one size of it.
         if name == "nanovlm":

@@ -28,7 +28,7 @@ MODEL = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x): 
 def artifact(folder: Path, device: str) -> str:
     """Returns the path of an artifact without weights."""
     (folder / "container_model.py").write_text(MODEL)
-    opened = part("entry").open_model(folder, "container_model:Model", device)
+    opened = part("model.entry").open_model(folder, "container_model:Model", device)
     inputs = [spec("x", "float32", [4, 8])]
     module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": inputs}
     captured = part("capture").capture(opened, module, {}, folder, Quiet())

@@ -77,6 +77,5 @@ pub fn run() {
         sessions::opened(r.count(10_000))
     });
     report.part("the shim under sanitizers", |r| shim::run(r.count(40_000)));
-    report.part("uploads under sanitizers", |r| shim::uploads(r.count(200)));
     report.end();
 }

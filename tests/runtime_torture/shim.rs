@@ -3,15 +3,10 @@
 //! `driver.cpp` and `operators.cpp` call the shim as `runtime/ffi` does, with the shim's own sources compiled in. Three
 //! controls show that a leak, a use after free and a read past an end would be seen.
 //!
-//! `uploads.cpp` uploads with the CUDA half's own source to a device that is a thread, also under ThreadSanitizer. Its
-//! controls are a race with the device and a write past the end of a block.
-//!
-//! `graphs.cpp` calls the whole CUDA half, with torch's headers too, and has each call of torch and CUDA fail once. Its
-//! control is an allocator that asks a graph which is gone.
+//! The CUDA half runs in the tests of `tests/gpu`, on a device.
 
 use std::{
     env, fs,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Command,
     thread,
@@ -125,83 +120,6 @@ fn see(outcome: &mut Tally, name: &str, seen: bool) {
     }
 }
 
-/// Uploads `rounds` times on each of several threads, under each sanitizer.
-pub fn uploads(rounds: u64) -> Tally {
-    let mut outcome = Tally::default();
-    for (sanitizer, name, what, defect) in [
-        ("thread", "seeded_race_seen", "early", "data race"),
-        (
-            "address,undefined",
-            "seeded_overflow_seen",
-            "overflow",
-            "heap-buffer-overflow",
-        ),
-    ] {
-        let driver = match build_uploads(sanitizer) {
-            Ok(driver) => driver,
-            Err(why) => {
-                outcome.fail(why);
-                continue;
-            }
-        };
-        let start = |what: &str, rounds: u64| {
-            let mut command = Command::new(&driver);
-            in_its_place(&mut command);
-            ended(command.args([what, &rounds.to_string()]))
-        };
-        match start("all", rounds).calls() {
-            Ok(calls) => outcome.add("calls", calls),
-            Err(why) => outcome.fail(format!("{sanitizer}: {why}")),
-        }
-        // A race shows only where the two threads meet: on two cores ten rounds missed it every other time.
-        let seen = (0..30).any(|_| start(what, 100).shows(defect));
-        see(&mut outcome, name, seen);
-    }
-    outcome
-}
-
-/// Has a program lie where it always does, where the machine allows that: kernels that choose among more places choose
-/// some that ThreadSanitizer can't do with.
-fn in_its_place(command: &mut Command) {
-    let fixed = || {
-        // SAFETY: it takes no pointer, and may be called between fork and exec.
-        unsafe { libc::personality(libc::ADDR_NO_RANDOMIZE as libc::c_ulong) };
-        Ok(())
-    };
-    // SAFETY: the closure allocates nothing and takes no lock.
-    unsafe { command.pre_exec(fixed) };
-}
-
-/// Compiles the uploads with one sanitizer, once for their sources.
-fn build_uploads(sanitizer: &str) -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("crates/precast-shim/cpp");
-    let cudart = root.join("tests/runtime_torture/cudart");
-    let driver = root.join("tests/runtime_torture/uploads.cpp");
-    let headers = [
-        ffi.join("upload.h"),
-        cudart.join("cuda_runtime_api.h"),
-        root.join("tests/runtime_torture/must.h"),
-        driver.clone(),
-    ];
-    let name = format!("uploads-{}-{sanitizer}", digest(&headers).short());
-    once(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), |made| {
-        compile(
-            Command::new("g++")
-                .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-g1"])
-                .arg(format!("-fsanitize={sanitizer}"))
-                .args(["-fno-sanitize-recover=all", "-fno-omit-frame-pointer"])
-                .arg("-I")
-                .arg(&ffi)
-                .arg("-I")
-                .arg(&cudart)
-                .arg(&driver)
-                .args(["-lpthread", "-o"])
-                .arg(made),
-        )
-    })
-}
-
 /// Makes a file where it is missing; returns its path.
 fn once(path: PathBuf, make: impl FnOnce(&Path) -> Result<(), String>) -> Result<PathBuf, String> {
     if !path.exists() {
@@ -217,67 +135,12 @@ fn libtorch() -> PathBuf {
     env::var_os("LIBTORCH").map_or_else(beside, PathBuf::from)
 }
 
-/// Returns where CUDA's headers are, if they are there.
-fn cuda_headers() -> Option<Vec<PathBuf>> {
-    let torch = libtorch().canonicalize().ok()?;
-    let site = torch.parent()?;
-    let headers = [
-        site.join("nvidia/cu13/include"),
-        site.join("triton/backends/nvidia/include"),
-    ];
-    let there = headers[0].join("cuda_runtime_api.h").exists();
-    there.then(|| headers.into())
-}
-
-/// Makes, uses and drops graphs and streams as `runtime/ffi` does, with every call that can fail failing once. How
-/// often one was called, or the failure; none without CUDA's headers.
-pub fn graphs() -> Option<Result<u64, String>> {
-    let headers = cuda_headers()?;
-    Some(build_graphs(&headers).and_then(|driver| {
-        let start = |what: &str| ended(Command::new(&driver).arg(what));
-        match start("dangles").shows("heap-use-after-free") {
-            true => start("all").calls(),
-            false => Err("a seeded use after free is not seen".to_owned()),
-        }
-    }))
-}
-
 /// Returns the digest of the files' contents in order.
 fn digest(files: &[PathBuf]) -> Digest {
     let texts: Vec<u8> = (files.iter())
         .flat_map(|path| fs::read(path).unwrap())
         .collect();
     Digest::of(&texts)
-}
-
-/// Compiles the CUDA half with its driver, once for their sources.
-fn build_graphs(headers: &[PathBuf]) -> Result<PathBuf, String> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let ffi = root.join("crates/precast-shim/cpp");
-    let sources = [
-        root.join("tests/runtime_torture/graphs.cpp"),
-        ffi.join("shim_cuda.cpp"),
-        ffi.join("upload.h"),
-        root.join("tests/runtime_torture/must.h"),
-    ];
-    let name = format!("graphs-{}", digest(&sources).short());
-    once(Path::new(env!("CARGO_TARGET_TMPDIR")).join(name), |made| {
-        let torch = libtorch();
-        let include = [torch.join("include")];
-        let include = include.iter().chain(headers);
-        compile(
-            linked(Command::new("g++"), &torch)
-                .args(["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror"])
-                .args(SANITIZE)
-                .args(include.flat_map(|dir| ["-isystem".into(), dir.clone()]))
-                .arg("-I")
-                .arg(&ffi)
-                .args(&sources[..2])
-                .args(LIBRARIES)
-                .arg("-o")
-                .arg(made),
-        )
-    })
 }
 
 const LIBRARIES: [&str; 5] = [

@@ -85,7 +85,7 @@ class Project(unittest.TestCase):
     ) -> Any:
         """Opens a model from source."""
         name = f"{self.write(text)}:{entry}"
-        return part("entry").open_model(self.root, name, device, also, context=context, unsaved=unsaved)
+        return part("model.entry").open_model(self.root, name, device, also, context=context, unsaved=unsaved)
 
     def capture(self, opened: Any, **request: Any) -> dict[str, Any]:
         """Captures; `inputs` are (name, dtype, shape) or (name, dtype, shape, dims), `specs` as the plan sends them."""
@@ -133,7 +133,7 @@ class Project(unittest.TestCase):
         """Returns the one segment of a model with one input, loaded, with the model's own weights by constant."""
         opened = self.open(text)
         captured = self.capture(opened, inputs=[("x", dtype, shape)])
-        module, inputs, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
+        module, inputs, _ = part("graph.segment").load(Path(captured["segments"][0]["file"]), "cpu")
         weights = self.bound(captured, self.weights(opened))
         for name, buffer in module.named_buffers():
             buffer.copy_(weights[name])

@@ -17,7 +17,7 @@ PUT = ATEN.index_put.default
 class AddedRowsTest(Project):
     def added(self, operator: Any, *args: Any) -> bool:
         """Compares the function in an operator's place with it; returns whether there is one."""
-        got = part("added_rows").decompositions()[operator](*args)
+        got = part("passes.added_rows").decompositions()[operator](*args)
         if got is NotImplemented:
             return False
         torch.testing.assert_close(got, operator(*args))
@@ -45,7 +45,7 @@ class AddedRowsTest(Project):
         self.assertTrue(self.added(ATEN._unsafe_masked_index_put_accumulate.default, *masked))
 
     def test_numbers_that_are_not_there_are_refused(self) -> None:
-        put = part("added_rows").decompositions()[PUT]
+        put = part("passes.added_rows").decompositions()[PUT]
         for wrong in ([torch.tensor([5]), torch.tensor([0])], [torch.tensor([0]), torch.tensor([-5])]):
             with self.assertRaises(RuntimeError):
                 put(torch.zeros(5, 4), wrong, torch.ones(1), True)

@@ -107,7 +107,7 @@ LARGEST, LEAST = 2**63 - 1, -(2**63)
 class ChecksTest(Project):
     def setUp(self) -> None:
         super().setUp()
-        patch = mock.patch.object(part("checks"), "DEVICES", ("cpu",))
+        patch = mock.patch.object(part("values.checks"), "DEVICES", ("cpu",))
         patch.start()
         self.addCleanup(patch.stop)
 
@@ -200,8 +200,8 @@ class ChecksTest(Project):
                 self.assertNotIn("aten.ne.Tensor", captured["segments"][0]["graph"])
 
     def test_bounds_of_an_input_hold_for_what_follows_from_them(self) -> None:
-        flat = part("flat")
-        checks, call = part("checks"), part("call")
+        flat = part("graph.flat")
+        checks, call = part("values.checks"), part("graph.call")
         for bound, count in ((5, 0), (6, 1)):
             opened = self.open(USES.replace("KIND", "'embedding'"))
             wrapped = call.wrap(opened.model, "forward", ["x"])

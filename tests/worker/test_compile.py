@@ -214,22 +214,24 @@ class CompileTest(Project):
                     self.assertTrue(any(one.allclose(other, rtol=1e-4, atol=1e-4) for other in wanted))
 
     def test_a_bucket_of_one_row_keeps_its_weights_as_they_are(self) -> None:
-        opened, prepacked = self.open(ATTENTION_INPUTS), part("prepacked")
+        opened, prepacked = self.open(ATTENTION_INPUTS), part("passes.prepacked")
         for rows in (1, 2, 4):
             captured = self.capture(opened, inputs=[("x", "float32", [rows, 384])])
-            module, _, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
+            module, _, _ = part("graph.segment").load(Path(captured["segments"][0]["file"]), "cpu")
             self.assertEqual(prepacked.is_faster(module), rows > 2)
             if rows == 1:
                 answer = self.compile(captured, "row", options={"freezing": True})
                 self.assertEqual(answer["prepared"], [])
         captured = self.capture(self.open(CONVOLUTION), inputs=[("x", "float32", [1, 3, 16, 16])])
-        module, _, _ = part("segment").load(Path(captured["segments"][0]["file"]), "cpu")
+        module, _, _ = part("graph.segment").load(Path(captured["segments"][0]["file"]), "cpu")
         self.assertTrue(prepacked.is_faster(module), "batch norms are folded into filters")
 
     def test_what_the_passes_for_weights_fail_at_is_compiled_without_them(self) -> None:
         captured = self.small()
         stderr = io.StringIO()
-        failing = unittest.mock.patch.object(part("prepacked"), "_fold", side_effect=RuntimeError("no such filter"))
+        failing = unittest.mock.patch.object(
+            part("passes.prepacked"), "_fold", side_effect=RuntimeError("no such filter")
+        )
         with failing, contextlib.redirect_stderr(stderr):
             answer = self.compile(captured, "plain", options={"freezing": True})
         self.assertEqual(answer["prepared"], [])

@@ -114,7 +114,7 @@ class PassTest(Project):
     def test_passes_are_sources(self) -> None:
         name = self.write(PASSES)
         text = self.write(STACK)
-        opened = part("entry").open_model(self.root, f"{text}:load", "cpu", [f"{name}:rebuild"])
+        opened = part("model.entry").open_model(self.root, f"{text}:load", "cpu", [f"{name}:rebuild"])
         self.assertIn(f"{name}.py", [source["path"] for source in opened.sources])
 
     def test_bad_passes(self) -> None:
@@ -134,10 +134,10 @@ class PassTest(Project):
 
 class RangeTest(Project):
     def test_a_range_decides(self) -> None:
-        spec = part("samples").make
+        spec = part("values.samples").make
         entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9], "pad": 0}
         self.assertEqual(set(spec(entry, [100], 3, "cpu").tolist()), {5, 6, 7, 8})
-        self.assertEqual(part("samples").lowest([{**entry, "shape": [2]}], "cpu")[0].tolist(), [5, 5])
+        self.assertEqual(part("values.samples").lowest([{**entry, "shape": [2]}], "cpu")[0].tolist(), [5, 5])
 
 
 if __name__ == "__main__":

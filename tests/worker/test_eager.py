@@ -46,7 +46,9 @@ class EncoderTest(unittest.TestCase):
         inputs = [one for one in graph.nodes if one.op == "placeholder"]
         # An operation without a result is no output of a program.
         outputs = [] if held == () else [node]
-        encoded = part("eager").encode(graph, inputs, outputs if isinstance(node.meta["val"], torch.Tensor) else [])
+        encoded = part("graph.eager").encode(
+            graph, inputs, outputs if isinstance(node.meta["val"], torch.Tensor) else []
+        )
         (call,) = encoded["calls"]
         return call
 
@@ -54,7 +56,7 @@ class EncoderTest(unittest.TestCase):
         return self.encode(target, *args, **kwargs)["args"]
 
     def refused(self, target: Any, *args: Any, **kwargs: Any) -> str:
-        with self.assertRaises(part("eager").Refused) as caught:
+        with self.assertRaises(part("graph.eager").Refused) as caught:
             self.encode(target, *args, **kwargs)
         return str(caught.exception)
 
@@ -119,7 +121,7 @@ class EncoderTest(unittest.TestCase):
         graph.call_function(aten.relu.default, (x,))  # nothing needs it
         whole = graph.call_function(aten.cat.default, (pieces,))
         graph.output((spread, whole))
-        encoded = part("eager").encode(graph, [x], [spread, whole])
+        encoded = part("graph.eager").encode(graph, [x], [spread, whole])
         self.assertEqual([call["results"] for call in encoded["calls"]], [[[1, 2, 3]], [None, None, 4], [5]])
         self.assertEqual(encoded["calls"][2]["args"], {"tensors": [{"value": 1}, {"value": 2}, {"value": 3}]})
         self.assertEqual(encoded["outputs"], [4, 5])
@@ -142,7 +144,7 @@ class EncoderTest(unittest.TestCase):
 
 class NumbersTest(unittest.TestCase):
     def test_numbers_are_pythons(self) -> None:
-        eager = part("eager")
+        eager = part("graph.eager")
         random.seed(0)
         whole = [0, 1, -1, 2, -2, 3, 7, -7, 12, -12, 1 << 40, True, False]
         real = [0.0, -0.0, 0.5, -0.5, 2.5, 3.5, -2.5, 1e300, 7.0]

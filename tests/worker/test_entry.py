@@ -97,7 +97,7 @@ class OpenTest(Project):
     def test_a_source_that_somebody_changes_meanwhile_is_refused(self) -> None:
         name = self.write("import subprocess, torch\n\ndef load():\n" + CHANGES)
         (self.root / "sizes.txt").write_text("3")
-        caught = self.fails("entry_import", part("entry").open_model, self.root, f"{name}:load", "cpu")
+        caught = self.fails("entry_import", part("model.entry").open_model, self.root, f"{name}:load", "cpu")
         self.assertEqual(caught.message, "`sizes.txt` changed while the model was made from it")
         # Files that the entry writes itself do not count.
         self.open("import os, torch\n\ndef load():\n" + WRITES)
@@ -159,7 +159,7 @@ class OpenTest(Project):
             self.assertEqual(self.open(training.replace("torch.nn.Dropout(0.5)", text)).answer()["notes"], [])
 
     def test_bad_entries(self) -> None:
-        load = part("entry").open_model
+        load = part("model.entry").open_model
         name = self.write(
             "import torch\n\ndef load_model():\n    return 3\n\ndef broken():\n    raise ValueError('no.')\n"
         )
@@ -185,7 +185,7 @@ class OpenTest(Project):
         self.fails("entry_import", load, self.root, "no_colon", "cpu")
 
     def test_a_file_gives_the_weights(self) -> None:
-        load, write = part("entry").open_model, part("tensors").write
+        load, write = part("model.entry").open_model, part("tensors").write
         name = self.write(
             """
             import torch
@@ -213,7 +213,7 @@ class OpenTest(Project):
         self.assertEqual(answer, {"file": None, "aliases": {"a.weight": "b.weight"}})
 
     def test_a_module_that_does_not_import_names_its_line(self) -> None:
-        load = part("entry").open_model
+        load = part("model.entry").open_model
         name = self.write("import torch\nx = 1\nimport not_there_at_all\n")
         failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
         self.assertEqual(failure.location, f"{name}.py:3")

@@ -163,7 +163,7 @@ class GenerationTest(Project):
                     self.check_graphs(opened, found["modules"], [5, 9, 9])
 
     def test_a_token_is_drawn_as_it_is_asked_for(self) -> None:
-        sample = part("generation").sample
+        sample = part("model.generation").sample
         logits = torch.tensor([[0.0, 3.0, 2.0, 1.0]])
 
         def drawn(temperature: float, top_k: int, top_p: float, random: float) -> int:

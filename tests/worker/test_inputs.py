@@ -59,7 +59,7 @@ class InputsTest(Project):
         name = opened.entry.partition(":")[0]
         if "samples" in request:
             request["samples"] = f"{name}:{request['samples']}"
-        return part("inputs").find(opened, {"path": "inner", "method": "forward", "sizes": SIZES, **request})
+        return part("model.inputs").find(opened, {"path": "inner", "method": "forward", "sizes": SIZES, **request})
 
     def test_nested_inputs_are_found_and_captured(self) -> None:
         opened = self.open(MODEL)

@@ -15,7 +15,7 @@ class MiniLmTest(Project):
     def test_the_composition_of_the_layers_is_bit_equal(self) -> None:
         declared = tomllib.loads((EXAMPLE / "precast.toml").read_text())
         (module,) = declared["module"]
-        opened = part("entry").open_model(EXAMPLE, declared["model"]["entry"], "cpu")
+        opened = part("model.entry").open_model(EXAMPLE, declared["model"]["entry"], "cpu")
         self.addCleanup(sys.modules.pop, "model", None)
         sizes = {"batch": 2, "seq": 32}
         inputs = []

@@ -48,7 +48,7 @@ NAMES = (
 
 class Names(Project):
     def check(self, name: str) -> None:
-        part("names").check(self.root, [name])
+        part("model.names").check(self.root, [name])
 
     def test_names_that_may_be_there_are_left_to_the_import(self) -> None:
         name = self.write(MODEL)
@@ -69,7 +69,7 @@ class Names(Project):
 
     def test_names_that_are_not_there_are_refused_as_the_import_does(self) -> None:
         name = self.write(MODEL)
-        load = part("entry").load
+        load = part("model.entry").load
         sys.path.insert(0, str(self.root))
         wrong: list[tuple[str, str, Any]] = [
             (f"{name}:laod", "entry_call", "did you mean `load`?"),

@@ -71,7 +71,7 @@ class OneRowTest(Project):
             inputs = (given, one, one.cos(), torch.randn(mask))
             program = torch.export.export(Function(attention), inputs)
             module = torch.fx.GraphModule(torch.nn.Module(), program.graph)
-            part("one_query").rewrite(module.graph)
+            part("passes.one_query").rewrite(module.graph)
             module.recompile()
             operator = torch.ops.aten.scaled_dot_product_attention.default
             (found,) = module.graph.find_nodes(op="call_function", target=operator)

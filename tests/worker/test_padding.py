@@ -32,7 +32,7 @@ class PaddingTest(Project):
             alone = [
                 point[dim] for point in points if all(point[other] == SIZES[other] for other in SIZES if other != dim)
             ]
-            self.assertEqual((len(alone), set(alone)), (len(part("samples").KINDS), tried))
+            self.assertEqual((len(alone), set(alone)), (len(part("values.samples").KINDS), tried))
         self.assertEqual(points[-3:], [{"batch": 1, "seq": 3}, {"batch": 1, "seq": 1}, {"batch": 1, "seq": 1}])
         self.assertLess(report["max_abs"], 1e-5)
         self.assertTrue(report["sensitive"])
@@ -80,7 +80,7 @@ class PaddingTest(Project):
             self.assertIn("padded from", refused.get("n", ""), seen)
 
     def test_a_check_on_a_gpu_meets_usual_values_only(self) -> None:
-        samples, padding = part("samples"), part("padding")
+        samples, padding = part("values.samples"), part("sizes.padding")
         self.assertEqual(samples.kinds("cuda", ["check"]), ("usual",))
         self.assertEqual(samples.kinds("cuda", []), samples.KINDS)
         self.assertEqual(samples.kinds("cpu", ["check"]), samples.KINDS)

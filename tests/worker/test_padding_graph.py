@@ -180,7 +180,7 @@ class LeaksTest(Project):
         opened, inputs = self.open(text), self.request()
         module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": inputs}
         traced = part("capture").trace(opened, module, SIZES, Quiet())
-        return part("padding_graph").leaks(traced.graph, inputs, SIZES, traced.ranges)
+        return part("sizes.padding_graph").leaks(traced.graph, inputs, SIZES, traced.ranges)
 
     def test_what_is_wrong_for_some_values_is_found(self) -> None:
         self.assertGreaterEqual(len(WRONG), 30)

@@ -148,7 +148,7 @@ class SegmentPassTest(Project):
     def test_the_source_of_a_pass_and_of_what_it_imports_is_in_its_digest(self) -> None:
         _, captured = self.captured("doubled")
         (before,) = captured["passes"]["own"]
-        described = part("segment_passes").described
+        described = part("passes.segments").described
         self.assertEqual(described([before["callable"]], self.root), [before])
         helper = self.root / f"{self.helper}.py"
         helper.write_text("FACTOR = 3\n")
@@ -174,8 +174,8 @@ class SegmentPassTest(Project):
         (info / "RECORD").write_text(f"{name}/__init__.py,,\n")
         (info / "top_level.txt").write_text(f"{name}\n")
         (info / "entry_points.txt").write_text(f"[precast.passes]\n{name} = {name}:{function}\n")
-        part("segment_passes")._entry_points.cache_clear()
-        self.addCleanup(part("segment_passes")._entry_points.cache_clear)
+        part("passes.segments")._entry_points.cache_clear()
+        self.addCleanup(part("passes.segments")._entry_points.cache_clear)
         captured = self.capture(opened, inputs=[("x", "float32", [2, 8])])
         return [offer for offer in captured["passes"]["offered"] if name in offer["passes"][0]["callable"]]
 

@@ -10,7 +10,7 @@ import torch
 
 from .support import Project, model, part
 
-UNBOUNDED = part("dynamic").UNBOUNDED
+UNBOUNDED = part("sizes.dynamic").UNBOUNDED
 ROWS = [("x", "float32", [2, 6, 8], ["batch", "seq", None])]
 IMAGE = [("x", "float32", [2, 3, 16, 16], ["batch", None, "height", "width"])]
 DEEP = "torch.nn.Sequential(*[torch.nn.Conv2d(3, 3, 3, 2, 1) for _ in range(5)])"
@@ -109,7 +109,7 @@ class SizesTest(Project):
         self.assertEqual(self.bounds(captured), {"batch": (2, None), "seq": (1, None)})
 
     def test_the_lowest_size(self) -> None:
-        lowest = part("smallest").lowest
+        lowest = part("sizes.smallest").lowest
         for low, floor, end in itertools.product((2, 3, 17, 33, 64), (1, 2), (1, 2, 3, 16, 32, 40)):
             found = lowest(low, floor, lambda size, end=end: size >= end)
             self.assertEqual(found, max(floor, min(end, low)) if floor <= low else low, f"{low} {floor} {end}")

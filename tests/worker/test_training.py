@@ -9,7 +9,7 @@ import torch
 
 from .support import Project, Quiet, part, spec
 
-optimizers = part("optimizers")
+optimizers = part("train.optimizers")
 
 SOURCE = """
 import torch
@@ -166,7 +166,7 @@ class Training(Project):
 
     def test_an_optimizer_of_the_project(self) -> None:
         name = self.write(SOURCE)
-        opened = part("entry").open_model(self.root, f"{name}:load", "cpu", [f"{name}:update"])
+        opened = part("model.entry").open_model(self.root, f"{name}:load", "cpu", [f"{name}:update"])
         captured = self.check(opened, specs=batch(), train=train(optimizer=f"{name}:update"))
         self.assertIn("optimizer.kept.qkv.bias", [one["name"] for one in captured["states"]])
         failure = self.fails("capture", self.capture, opened, specs=batch(), train=train(optimizer=f"{name}:reads"))
@@ -216,7 +216,7 @@ class Training(Project):
         self.assertNotIn("random.seed", names)
 
     def test_draws_are_as_frequent_as_their_probability_and_independent(self) -> None:
-        seeded, count = part("seeded"), 1 << 18
+        seeded, count = part("train.seeded"), 1 << 18
         made = [seeded.Draws(torch.tensor(seed), torch.tensor(calls)) for seed in (0, 1, 2**32) for calls in (0, 1, 2)]
         like = torch.empty(count)
         for probability in (0.1, 0.5, 0.9):

@@ -59,7 +59,7 @@ class FileTest(Project):
 
     def filled(self, path: Path) -> Any:
         files = part("weights").Files([path], path)
-        return part("entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), files)
+        return part("model.entry").open_model(self.root, f"{self.write(MODEL)}:load", "cpu", (), files)
 
     def fill(self, model: Any, path: Path, unused: Collection[str] = ()) -> Any:
         return part("weights").fill(model, part("weights").Files([path], path, unused))
@@ -176,7 +176,7 @@ class FileTest(Project):
             for index, half in enumerate(halves)
         ]
         name = self.write(text)
-        opened = part("entry").open_model(
+        opened = part("model.entry").open_model(
             self.root, f"{name}:load", "cpu", (), part("weights").Files(paths, self.root / "all")
         )
         return opened, sys.modules[name]

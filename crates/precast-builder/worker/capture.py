@@ -14,35 +14,16 @@ from typing import Any
 
 import torch
 
-from . import (
-    bounds,
-    call,
-    checks,
-    cut,
-    dynamic,
-    eager,
-    entry,
-    failures,
-    flat,
-    flops,
-    masks,
-    measure,
-    norm_fusion,
-    operators,
-    output_sizes,
-    padding,
-    padding_graph,
-    passes,
-    samples,
-    segment,
-    segment_passes,
-    smallest,
-    states,
-    structure,
-    tensors,
-    training,
-)
+from . import failures, measure, tensors
+from .graph import call, cut, eager, flat, flops, operators, segment, structure
+from .model import entry, states
+from .passes import masks, norm_fusion
+from .passes import programs as passes
+from .passes import segments as segment_passes
+from .sizes import dynamic, output_sizes, padding, padding_graph, smallest
 from .torch_private import fake, overloads
+from .train import training
+from .values import bounds, checks, samples
 from .wire import Failure, Wire
 
 # Message and hint for a module that keeps state in Python.
@@ -189,7 +170,7 @@ def _graph(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wir
 
 def _pair(opened: Any, module: dict[str, Any], sizes: dict[str, int], wire: Wire) -> Traced:
     """Captures a program of a pair."""
-    from . import pairs  # imports Inductor
+    from .train import pairs  # imports Inductor
 
     wire.event("capture")
     pair = pairs.Pair(opened, module)

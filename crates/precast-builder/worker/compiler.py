@@ -13,11 +13,15 @@ from typing import Any
 
 import torch
 
-from . import added_rows, bounds, failures, one_query, one_row, prepacked, segment, segment_passes
+from . import failures
 from .clock import Clock
+from .graph import segment
+from .passes import added_rows, one_query, one_row, prepacked
+from .passes import segments as segment_passes
 from .torch_private import errors, inductor, lowerings, overloads, versions
 from .torch_private.cpp_toolchain import toolchain
 from .torch_private.early_launch import early_launch
+from .values import bounds
 from .wire import Failure, Wire
 
 # Options that make an artifact self-contained, and keep values of weights out of it.

@@ -19,7 +19,10 @@ from typing import Any
 
 import torch
 
-from . import call, capture, cut, entry, failures, generation, globs, inputs, repeats, samples, segment, tensors
+from . import capture, failures, globs, tensors
+from .graph import call, cut, segment
+from .model import entry, generation, inputs, repeats
+from .values import samples
 from .wire import Failure, Wire
 
 # A list of as many equal submodules is worth a region.

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from . import failures, names
+from . import failures
+from .model import names
 from .wire import PROTOCOL, Failure, Wire
 
 
@@ -66,7 +67,7 @@ def _open(session: Session, request: dict[str, Any]) -> Any:
     also = request.get("also") or ()
     root, entry, device = Path(request["root"]), request["entry"], request["device"]
     context, unsaved = request.get("context"), request.get("unsaved") or ()
-    session.opened = _torch("entry").open_model(root, entry, device, also, values, context, unsaved)
+    session.opened = _torch("model.entry").open_model(root, entry, device, also, values, context, unsaved)
     return session.opened.answer()
 
 
@@ -100,7 +101,7 @@ OPERATIONS: dict[str, Callable[[Session, dict[str, Any]], Any]] = {
     "hello": _hello,
     "open": _open,
     "weights": lambda session, request: _for_model("weights", session).write(session.model(), _out(request)),
-    "inputs": lambda session, request: _for_model("inputs", session).find(session.model(), request),
+    "inputs": lambda session, request: _for_model("model.inputs", session).find(session.model(), request),
     "capture": _capture,
     "truth": _truth,
     "check": lambda session, request: _for_model("check", session).check(session.model(), request, session.wire),

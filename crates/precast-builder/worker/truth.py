@@ -28,8 +28,12 @@ from typing import Any
 
 import torch
 
-from . import capture, entry, failures, samples, states, structure, tensors, training
+from . import capture, failures, tensors
+from .graph import structure
+from .model import entry, states
 from .torch_private.widening import Widening, precise, without_draws
+from .train import training
+from .values import samples
 from .wire import Failure, Wire
 
 

@@ -51,7 +51,7 @@
 //! error
 //! ffi, identity
 //! calls, devices, exit, flags, host, operators, packing, pad, tensor, threads, validate
-//! dlpack, late, outputs, peak, tensors, trial
+//! deferred, dlpack, outputs, peak, tensors, trial
 //! saved, weights
 //! weight_set
 //! arrays, prepacked, shims, stats
@@ -82,6 +82,7 @@ mod fake;
 mod arrays;
 mod background;
 mod calls;
+mod deferred;
 mod devices;
 mod dispatch;
 pub mod dlpack;
@@ -95,7 +96,6 @@ mod flags;
 mod graphs;
 mod host;
 mod identity;
-mod late;
 mod layout;
 mod loaded;
 mod loader;

@@ -19,11 +19,11 @@ use super::{
     RuntimeError,
     arrays::{self, Argument},
     background::Background,
+    deferred::DeferredChecks,
     ending,
     ffi::TensorRef,
     fixed::Fixed,
     host::now,
-    late::Late,
     loaded::Loaded,
     options::Inputs,
     outputs::Outputs,
@@ -61,7 +61,7 @@ pub struct Model {
     background: Option<Background>,
     /// The weight set. Locked during a swap.
     pub(super) weights: Mutex<WeightSet>,
-    late: Late,
+    deferred: DeferredChecks,
     /// The number of its release.
     release: Option<u64>,
     /// Keeps gc from the release: parts of it are read when they are first needed.
@@ -106,7 +106,7 @@ impl Model {
             complete: Arc::new(complete),
             background: None,
             weights: Mutex::new(weights),
-            late: Late::default(),
+            deferred: DeferredChecks::default(),
             release: None,
             _hold: None,
         }
@@ -130,7 +130,7 @@ impl Model {
     /// Waits for the device's checks of the values of all calls so far, and fails with [`RuntimeError::EarlierCall`] if
     /// one was out of bounds and nobody has learnt of it. See [`Outputs::check`].
     pub fn check(&self) -> Result<(), RuntimeError> {
-        self.late.settle()
+        self.deferred.settle()
     }
 
     /// Loads every program that is not loaded yet, and runs each once on padding, so that no request pays for work that
@@ -499,13 +499,13 @@ impl Model {
         call: impl FnOnce() -> Result<Outputs, RuntimeError>,
     ) -> Result<Outputs, RuntimeError> {
         let result = replica.admit(|| {
-            self.late.poll()?;
+            self.deferred.poll()?;
             call()
         });
         if let Ok(outputs) = &result
             && let Some(flags) = &outputs.flags
         {
-            self.late.add(flags);
+            self.deferred.add(flags);
         }
         if result.is_ok() && self.first_answer.get().is_none() {
             let _ = self.first_answer.set(self.started.elapsed());

@@ -243,7 +243,7 @@ fn check(result: &Meta<'_>, wanted: &Prepared) -> Result<(), TorchError> {
 mod tests {
     #[test]
     fn the_worker_has_the_same_namespaces() {
-        let worker = include_str!("../../precast-builder/worker/prepacked.py");
+        let worker = include_str!("../../precast-builder/worker/passes/prepacked.py");
         let mut lines = worker.lines();
         let theirs = lines.find_map(|line| line.strip_prefix("_NAMESPACES = "));
         let names = theirs.unwrap().split('"').skip(1).step_by(2);

@@ -59,23 +59,6 @@ def _extended(instructions: bytes, at: int) -> bool:
     return at >= 2 and instructions[at - 2] == dis.EXTENDED_ARG and instructions[at - 1] != 0
 
 
-def of_callable(value: Any) -> list[Any]:
-    """Returns the digests of the functions in a value: a function, a method, a property, a partial."""
-    return [[of_code(one.__code__), _defaults(one)] for one in functions(value)]
-
-
-def _defaults(function: types.FunctionType) -> list[str]:
-    from . import values
-
-    found = []
-    for one in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()):
-        try:
-            found.append(values.text(one))
-        except values.Unknown:
-            found.append(values.named(type(one)))
-    return found
-
-
 def functions(value: Any, depth: int = 0) -> Iterator[types.FunctionType]:
     """Yields the functions of Python that a value consists of: itself, those that it wraps, those in its closure."""
     if depth > _DEEPEST:

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ..torch_private import sharding
-from . import code, places, values
+from . import places, values
 from .places import Path
 
 MISSING = object()
@@ -52,10 +52,10 @@ def fact(kind: str, value: Any, arg: Any = None) -> Any:
         case "value":
             return values.encoded(value)
         case "function":
-            return [values.named(type(value)), code.of_callable(value)] if code_of(value) else values.named(value)
+            return [values.named(type(value)), values.of_callable(value)] if code_of(value) else values.named(value)
         case "identity":
             of = sharding.original(value) if isinstance(value, type) else value
-            return [values.named(of), code.of_callable(value) if code_of(value) else []]
+            return [values.named(of), values.of_callable(value) if code_of(value) else []]
         case "has":
             return hasattr(value, arg)
         case "own":
@@ -67,7 +67,7 @@ def fact(kind: str, value: Any, arg: Any = None) -> Any:
         case "tensor":
             return tensor(value)
         case "method":
-            return code.of_callable(static(value, arg))
+            return values.of_callable(static(value, arg))
     raise AssertionError(kind)
 
 

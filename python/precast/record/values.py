@@ -47,7 +47,7 @@ def encoded(value: Any) -> Any:
     if isinstance(value, types.CodeType):
         return ["code", code.of_code(value)]
     if isinstance(value, (types.FunctionType, types.MethodType)):
-        return ["function", named(value), code.of_callable(value)]
+        return ["function", named(value), of_callable(value)]
     if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType)):
         return ["name", named(value)]
     if kind.__module__ == "numpy" and hasattr(value, "tobytes") and value.ndim == 0:
@@ -55,6 +55,21 @@ def encoded(value: Any) -> Any:
     if isinstance(value, (int, float, str)):
         return [named(kind), encoded(kind.__mro__[-2](value))]
     raise Unknown(f"a value of the class `{named(kind)}`")
+
+
+def of_callable(value: Any) -> list[Any]:
+    """Returns the digests of the functions in a value: a function, a method, a property, a partial."""
+    return [[code.of_code(one.__code__), _defaults(one)] for one in code.functions(value)]
+
+
+def _defaults(function: types.FunctionType) -> list[str]:
+    found = []
+    for one in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()):
+        try:
+            found.append(text(one))
+        except Unknown:
+            found.append(named(type(one)))
+    return found
 
 
 def named(value: Any) -> str:

@@ -26,6 +26,9 @@ from typing import Any
 from ..record.facts import Guarded
 from ..record.places import Path
 
+TRACED: dict[str, Any] = {}
+"""The global variables of `tracing`, which puts them here: Dynamo adds the modules that it meets to them."""
+
 
 class Unsupported(Exception):
     """A value that is read at a place which no later process can find."""
@@ -185,10 +188,8 @@ def path(source: Any) -> Path:
 
 
 def _global(name: str) -> tuple[str, Any]:
-    """Returns the root of a global variable of `tracing`: Dynamo puts the modules that it meets there."""
-    from . import tracing
-
-    value = vars(tracing).get(name)
+    """Returns the root of a global variable of the traced code."""
+    value = TRACED.get(name)
     if isinstance(value, types.ModuleType):
         return "module", value.__name__
     if name.startswith("__builtins_dict__"):

@@ -31,6 +31,8 @@ from ..record.facts import Guarded
 from ..record.places import Path
 from . import guards
 
+guards.TRACED = globals()
+
 
 class NotTraced(Exception):
     """A call that Dynamo can't follow, and the line of the code."""

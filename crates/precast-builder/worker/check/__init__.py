@@ -27,9 +27,12 @@ from typing import Any
 
 import torch
 
-from .. import capture, entry, failures, samples, structure
-from ..call import INNER
+from .. import capture, failures
+from ..graph import structure
+from ..graph.call import INNER
+from ..model import entry
 from ..torch_private import fake
+from ..values import samples
 from ..wire import Failure, Wire
 from . import breaks, buckets, calls, fixes, observe, steps
 from .cost import costs

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from .. import capture as capturing
-from .. import failures, samples
+from .. import failures
+from ..values import samples
 from .finding import HIGH, Finding, Fix
 from .sources import finding_at
 from .subject import Subject

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import failures, structure
+from .. import failures
+from ..graph import structure
 from ..torch_private import fake, modules
 from .subject import Subject
 

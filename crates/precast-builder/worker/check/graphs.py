@@ -12,9 +12,11 @@ from typing import Any
 
 import torch
 
-from .. import failures, operators, padding_graph
+from .. import failures
 from ..capture import Traced
-from ..flat import Flat
+from ..graph import operators
+from ..graph.flat import Flat
+from ..sizes import padding_graph
 from ..torch_private import overloads, symbols
 from . import calls
 from .finding import LOW, MEDIUM, Finding, Fix

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .. import operators
+from ..graph import operators
 from ..torch_private import overloads
 from . import fixes, numpy_fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .. import failures
-from ..call import INNER
+from ..graph.call import INNER
 from ..torch_private.recompiles import Broken, Compiled, Guard, compiled
 from .finding import LOW, MEDIUM, Finding, Fix
 from .sources import finding_at

@@ -11,10 +11,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import cut, globs, repeats, segment, tensors
-from ..call import INNER, joined
-from ..flat import Flat
-from ..repeats import Fact, Repeat
+from .. import globs, tensors
+from ..graph import cut, segment
+from ..graph.call import INNER, joined
+from ..graph.flat import Flat
+from ..model import repeats
+from ..model.repeats import Fact, Repeat
 from .finding import LOW, Finding, Fix
 from .sources import finding_at
 from .subject import Subject

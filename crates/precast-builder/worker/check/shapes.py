@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from .. import dynamic, failures, structure
+from .. import failures
+from ..graph import structure
+from ..sizes import dynamic
 from ..torch_private import drafts, exported, symbols
 from . import fixes
 from .finding import HIGH, LOW, MEDIUM, Finding, Fix

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .. import capture, inputs, samples
+from .. import capture
+from ..model import inputs
+from ..values import samples
 from ..wire import Wire
 from .sources import Sources
 

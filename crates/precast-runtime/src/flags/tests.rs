@@ -6,7 +6,7 @@ use precast_store::{
 };
 
 use super::*;
-use crate::late::Late;
+use crate::deferred::DeferredChecks;
 
 const VOCABULARY: [i64; 2] = [0, 30_522];
 
@@ -286,7 +286,7 @@ fn an_input_that_the_program_clamps_is_named_with_its_value() {
 
 #[test]
 fn a_later_call_learns_of_a_value_that_nobody_asked_for() {
-    let (watch, late) = (checked(), Late::default());
+    let (watch, late) = (checked(), DeferredChecks::default());
     late.add(&noted(&watch, 3, false));
     late.add(&noted(&watch, 30_600, true));
     late.add(&noted(&watch, -1, true));

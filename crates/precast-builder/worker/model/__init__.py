@@ -1,0 +1,1 @@
+"""The model of the project: its entry, what submodules declare, their inputs and states."""

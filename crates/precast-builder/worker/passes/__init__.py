@@ -1,0 +1,1 @@
+"""Changes of graphs: the passes of a spec, and those of the worker itself."""

@@ -1,0 +1,1 @@
+"""Sizes that a program answers: dynamic dimensions, padding, and sizes of outputs."""

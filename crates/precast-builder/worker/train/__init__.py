@@ -1,0 +1,1 @@
+"""Training steps, and pairs of a forward and a backward program."""

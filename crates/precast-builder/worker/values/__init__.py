@@ -1,0 +1,1 @@
+"""Values of inputs and indices: sample inputs, bounds, and checks of them on a device."""

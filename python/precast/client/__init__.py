@@ -1,0 +1,1 @@
+"""The command and releases from Python: builds, documents as objects, progress, loading."""

@@ -1,0 +1,1 @@
+"""Comparisons of compiled modules with the modules themselves, and the rounding of eager."""
