@@ -126,9 +126,7 @@ class CompileConfig:
         if self.backend == "precast":
             self._check_options()
         elif self.tune:
-            raise ValueError(
-                f'`tune` is given with `backend = "{self.backend}"`: only builds of "precast" try option sets'
-            )
+            raise ValueError(f'`tune` is given with `backend = "{self.backend}"`: only "precast" tries option sets')
         if self.release is not None:
             self._check_release()
         used = {axis for axes in self.shapes.values() for axis in axes}

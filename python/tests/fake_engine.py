@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from precast.config import CompileConfig
-from precast.wrapper import region, requests
+from precast.wrapper import region as regions
+from precast.wrapper import requests
 from precast.wrapper.artifacts import ArtifactEngine, Release
 from precast.wrapper.contract import Contract
 from precast.wrapper.logs import Log
@@ -112,7 +113,7 @@ def obtained(model: str, regions: Any, log: Log, without: Any = None) -> dict[Re
 def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Has all regions answered by the module itself."""
     monkeypatch.setattr(requests, "obtain", obtained)
-    monkeypatch.setattr(region, "ArtifactEngine", Seeded)
+    monkeypatch.setattr(regions, "ArtifactEngine", Seeded)
     yield
     SEEDS.clear()
     GRAPHS.clear()
