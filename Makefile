@@ -179,14 +179,14 @@ lint-all:
 	@# The library of C has the name of the root package, and its header is its documentation.
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c
 
-# Two at a time: alone, most leave one of two cores idle. Their lines come between each other, and one that fails stops only
-# what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
+# Three at a time: they wait for workers and for disks, and two leave a quarter of two cores idle. Their lines come between
+# each other, and one that fails stops only what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 # All workers of a run are forks of one process for each environment, which ends a minute after the last of them.
 test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
 test: ## lint, then all tests of this machine but the long ones, and a table of their times
 	@rm -f target/test-times.json
-	$(MAKE) --no-print-directory --keep-going -j 2 test-numerics test-cli test-short test-python test-doc test-compiler test-worker book test-newest; \
+	$(MAKE) --no-print-directory --keep-going -j 3 test-numerics test-cli test-short test-python test-doc test-compiler test-worker book test-newest; \
 		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 
 # After the wheel: its command has no features, and would take the place of the one that the tests run.
