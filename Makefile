@@ -347,8 +347,8 @@ bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, i
 	$(BENCH) -m benches draw benches/results/cpu.json
 
 bench-build: build ## what builds cost, into benches/results/build-cpu.json
-	for name in warm regions first_compile "cold_build --plain"; do set -- $$name; \
-		$(PY) benches/$$1.py $$2 > target/$$1.json && $(PY) -m benches.results build-cpu.json $$1 < target/$$1.json || exit 1; done
+	$(PY) benches/cold_build.py --plain > target/cold_build.json
+	$(PY) -m benches.results build-cpu.json cold_build < target/cold_build.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release
 	$(BENCH) -m benches smoke $(ARGS)

@@ -3,8 +3,9 @@
     make bench                            the CPU's figures, into benches/results/cpu.json
     benches/gpu.sh OUT                    a GPU machine's, from the files of benches/pack.sh
     python -m benches draw FILE           pictures and a page's table from that file
-    make bench-build                      the cost of builds: warm.py, regions.py and cold_build.py
-    python -m benches.architectures       `maybe_compile` over twenty architectures; also benches.startup
+    make bench-build                      the cost of a build from nothing (cold_build.py)
+    python benches/wrapper.py             `maybe_compile` beside `torch.compile` and eager
+    python -m benches.architectures       `maybe_compile` over twenty architectures, beside eager
     make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
 
 A **case** (`cases.py`) is a model with a `precast.toml`: everything else (inputs, sizes, entry) is read from that file,

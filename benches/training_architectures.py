@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 from .architectures import ARCHITECTURES, FEW_HEADS, ROOT, Architecture, text
-from .training import made
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 KINDS = ("autograd", "step")
@@ -231,6 +230,16 @@ def step(name: str, folder: Path) -> dict[str, Any]:
             reason = reason or f"the loss of step {number} is {mine}, eager's is {theirs}"
     result = {"compiled": True, "build_seconds": round(seconds, 1), "agrees": reason is None, "reason": reason}
     return {**result, "error": worst, "losses": [losses[0], losses[-1]]}
+
+
+def made(module: str) -> dict[str, Any]:
+    """Returns the command of a measurement, its date and the machine."""
+    from precast.client.command import find
+
+    from .machine import describe
+
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"schema": 1, "command": f"python -m {module}", "date": date, "machine": describe(Path(find()).parent)}
 
 
 def main() -> None:
