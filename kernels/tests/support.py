@@ -9,8 +9,8 @@ from tests.worker.support import part
 
 def context_of(module: Any, device: str = "cuda", freezing: bool = True, **options: Any) -> Any:
     """Returns the context of a segment that is compiled for a device, none of whose weights is prepacked yet."""
-    weights = part("prepacked").Weights.of(module)
-    return part("segment_passes").Context(device, {"freezing": freezing, **options}, weights)
+    weights = part("passes.prepacked").Weights.of(module)
+    return part("passes.segments").Context(device, {"freezing": freezing, **options}, weights)
 
 
 def recipes(context: Any) -> dict[str, Any]:
@@ -21,10 +21,10 @@ def recipes(context: Any) -> dict[str, Any]:
 def tidy(module: Any, context: Any, passes: list[Any]) -> None:
     """Runs the stage `segment` of some passes, as a compile does."""
     named = [(type(one).__name__, one) for one in passes]
-    part("segment_passes").Passes(named, context, None).segment(module)
+    part("passes.segments").Passes(named, context, None).segment(module)
 
 
 def hooks(context: Any, passes: list[Any]) -> dict[str, Any]:
     """Returns inductor's options that run the other stages of some passes."""
     named = [(type(one).__name__, one) for one in passes]
-    return part("segment_passes").Passes(named, context, None).hooks()
+    return part("passes.segments").Passes(named, context, None).hooks()

@@ -148,7 +148,7 @@ class FusedLinearTest(Project):
         alone = [] if part("torch_private.versions").in_use() >= (2, 12) else [([], 3)]
         for passes, calls in (*alone, (["precast_kernels:fuse"], 1)):
             request = {"file": captured["segments"][0]["file"], "device": "cpu", "isa": "native"}
-            request |= {"options": {"freezing": True}, "passes": part("segment_passes").described(passes, self.root)}
+            request |= {"options": {"freezing": True}, "passes": part("passes.segments").described(passes, self.root)}
             out = self.out / f"calls{calls}"
             answer = part("compiler").compile_segment(request, out, Quiet())
             code = "".join(file.read_text() for file in out.rglob("*wrapper.cpp"))

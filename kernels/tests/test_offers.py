@@ -82,11 +82,11 @@ class OffersTest(Project):
         lines = [f"{name} = {value}" for name, value in points.items()]
         (info / "entry_points.txt").write_text("\n".join([f"[{group}]", *lines, ""]))
         sys.path.append(str(self.root))
-        found = part("segment_passes")._entry_points
+        found = part("passes.segments")._entry_points
         found.cache_clear()
         self.addCleanup(found.cache_clear)
         graphs = self.graphs(BLOCK.replace("{dtype}", "bfloat16"), "bfloat16", [1, 48, 1024])
-        offered = part("segment_passes").offered(SimpleNamespace(device="cuda", root=self.out, offering=set()), graphs)
+        offered = part("passes.segments").offered(SimpleNamespace(device="cuda", root=self.out, offering=set()), graphs)
         names = [[one["callable"] for one in offer["passes"]] for offer in offered]
         self.assertIn(["precast_kernels:split_k"], names)
 

@@ -111,7 +111,7 @@ class SingleRowTest(Project):
         return self.capture(opened, inputs=inputs)["segments"][0]["file"]
 
     def replaced(self, file: str) -> Any:
-        module, _, _ = part("segment").load(Path(file), "cpu")
+        module, _, _ = part("graph.segment").load(Path(file), "cpu")
         tidy(module, context_of(module), [precast_kernels.decode])
         return module
 
@@ -129,7 +129,7 @@ class SingleRowTest(Project):
             self.assertFalse([one for one in targets if one.startswith("precast_kernels")])
 
     def test_it_is_for_a_device_and_offered_for_one(self) -> None:
-        module, _, _ = part("segment").load(Path(self.segment("float16")), "cpu")
+        module, _, _ = part("graph.segment").load(Path(self.segment("float16")), "cpu")
         passes = [precast_kernels.decode]
         failure = self.fails("pass", tidy, module, context_of(module, device="cpu"), passes)
         self.assertIn("`precast_kernels:decode` is for CUDA", failure.message)

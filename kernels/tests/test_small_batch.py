@@ -72,11 +72,11 @@ class SmallBatchTest(Project):
 
     def test_only_few_rows_of_a_narrow_dtype_are_split(self) -> None:
         for dtype, rows in (("float32", 48), ("bfloat16", 65)):
-            module, _, _ = part("segment").load(Path(self.segment(dtype, rows)), "cpu")
+            module, _, _ = part("graph.segment").load(Path(self.segment(dtype, rows)), "cpu")
             self.assertEqual(small_batch.split(module.graph, 132), 0)
 
     def test_as_passes_they_are_for_a_device(self) -> None:
-        module, _, _ = part("segment").load(Path(self.segment("float16", 48)), "cpu")
+        module, _, _ = part("graph.segment").load(Path(self.segment("float16", 48)), "cpu")
         passes = [precast_kernels.split_k, precast_kernels.single_tile_attention]
         failure = self.fails("pass", tidy, module, context_of(module, device="cpu"), passes)
         self.assertIn("`precast_kernels:split_k` is for CUDA", failure.message)

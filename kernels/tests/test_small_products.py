@@ -64,7 +64,7 @@ class SmallProductsTest(Project):
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
         (segment,) = captured["segments"]
         out = self.out / f"{isa}{rows}"
-        passes = part("segment_passes").described(["precast_kernels:small_products"], self.root)
+        passes = part("passes.segments").described(["precast_kernels:small_products"], self.root)
         request = {"file": segment["file"], "device": "cpu", "isa": isa, "options": {"freezing": True}}
         request["passes"] = passes
         answer = part("compiler").compile_segment(request, out, Quiet())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import dataclasses
 import enum
 import logging
 import types
@@ -25,6 +26,20 @@ class Pair(NamedTuple):
 class Other(NamedTuple):
     a: Any
     b: Any
+
+
+@dataclasses.dataclass
+class Data:
+    a: Any
+    b: Any
+
+    @property
+    def sign(self) -> float:
+        return -1.0
+
+
+class OtherData(Data):
+    sign = 1.0  # type: ignore[assignment]
 
 
 class Kind(enum.Enum):
@@ -63,6 +78,8 @@ class Reads(nn.Module):
             start = (-10.0 if isinstance(more, tuple) else 10.0) + 7.0 * len(more)
             start += 3.0 if isinstance(more, Pair) else 0.0
             return start + sum(at * self._read(one, weight / (at + 2)) for at, one in enumerate(more, 1))
+        if isinstance(more, Data):
+            return 17.0 * more.sign + self._read(more.a, weight / 2) - self._read(more.b, weight / 3)
         return _number(more)
 
 
@@ -123,6 +140,11 @@ FORMS: dict[str, Any] = {
     "named otherwise": Other(T, U),
     "named, None inside": Pair(T, None),
     "named in a list": [Pair(T, U)],
+    "data": Data(T, U),
+    "data, other values": Data(U, T),
+    "data, None inside": Data(T, None),
+    "data of another class": OtherData(T, U),
+    "data with a list": Data([T], U),
     "number": 2,
     "another number": 3,
     "float": 2.0,
@@ -145,7 +167,7 @@ FORMS: dict[str, Any] = {
     "set": frozenset({1}),
     "range": range(3),
 }
-SAMPLES = ["list", "dict", "nothing", "number"]
+SAMPLES = ["list", "dict", "named", "data", "nothing", "number"]
 
 
 @pytest.fixture(scope="module", params=SAMPLES)

@@ -41,11 +41,8 @@ def flat(
     def walk(name: str, value: Any) -> None:
         if isinstance(value, Tensor):
             found[name] = value
-        elif type(value) in (list, tuple):
-            for at, inner in enumerate(value):
-                walk(f"{name}.{at}", inner)
-        elif type(value) is dict:
-            for key, inner in value.items():
+        elif (inside := parts(value)) is not None:
+            for key, _, inner in inside:
                 walk(f"{name}.{key}", inner)
         else:
             others[name] = value
@@ -55,6 +52,30 @@ def flat(
     for name, value in kwargs.items():
         walk(name, value)
     return found, others
+
+
+def parts(value: Any) -> list[tuple[Any, tuple[str, Any], Any]] | None:
+    """Returns the parts of a container of arguments: the name of each, the step of a path to it, and itself.
+
+    Containers are lists, tuples, dictionaries, named tuples and dataclasses; None for any other value.
+    """
+    kind = type(value)
+    if kind in (list, tuple):
+        return [(at, ("item", at), inner) for at, inner in enumerate(value)]
+    if kind is dict:
+        return [(key, ("item", key), inner) for key, inner in value.items()]
+    if (fields := object_fields(value)) is not None:
+        return [(name, ("attr", name), getattr(value, name)) for name in fields]
+    return None
+
+
+def object_fields(value: Any) -> Sequence[str] | None:
+    """Returns the names of the fields of a named tuple or of a dataclass; None for any other value."""
+    if isinstance(value, tuple):
+        return getattr(value, "_fields", None)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | Mapping):
+        return [each.name for each in dataclasses.fields(value)]
+    return None
 
 
 def replaced(
@@ -69,6 +90,9 @@ def replaced(
             return type(value)(walk(f"{name}.{at}", inner) for at, inner in enumerate(value))
         if type(value) is dict:
             return {key: walk(f"{name}.{key}", inner) for key, inner in value.items()}
+        if (fields := object_fields(value)) is not None:
+            inside = {each: walk(f"{name}.{each}", getattr(value, each)) for each in fields}
+            return type(value)(**inside) if isinstance(value, tuple) else dataclasses.replace(value, **inside)
         return value
 
     positional = tuple(walk(names[at] if at < len(names) else f"args.{at}", value) for at, value in enumerate(args))

@@ -351,6 +351,9 @@ def _form_of(value: Any, leaves: list[Tensor]) -> Any:
         return (kind, *[_form_of(inner, leaves) for inner in value])
     if kind is dict:
         return (kind, *[(key, _form_of(inner, leaves)) for key, inner in value.items()])
+    if (fields := batches.object_fields(value)) is not None:
+        # It may have attributes and methods beside its fields: no answer is known for it.
+        return (_Object, *[_form_of(getattr(value, name), leaves) for name in fields])
     # Numbers of two types are equal, and no constant of each other.
     if kind is float:
         return kind, value.hex()

@@ -212,9 +212,8 @@ class Traced:
             elif path in by_path:
                 sources.append(("input", by_path[path]))
             else:
-                raise BadInput(
-                    f"`{places.shown(path)}` is a tensor in an object: inputs are tensors, in lists, tuples and dicts"
-                )
+                containers = "lists, tuples, dicts and dataclasses"
+                raise BadInput(f"`{places.shown(path)}` is a tensor in an object: inputs are tensors, in {containers}")
         for name, tensor in tensors.items():
             named.setdefault(id(tensor), ("input", name))
         used = [name for name in by_path.values() if ("input", name) in sources or _sized(sources, name)]
@@ -246,12 +245,9 @@ class Traced:
         def walk(name: str, value: Any, path: Path) -> None:
             if isinstance(value, Tensor):
                 found[name] = path
-            elif type(value) in (list, tuple):
-                for at, inner in enumerate(value):
-                    walk(f"{name}.{at}", inner, (*path, ("item", at)))
-            elif type(value) is dict:
-                for key, inner in value.items():
-                    walk(f"{name}.{key}", inner, (*path, ("item", key)))
+            else:
+                for key, step, inner in batches.parts(value) or ():
+                    walk(f"{name}.{key}", inner, (*path, step))
 
         for at, value in enumerate(roots["args"]):
             name = self._positional[at] if at < len(self._positional) else f"args.{at}"
