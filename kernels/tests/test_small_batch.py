@@ -45,7 +45,7 @@ sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[3]]
 import torch
 torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called without a wrapper
 worker = os.path.basename(sys.argv[1])
-segment = importlib.import_module(f"{worker}.segment")
+segment = importlib.import_module(f"{worker}.graph.segment")
 from precast_kernels import small_batch
 module, inputs, _ = segment.load(Path(sys.argv[2]), "cpu")
 inputs = [torch.randn_like(value) for value in inputs]
