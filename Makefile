@@ -24,7 +24,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 BUILD := $(CARGO) build --workspace --exclude precast-benches --exclude precast-python
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-lint test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(BUILD) --release --bin precast
@@ -186,11 +186,15 @@ test: export OMP_WAIT_POLICY ?= passive
 test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
 test: ## lint, then all tests of this machine but the long ones, and a table of their times
 	@rm -f target/test-times.json
-	$(MAKE) --no-print-directory --keep-going -j 3 test-numerics test-cli test-short test-python test-doc test-compiler test-worker book test-newest; \
+	$(MAKE) --no-print-directory --keep-going -j 3 test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
 		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 
-# After the wheel: its command has no features, and would take the place of the one that the tests run.
-test-build: lint wheel-of-tests
+# After the wheel, which the longest lane waits for: cargo does one thing at a time in one folder.
+test-lint: wheel-of-tests
+	@$(MAKE) --no-print-directory lint
+
+# After the wheel too: its command has no features, and would take the place of the one that the tests run.
+test-build: test-lint
 	$(LANE) build $(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
