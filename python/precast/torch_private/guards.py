@@ -90,7 +90,8 @@ def read(entries: Iterable[Any], gradients: bool) -> list[Guarded]:
     found: dict[Guarded, None] = {}
     for entry in entries:
         for one in _facts(entry, gradients):
-            found[one] = None
+            if not _of_the_tracer(one.path):
+                found[one] = None
     return list(found)
 
 
@@ -108,8 +109,6 @@ def _facts(entry: Any, gradients: bool) -> Iterable[Guarded]:
     place = path(source)
     if place[0] == ("module", "torch.backends.mha"):  # `tracing` switches the fast path off
         return
-    if place[0][0] == "module" and place[0][1].startswith("torch._dynamo."):
-        return  # the tracer's own code in place of a builtin, such as `any`: a start need not import the tracer
     match kind:
         case "EMPTY_NN_MODULE_HOOKS_DICT" if str(place[-1][1]).endswith(_FLAGS_OF_HOOKS):
             return
@@ -125,6 +124,12 @@ def _facts(entry: Any, gradients: bool) -> Iterable[Guarded]:
             yield Guarded(place, _FACTS[kind])
         case _:
             raise Unsupported(f"a guard of the kind {kind} on `{entry.name}`")
+
+
+def _of_the_tracer(place: Path) -> bool:
+    """Returns whether a place is in the tracer's own code, which stands for builtins as `any`: no start imports it."""
+    kind, name = place[0]
+    return kind == "module" and name.startswith("torch._dynamo.")
 
 
 def conditions(entries: Iterable[Any]) -> list[str]:

@@ -40,7 +40,7 @@ def of(region: Subject, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Releas
     assert named is not None
     model, _, name = named.partition("@")
     shapes = [(key, str(one.dtype), one.dim()) for key, one in batches.flat(args, kwargs, region.names)[0].items()]
-    key = contract.key([named, shapes, getattr(region, "captured", None)])
+    key = contract.key([named, shapes, region.captured])
     path = Path(region.config.store) / "cache" / "contracts" / f"{key}.json"
     found = None
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
