@@ -180,7 +180,8 @@ lint-all:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c
 
 # Three at a time: they wait for workers and for disks, and two leave a quarter of two cores idle. Their lines come between
-# each other, and one that fails stops only what needs it. Threads that spin while they wait make tests that run beside each other several times as slow.
+# each other, and one that fails stops only what needs it. Threads that spin while they wait make tests that run beside each
+# other several times as slow.
 test: export OMP_WAIT_POLICY ?= passive
 # All workers of a run are forks of one process for each environment, which ends a minute after the last of them.
 test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
