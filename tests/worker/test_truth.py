@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +175,40 @@ class Truth(Project):
         torch.testing.assert_close(values["out.0"].float(), samples["out.0"], rtol=1e-5, atol=1e-6)
         self.assertTrue(0 < float(values["eager.out.0"][0]) < 1e-5)
 
+    def test_operators_that_compare_dtypes_are_wide_whole(self) -> None:
+        nn, functional = torch.nn, torch.nn.functional
+        rows: list[tuple[Any, list[int]]] = [
+            (nn.Conv1d(4, 6, 3), [2, 4, 9]),
+            (nn.Conv2d(4, 6, 3), [2, 4, 9, 9]),
+            (nn.Conv3d(4, 6, 3), [2, 4, 5, 5, 5]),
+            (nn.ConvTranspose2d(4, 6, 3), [2, 4, 5, 5]),
+            (nn.Sequential(nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1, padding="same"), nn.GroupNorm(2, 4)), [2, 4, 5, 5]),
+            (nn.Sequential(nn.LayerNorm(8), nn.InstanceNorm1d(4, affine=True), nn.PReLU()), [2, 4, 8]),
+            (nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), [2, 4, 8]),
+            (Called(lambda own, x: functional.bilinear(x, x, own.expand(3, 8, 8)), [8, 8]), [4, 8]),
+            (Called(lambda own, x: functional.scaled_dot_product_attention(x, x, x, attn_mask=own), [4, 4]), [2, 4, 8]),
+            (Called(lambda own, x: torch.einsum("bi,ij->bj", x, own) + own.mean(), [8, 8]), [4, 8]),
+        ]
+        widening = part("torch_private.widening")
+        for net, shape in rows:
+            half, x = net.eval().bfloat16(), torch.randn(shape).bfloat16()
+            with self.subTest(net=str(net)):
+                with torch.no_grad(), widening.Widening(torch.float32, tensors=True):
+                    wide = half(x.float())
+                with torch.inference_mode():
+                    exact = half.float()(x.float())
+                torch.testing.assert_close(wide, exact, rtol=1e-5, atol=1e-5)
+                self.assertTrue(torch.is_grad_enabled())
+
+    def test_code_that_compares_dtypes_has_wide_parameters(self) -> None:
+        layer = "nn.Linear(12, 12)"
+        source = HALF.replace(layer, "nn.LSTM(12, 12)").replace("self.layer(x)", "self.layer(x)[0]")
+        samples, values = self.values_of(source, [spec("x", "bfloat16", [4, 12])])
+        model = self.open(source).model.float()
+        with torch.inference_mode():
+            exact = model.wide(samples["in.0"].float())
+        torch.testing.assert_close(values["out.0"], exact, rtol=1e-5, atol=1e-6)
+
     def test_states_and_smaller_sizes_have_values_too(self) -> None:
         source = HALF.replace("return self.wide(x)", "self.seen.add_(x.mean(0))\n        return self.wide(x)")
         samples, values = self.values_of(source, [{**spec("x", "bfloat16", [4, 12]), "dims": ["batch", None]}])
@@ -181,6 +216,17 @@ class Truth(Project):
         self.assertEqual(values["after.0"].dtype, torch.float32)
         smaller = [name for name in samples if name.startswith("smaller.") and ".out." in name]
         self.assertEqual({name for name in values if name.startswith("smaller.")}, set(smaller))
+
+
+class Called(torch.nn.Module):
+    """A function of a parameter and an input."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], shape: list[int]) -> None:
+        super().__init__()
+        self.own, self.function = torch.nn.Parameter(torch.randn(shape)), function
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self.own, x)
 
 
 HALF = """

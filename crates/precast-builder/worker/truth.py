@@ -5,8 +5,9 @@ states of the gate's samples: a training step or a half of a pair with `backward
 nothing of the captured graph, except that the values which a pair saves are those of its uncompiled graph.
 
 **More digits.** Inputs and states are in float32 or float64, and an operator that names a smaller dtype of floating
-point, as `x.float()` does, gets that dtype. Without gradients parameters are widened where an operator reads them: a
-model has not to fit twice. In training they are in double, the default dtype is float64, and autocast is off. All of
+point, as `x.float()` does, gets that dtype. Without gradients parameters are widened where an operator reads them, so
+that a model has not to fit twice; all at once where its code compares their dtype with an input's, as `nn.LSTM` does.
+In training they are in double, the default dtype is float64, and autocast is off. All of
 it fails where an operator has no kernel for the dtype.
 
 **Eager's distance** comes from several runs: one with the samples as they are, and others whose inputs and parameters
@@ -117,15 +118,22 @@ class _Call:
         return given
 
     def _wide(self, prefix: str, inputs: list[Any]) -> dict[str, Any]:
-        def run() -> dict[str, Any]:
+        def once() -> dict[str, Any]:
             # A run may write into what it is given.
             given = [one.to(self._dtype) if one.is_floating_point() else one.clone() for one in inputs]
             return self._named(prefix, *self._run(given))
 
-        entry.seed()
-        # Not in inference mode: the view of a parameter must then be of the parameter, and here it is of a wider copy.
-        with torch.no_grad(), precise(), Widening(self._dtype, tensors=True):
-            return without_draws(run)
+        def run() -> dict[str, Any]:
+            entry.seed()
+            with torch.no_grad(), precise(), Widening(self._dtype, tensors=True):
+                return without_draws(once)
+
+        try:
+            return run()
+        except Exception:
+            wide = [one.data.to(self._dtype) if one.is_floating_point() else one.data for one in self._held]
+            with _in_place_of(self._held, wide):
+                return run()
 
     def _eager(self, inputs: list[Any]) -> dict[str, Any]:
         entry.seed()

@@ -2,15 +2,15 @@
 
 This file is in the worker of a build, and by a link in the Python package.
 
-Private: `torch.utils._python_dispatch.TorchDispatchMode`. Without it: a module that names a dtype, as `x.float()` or
-`x.to(torch.bfloat16)`, has no answer with more digits.
+Private: `torch.utils._python_dispatch.TorchDispatchMode` and `torch._C._AutoDispatchBelowAutograd`. Without them: a
+module that names a dtype, as `x.float()` or `x.to(torch.bfloat16)`, has no answer with more digits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from contextlib import ExitStack, contextmanager
+from typing import Any, Self, TypeVar
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -21,12 +21,24 @@ _Values = TypeVar("_Values", bound=Mapping[str, Any])
 class Widening(TorchDispatchMode):
     """A context in which operators that name a smaller dtype of floating point get `dtype`, below autograd.
 
-    With `tensors` they get tensors of smaller dtypes in it too, but for those that they write into.
+    With `tensors` they get tensors of smaller dtypes in it too, but for those that they write into. Autograd is left
+    out then: it takes a convolution apart, which refuses a wide input beside a parameter that is not, before the
+    context sees it, and it would note that a view of a wide copy is one of the parameter.
     """
 
     def __init__(self, dtype: torch.dtype = torch.float64, *, tensors: bool = False) -> None:
         super().__init__()
         self._dtype, self._tensors = dtype, tensors
+        self._around = ExitStack()
+
+    def __enter__(self) -> Self:
+        if self._tensors:
+            self._around.enter_context(torch._C._AutoDispatchBelowAutograd())
+        return super().__enter__()
+
+    def __exit__(self, *raised: Any) -> None:
+        with self._around:
+            super().__exit__(*raised)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
