@@ -3,8 +3,9 @@
     python3 tests/lane.py NAME COMMAND...
     python3 tests/lane.py
 
-Wall seconds, and CPU seconds of the command and of everything that it started and waited for: not of workers that are
-forks (`PRECAST_FORKS`). Lanes run beside each other: the sum of their wall seconds is more than the run's.
+Wall seconds, and CPU seconds of the command and of everything that it started and waited for. Workers that are forks of
+one process (`PRECAST_FORKS`) have a row of their own: the process writes what each used, and how often torch was
+imported for them. Lanes run beside each other: the sum of their wall seconds is more than the run's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -59,9 +61,19 @@ def run(name: str, command: list[str]) -> int:
     return code if code >= 0 else 128 - code
 
 
+def forks(times: dict[str, Any]) -> None:
+    """Adds what the workers used that are forks."""
+    logs = [path.read_text() for path in Path(os.environ.get("PRECAST_FORKS", "/nowhere")).glob("*.log")]
+    starts, ended = (
+        [float(seconds) for log in logs for seconds in re.findall(f"^{line} after ([0-9.]+) s of CPU$", log, re.M)]
+        for line in ("ready", "a fork ended")
+    )
+    times["forks"] = {"starts_of_torch": len(starts), "workers": len(ended), "cpu_s": round(sum(starts + ended), 1)}
+
+
 def table() -> None:
     """Prints the lanes of the last run, the longest first, and the time from the first start to the last end."""
-    times = kept(lambda _: None)
+    times = kept(forks)
     lanes: dict[str, Any] = times.get("lanes", {})
     if not lanes:
         return
@@ -70,7 +82,10 @@ def table() -> None:
         failed = f"  failed ({row['code']})" if row["code"] else ""
         print(f"{name:20} {row['wall_s']:8.0f} {row['cpu_s']:8.0f}{failed}")
     whole = max(row["began"] + row["wall_s"] for row in lanes.values()) - min(row["began"] for row in lanes.values())
-    cpu = sum(row["cpu_s"] for row in lanes.values())
+    forked = times["forks"]
+    counts = f"{forked['workers']} workers, {forked['starts_of_torch']} starts of torch"
+    print(f"{'workers as forks':20} {'':8} {forked['cpu_s']:8.0f}  {counts}")
+    cpu = sum(row["cpu_s"] for row in lanes.values()) + forked["cpu_s"]
     print(f"{'all':20} {whole:8.0f} {cpu:8.0f}  on {times['cores']} cores")
 
 

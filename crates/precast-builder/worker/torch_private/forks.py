@@ -106,7 +106,8 @@ def _start(path: str, lock: int) -> None:
     if os.fork() == 0:
         try:
             os.setpgid(0, 0)
-            with open(path + ".log", "wb") as log:
+            # One source after another: the file has what each used.
+            with open(path + ".log", "ab") as log:
                 environment = {name: value for name, value in os.environ.items() if name not in OWN}
                 # NumPy's library starts its threads when it is loaded, and only one thread survives a fork.
                 environment["OPENBLAS_NUM_THREADS"] = "1"
@@ -219,9 +220,10 @@ class Source:
     def _reap(self) -> None:
         """Says of each fork that ended how it did."""
         while self.forks:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, used = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
+            print(f"a fork ended after {used.ru_utime + used.ru_stime:.2f} s of CPU")
             with self.forks.pop(pid) as made:
                 _say(made, status)
 
@@ -310,6 +312,7 @@ def source(path: str) -> None:
             file.write(why)
         return
     gc.freeze()
+    print(f"ready after {time.process_time():.2f} s of CPU")
     program = Source(path).serve()
     if program is not None:
         sys.argv = [program]
