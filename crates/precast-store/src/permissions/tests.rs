@@ -45,72 +45,63 @@ fn give(path: &Path, uid: u32) -> bool {
     given
 }
 
-type Ask = fn(&Store) -> Result<(), StoreError>;
+type Ask = Box<dyn Fn(&Store) -> Result<(), StoreError>>;
 
-/// Returns the paths from the store's folder down to each kind of file, with a function that opens it.
-fn places(store: &Store) -> Vec<(PathBuf, Ask)> {
+/// Returns each kind of file and its folder, with a function that opens it.
+fn places(store: &Store) -> Vec<(Vec<PathBuf>, Ask)> {
     let layout = store.layout();
     let digest = Digest::of(b"weights");
     let (artifact, program) = (Digest::of(b"block"), testing::program("m", 8, &[]).id);
-    let all: [(PathBuf, Ask); 5] = [
-        (layout.object(&digest), |store| {
-            store.objects().read(&Digest::of(b"weights")).map(drop)
-        }),
-        (layout.ready(&digest), |store| {
-            store.objects().map(&Digest::of(b"weights")).map(drop)
-        }),
-        (layout.release("m", 1).unwrap(), |store| {
-            store.releases().get("m", None).map(drop)
-        }),
-        (layout.record(Kind::Artifact, &artifact), |store| {
-            store.records().artifact(&Digest::of(b"block")).map(drop)
-        }),
-        (layout.record(Kind::Program, &program), |store| {
-            store
-                .records()
-                .program(&testing::program("m", 8, &[]).id)
-                .map(drop)
-        }),
-    ];
-    all.into_iter()
-        .flat_map(|(file, ask)| [(file.parent().unwrap().to_owned(), ask), (file, ask)])
-        .collect()
+    let object: Ask = Box::new(move |store| store.objects().read(&digest).map(drop));
+    let ready: Ask = Box::new(move |store| store.objects().map(&digest).map(drop));
+    let release: Ask = Box::new(|store| store.releases().get("m", None).map(drop));
+    let of_artifact: Ask = Box::new(move |store| store.records().artifact(&artifact).map(drop));
+    let of_program: Ask = Box::new(move |store| store.records().program(&program).map(drop));
+    let of = |file: PathBuf, ask: Ask| (vec![file.parent().unwrap().to_owned(), file], ask);
+    vec![
+        of(layout.object(&digest), object),
+        of(layout.ready(&digest), ready),
+        of(layout.release("m", 1).unwrap(), release),
+        of(layout.record(Kind::Artifact, &artifact), of_artifact),
+        of(layout.record(Kind::Program, &program), of_program),
+    ]
 }
 
 #[test]
 fn every_folder_and_file_is_looked_at_when_it_is_opened() {
     let (dir, store, _, program) = testing::filled();
     let digest = store.objects().put_bytes(b"weights").unwrap();
-    store
-        .releases()
-        .put(&testing::release("m", Some("v1"), &[program.id]))
-        .unwrap();
+    testing::put_release(&store, Some("v1"), &[program.id]);
     drop(store.objects().map(&digest).unwrap());
-    for (path, ask) in places(&store) {
+    let all = places(&store);
+    let each = all
+        .iter()
+        .flat_map(|(paths, ask)| paths.iter().map(move |path| (path, ask)));
+    for (path, ask) in each {
         let refusal = |store: &Store| {
             let error = ask(store).unwrap_err();
             assert!(matches!(error, StoreError::Unsafe { .. }), "{error}");
             error.to_string()
         };
         ask(&store).unwrap();
-        let sound = fs::metadata(&path).unwrap().permissions();
+        let sound = fs::metadata(path).unwrap().permissions();
         for open in [0o666, 0o777, 0o1777, 0o446] {
-            mode(&path, open);
+            mode(path, open);
             assert!(refusal(&store).contains("everybody can write it"));
             assert_ne!(store.audit().verify().unwrap().defects, []);
-            fs::set_permissions(&path, sound.clone()).unwrap();
+            fs::set_permissions(path, sound.clone()).unwrap();
         }
-        if give(&path, 12345) {
+        if give(path, 12345) {
             assert!(refusal(&store).contains("user 12345"));
             assert_ne!(store.audit().verify().unwrap().defects, []);
-            give(&path, 0);
+            give(path, 0);
         }
         let away = dir.path().join("away");
-        fs::rename(&path, &away).unwrap();
-        std::os::unix::fs::symlink(&away, &path).unwrap();
+        fs::rename(path, &away).unwrap();
+        std::os::unix::fs::symlink(&away, path).unwrap();
         ask(&store).unwrap_err();
-        fs::remove_file(&path).unwrap();
-        fs::rename(&away, &path).unwrap();
+        fs::remove_file(path).unwrap();
+        fs::rename(&away, path).unwrap();
         ask(&store).unwrap();
     }
     assert_eq!(store.audit().verify().unwrap().defects, []);
