@@ -9,7 +9,7 @@ use std::{
 };
 
 use precast_runtime::{
-    Runtime,
+    Model, Runtime,
     command::{host, sealed},
     sources::{Source, SourceError},
 };
@@ -201,26 +201,13 @@ impl Fake {
 
     /// Returns a program of one step: `batch` and `seq` are bucketed, `x` pads with 0.
     pub fn program(&self, module: &str, artifact: &Artifact) -> Program {
-        let follow = |dim: &str| {
-            Some(Follow {
-                dim: dim.to_owned(),
-                scale: 1,
-                offset: 0,
-            })
-        };
-        let inputs = (0..self.inputs).map(|i| Input {
-            name: if i == 0 {
-                "x".to_owned()
-            } else {
-                format!("ids.{}", i - 1)
-            },
-            layout: layout(input_dtype(i), &[self.rows, self.cols]),
-            dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
-            pad: Pad::Int(0),
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
+        let inputs = (0..self.inputs).map(|i| {
+            let name = match i {
+                0 => "x".to_owned(),
+                _ => format!("ids.{}", i - 1),
+            };
+            let layout = layout(input_dtype(i), &[self.rows, self.cols]);
+            input(&name, layout, &[Some("batch"), Some("seq")])
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
         let outputs =
@@ -294,6 +281,29 @@ impl Fake {
 
 fn input_dtype(i: usize) -> Dtype {
     if i == 0 { Dtype::Float32 } else { Dtype::Int64 }
+}
+
+/// Returns an input that pads with 0.
+pub fn input(name: &str, layout: Layout, dims: &[Option<&str>]) -> Input {
+    Input {
+        name: name.to_owned(),
+        layout,
+        dims: dims.iter().map(|dim| dim.map(str::to_owned)).collect(),
+        pad: Pad::Int(0),
+        range: None,
+        within: None,
+        bounds: None,
+        default: None,
+    }
+}
+
+/// Returns an axis of an output that is as long as a dimension.
+fn follow(dim: &str) -> Option<Follow> {
+    Some(Follow {
+        dim: dim.to_owned(),
+        scale: 1,
+        offset: 0,
+    })
 }
 
 /// Returns a contiguous layout.
@@ -423,6 +433,60 @@ impl Memory {
     pub fn runtime(self) -> Runtime {
         Runtime::over(self.source(), Device::Cpu).unwrap()
     }
+
+    /// Returns the model, on the CPU.
+    pub fn load(self) -> Model {
+        self.runtime().load("fake").unwrap()
+    }
+
+    /// Changes each program.
+    pub fn each_program(mut self, change: impl FnMut(&mut Program)) -> Self {
+        self.programs.values_mut().for_each(change);
+        self
+    }
+
+    /// Changes each artifact.
+    pub fn each_artifact(mut self, change: impl FnMut(&mut Artifact)) -> Self {
+        self.artifacts.values_mut().for_each(change);
+        self
+    }
+
+    /// Returns the object of a program's only artifact.
+    pub fn object_of(&self, program: &Program) -> Digest {
+        self.artifacts[&program.steps[0].artifact].object
+    }
+
+    /// Adds a program that runs as an exported graph, with int64 inputs `ids` [1, tokens], `at` [tokens] and `extra`
+    /// [1], and an output of the sizes of `ids`. Other buckets are told apart by `rows`.
+    pub fn add_graph(&mut self, module: &str, rows: i64, tokens: i64, graph: &str) -> Program {
+        let fake = Fake::sized(rows, tokens).constants(0);
+        let mut program = self.add(module, &fake);
+        let object = self.put(graph.into());
+        let mut artifact = fake.artifact(object);
+        artifact.kind = ArtifactKind::Graph;
+        let ids = layout(Dtype::Int64, &[1, tokens]);
+        let at = layout(Dtype::Int64, &[tokens]);
+        program.inputs = vec![
+            input("ids", ids.clone(), &[None, Some("seq")]),
+            input("at", at, &[Some("seq")]),
+            input("extra", layout(Dtype::Int64, &[1]), &[None]),
+        ];
+        program.inputs[1].within = Some("context".to_owned());
+        program.outputs = vec![Output {
+            name: "sum".to_owned(),
+            layout: ids,
+            dims: vec![None, follow("seq")],
+        }];
+        program.sizes = [("seq".to_owned(), tokens)].into();
+        program.steps.clear();
+        program.eager = Some(precast_store::record::Eager {
+            artifact: artifact.id,
+            weights: vec![],
+        });
+        self.artifacts.insert(artifact.id, artifact);
+        self.programs.insert(program.id, program.clone());
+        program
+    }
 }
 
 impl Source for Memory {
@@ -478,9 +542,9 @@ impl Source for Memory {
     }
 }
 
-type Hook = dyn Fn(&Digest) -> Result<(), SourceError> + Send + Sync;
+type Hook = dyn Fn(&Digest) -> Result<Option<File>, SourceError> + Send + Sync;
 
-/// A memory with a hook that is called before a shared object or an exported graph is read.
+/// A memory with a hook that is called before a shared object or an exported graph is read, and may give another file.
 pub struct Hooked {
     memory: Memory,
     hook: Box<Hook>,
@@ -489,7 +553,7 @@ pub struct Hooked {
 impl Hooked {
     pub fn over(
         memory: Memory,
-        hook: impl Fn(&Digest) -> Result<(), SourceError> + Send + Sync + 'static,
+        hook: impl Fn(&Digest) -> Result<Option<File>, SourceError> + Send + Sync + 'static,
     ) -> Arc<dyn Source> {
         let hook = Box::new(hook);
         Arc::new(Self { memory, hook })
@@ -510,8 +574,10 @@ impl Source for Hooked {
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
-        (self.hook)(object)?;
-        self.memory.memfd(object)
+        match (self.hook)(object)? {
+            Some(file) => Ok(file),
+            None => self.memory.memfd(object),
+        }
     }
 
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {

@@ -102,9 +102,8 @@ pub fn child(with: &Value) -> Value {
         let (model, runtime) = (model.clone(), runtime.clone());
         let negative = negative.shallow_clone();
         let mut random = Random(with["seed"].as_u64().unwrap() ^ thread);
-        let ones: Vec<Tensor> = (1..=64)
-            .map(|rows| Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu)))
-            .collect();
+        let ones = |rows| Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu));
+        let ones: Vec<Tensor> = (1..=64).map(ones).collect();
         std::thread::spawn(move || {
             loop {
                 match random.below(8) {
@@ -126,15 +125,11 @@ pub fn child(with: &Value) -> Value {
     if let (true, Some(store)) = (with["real"] == json!(true), real::store()) {
         println!("real artifacts");
         let runtime = precast::Runtime::new(&store, precast::Device::Cpu).unwrap();
-        let given: Vec<(String, Vec<Tensor>)> = {
-            let model = runtime.load(real::MODEL).unwrap();
-            let inputs = |program: &precast::record::Program| {
-                let sizes: Vec<i64> = program.sizes.values().copied().collect();
-                let given = real::inputs(program, &sizes, &mut Random(1));
-                (program.module.clone(), given)
-            };
-            real::buckets(&model).iter().map(inputs).collect()
-        };
+        let buckets = real::buckets(&runtime.load(real::MODEL).unwrap());
+        let given = buckets
+            .into_iter()
+            .map(|one| (one.module.clone(), real::own_inputs(&one)));
+        let given: Vec<(String, Vec<Tensor>)> = given.collect();
         std::thread::spawn(move || {
             loop {
                 let model = right(runtime.load(real::MODEL));

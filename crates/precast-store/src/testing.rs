@@ -111,11 +111,17 @@ fn layout() -> Layout {
 /// Puts an object and returns the record of an artifact with it.
 pub fn artifact(store: &Store, name: &str) -> Artifact {
     let content = name.repeat(500);
+    let object = store.objects().put_bytes(content.as_bytes()).unwrap();
+    artifact_of(name, object, content.len() as u64)
+}
+
+/// Returns the record of an artifact with an object of `size` bytes.
+pub fn artifact_of(name: &str, object: Digest, size: u64) -> Artifact {
     Artifact {
         schema: 1,
         id: Digest::of(name.as_bytes()),
-        object: store.objects().put_bytes(content.as_bytes()).unwrap(),
-        size: content.len() as u64,
+        object,
+        size,
         target: target(),
         inputs: vec![layout()],
         outputs: vec![layout()],

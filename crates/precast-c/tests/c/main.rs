@@ -19,11 +19,8 @@ use std::{
     sync::OnceLock,
 };
 
-use fake::{Fake, Memory, layout, weights};
-use precast_store::{
-    Store,
-    record::{ArtifactKind, Dtype, Eager, Follow, Input, Output, Pad, Program},
-};
+use fake::{Fake, Memory, weights};
+use precast_store::Store;
 
 /// The exported graph `ids + at + extra`.
 const SUM: &str = r#"{"format": 1, "inputs": 3, "outputs": [4], "calls": [
@@ -146,10 +143,10 @@ fn store() -> &'static Path {
         chat.add("total", &total.clone().stateful());
         chat.add("fails", &total.behaving("FAILS_BELOW"));
         for (module, tokens) in [("prefill", 4), ("prefill", 2), ("decode", 1)] {
-            exported(&mut chat, module, tokens, SUM);
+            chat.add_graph(module, 1, tokens, SUM);
         }
         let same = r#"{"format": 1, "inputs": 3, "outputs": [0], "calls": []}"#;
-        exported(&mut chat, "same", 3, same);
+        chat.add_graph("same", 1, 3, same);
         chat.weights = Some(chat.put(weights(&[("scale", &[2.0])])));
         portable(&mut chat).publish(&store, "chat");
         folder
@@ -164,49 +161,6 @@ fn portable(memory: &mut Memory) -> &mut Memory {
         .chain(artifacts)
         .for_each(|target| target.features.clear());
     memory
-}
-
-/// Adds a program that runs as its exported graph, with int64 inputs `[1, tokens]`, `[tokens]` and `[1]`.
-fn exported(memory: &mut Memory, module: &str, tokens: i64, graph: &str) {
-    let fake = Fake::sized(1, tokens).constants(0);
-    let mut program: Program = memory.add(module, &fake);
-    let object = memory.put(graph.into());
-    let mut artifact = fake.artifact(object);
-    artifact.kind = ArtifactKind::Graph;
-    memory.artifacts.insert(artifact.id, artifact.clone());
-    let seq = Some("seq".to_owned());
-    let input = |name: &str, shape: &[i64], dims: Vec<Option<String>>| Input {
-        name: name.to_owned(),
-        layout: layout(Dtype::Int64, shape),
-        dims,
-        pad: Pad::Int(0),
-        range: None,
-        within: (name == "at").then(|| "context".to_owned()),
-        bounds: None,
-        default: None,
-    };
-    program.inputs = vec![
-        input("ids", &[1, tokens], vec![None, seq.clone()]),
-        input("at", &[tokens], vec![seq]),
-        input("extra", &[1], vec![None]),
-    ];
-    let follow = Follow {
-        dim: "seq".to_owned(),
-        scale: 1,
-        offset: 0,
-    };
-    program.outputs = vec![Output {
-        name: "sum".to_owned(),
-        layout: layout(Dtype::Int64, &[1, tokens]),
-        dims: vec![None, Some(follow)],
-    }];
-    program.sizes = [("seq".to_owned(), tokens)].into();
-    program.steps.clear();
-    program.eager = Some(Eager {
-        artifact: artifact.id,
-        weights: vec![],
-    });
-    memory.programs.insert(program.id, program);
 }
 
 #[test]
