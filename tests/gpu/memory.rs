@@ -1,14 +1,14 @@
 //! The memory of eight buckets in one pool and in pools of their own, with the store's `one-block` model.
 
 use precast::{
-    Device, Model, Runtime,
+    Device, Model,
     record::Program,
     runtime::cuda::{Graphs, device_memory},
 };
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::store_with;
+use super::{runtime, store_with};
 
 /// The bytes of tensors, of torch's allocator, and the used bytes of the device.
 fn memory() -> [i64; 3] {
@@ -35,26 +35,19 @@ fn run(model: &Model, program: &Program) {
 
 #[test]
 fn figures_of_eight_buckets() {
-    let Some((store, release)) = store_with("figures_of_eight_buckets", "one-block") else {
+    let Some((store, release)) = store_with("one-block") else {
         return;
     };
-    let runtime = || {
-        Runtime::new(&store, Device::Cuda(0))
-            .unwrap()
-            .graphs(Graphs::Always)
-    };
+    let runtime = || runtime(&store, Graphs::Always);
     // The context, cuBLAS's workspaces and a first allocation are nobody's.
     let warm = Tensor::ones([1024, 1024], (Kind::BFloat16, tch::Device::Cuda(0)));
     let _warm = warm.matmul(&warm);
     let before = memory();
     let together = runtime();
     let model = together.load("one-block").unwrap();
-    let programs: Vec<Program> = model
-        .programs("forward")
-        .into_iter()
-        .filter(|program| program.dynamic.is_none())
-        .cloned()
-        .collect();
+    let programs = model.programs("forward").into_iter();
+    let programs = programs.filter(|program| program.dynamic.is_none());
+    let programs: Vec<Program> = programs.cloned().collect();
     assert_eq!(programs.len(), 8);
     programs.iter().for_each(|program| run(&model, program));
     let shared = since(before);
@@ -66,15 +59,10 @@ fn figures_of_eight_buckets() {
     let mut apart = Vec::new();
     for program in &programs {
         let alone = runtime();
-        let model = alone
-            .load_programs(
-                "one-block",
-                vec![program.clone()],
-                &release.shims,
-                release.weights,
-                release.aliases.clone(),
-            )
-            .unwrap();
+        let (programs, aliases) = (vec![program.clone()], release.aliases.clone());
+        let weights = release.weights;
+        let model = alone.load_programs("one-block", programs, &release.shims, weights, aliases);
+        let model = model.unwrap();
         run(&model, program);
         apart.push((alone, model));
     }
@@ -92,9 +80,8 @@ fn figures_of_eight_buckets() {
         let inputs = program.inputs.iter().map(|input| &input.layout);
         inputs.chain(program.outputs.iter().map(|output| &output.layout))
     });
-    let fixed: i64 = layouts
-        .map(|layout| 2 * layout.shape.iter().product::<i64>())
-        .sum();
+    let bytes = layouts.map(|layout| 2 * layout.shape.iter().product::<i64>());
+    let fixed: i64 = bytes.sum();
     let workspace = 36 << 20;
     assert!(separate[0] >= 8 * weights + fixed, "eight copies of them");
     assert!(shared[0] < weights + fixed + workspace, "one copy of them");

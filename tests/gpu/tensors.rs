@@ -14,7 +14,7 @@ use crate::store;
 
 #[test]
 fn tensors_of_tch_on_a_device_go_both_ways_without_a_copy() {
-    if store("tensors_of_tch_on_a_device_go_both_ways_without_a_copy").is_none() {
+    if store().is_none() {
         return;
     }
     let cuda = tch::Device::Cuda(0);
@@ -48,7 +48,7 @@ fn tensors_of_tch_on_a_device_go_both_ways_without_a_copy() {
 fn a_capsule_on_a_device_goes_both_ways_and_the_consumers_stream_waits() {
     use precast::runtime::Tensor;
 
-    if store("a_capsule_on_a_device_goes_both_ways_and_the_consumers_stream_waits").is_none() {
+    if store().is_none() {
         return;
     }
     let cuda = Device::Cuda(0);
