@@ -88,7 +88,7 @@ fn a_part_of_a_larger_tensor_is_read_where_it_is() {
 
 #[test]
 fn an_output_in_the_memory_of_a_tensor_is_copied() {
-    let fake = Fake::of("RETURNS_WEIGHT").rows(1).cols(1);
+    let fake = Fake::sized(1, 1).behaving("RETURNS_WEIGHT");
     // Storages on both sides of it, and one that two tensors share.
     let table = Tensor::from_slice(&[7.0_f32; 64], &[64]).unwrap();
     let others: Vec<Tensor> = (0..8).map(|_| one(0.0)).collect();

@@ -2,40 +2,22 @@
 //!
 //! Loaded libraries stay in the process. `tests/numerics/operators.rs` has the numbers.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf};
 
-use precast::{Digest, Model, Value, runtime::RuntimeError};
+use precast::{Model, Value, runtime::RuntimeError};
 
-use crate::fake::{Fake, Memory};
+use crate::fake::{Fake, Memory, compiled};
 
-/// Returns a shared object compiled from `code`, at most once.
+/// Returns a shared object of `code`.
 fn library(code: &str, arguments: &[&str]) -> Vec<u8> {
     let torch = PathBuf::from(std::env::var_os("LIBTORCH").unwrap());
-    let name = Digest::of(format!("{code} {arguments:?} {torch:?}").as_bytes());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");
-    fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(format!("{}.so", name.short()));
-    if !path.exists() {
-        let source = tempfile::Builder::new().suffix(".cpp").tempfile().unwrap();
-        fs::write(source.path(), code).unwrap();
-        let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
-        let status = Command::new("g++")
-            .args(["-std=c++17", "-O0", "-shared", "-fPIC", "-o"])
-            .arg(unfinished.path())
-            .arg(source.path())
-            .arg(format!("-I{}", torch.join("include").display()))
-            .arg(format!("-L{}", torch.join("lib").display()))
-            .args(arguments)
-            .status()
-            .unwrap();
-        assert!(status.success(), "g++ compiles the library");
-        unfinished.persist(&path).unwrap();
-    }
-    fs::read(path).unwrap()
+    let source = tempfile::Builder::new().suffix(".cpp").tempfile().unwrap();
+    fs::write(source.path(), code).unwrap();
+    let [include, lib] = [("-I", "include"), ("-L", "lib")]
+        .map(|(flag, folder)| format!("{flag}{}", torch.join(folder).display()));
+    let mut options = vec!["-std=c++17".to_owned(), include, lib];
+    options.extend(arguments.iter().map(ToString::to_string));
+    fs::read(compiled(source.path(), &options)).unwrap()
 }
 
 fn registers(operators: &str) -> Vec<u8> {

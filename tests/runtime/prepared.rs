@@ -106,7 +106,7 @@ fn buckets_that_want_the_same_share_it() {
 
 #[test]
 fn a_result_of_a_recipe_is_the_callers_alone() {
-    let fake = Fake::of("RETURNS_WEIGHT").rows(1).cols(1);
+    let fake = Fake::sized(1, 1).behaving("RETURNS_WEIGHT");
     let (_runtime, model) = load(memory(&[fake], &square(1))).unwrap();
     let run = || {
         let x = Value::new(&[1.0_f32], &[1, 1]).unwrap();

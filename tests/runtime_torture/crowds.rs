@@ -45,8 +45,8 @@ pub fn watched<T>(name: &str, work: impl FnOnce(&AtomicU64) -> T) -> T {
 /// runs, and ones that fail in the artifact.
 pub fn mixed(counts: &[usize], calls: u64, seed: u64) -> Tally {
     let fakes = [
-        Fake::of("FAILS_BELOW").rows(8).cols(4).outputs(2),
-        Fake::of("FAILS_BELOW").rows(2).cols(3).outputs(2),
+        Fake::of("FAILS_BELOW").outputs(2),
+        Fake::sized(2, 3).behaving("FAILS_BELOW").outputs(2),
     ];
     let source = Memory::with(&fakes).source();
     let mut outcome = Tally::default();
@@ -157,7 +157,7 @@ pub fn outputs(calls: u64, seed: u64) -> Tally {
     let models = [
         load(&[Fake::sized(4, 4).outputs(2)]),
         load(&[Fake::of("RETURNS_INPUT")]),
-        load(&[Fake::of("RETURNS_WEIGHT").rows(1).cols(1)]),
+        load(&[Fake::sized(1, 1).behaving("RETURNS_WEIGHT")]),
     ];
     let mut outcome = Tally::of(["calls", "kept"]);
     let mut random = Random(seed);

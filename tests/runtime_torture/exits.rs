@@ -2,8 +2,7 @@
 
 use std::{
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-    process::{Command, exit},
+    process::exit,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,7 +26,8 @@ const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
     let mut outcome = Tally::of(["exits", "real", "late"]);
     let mut random = Random(seed);
-    let late = late();
+    // It keeps a process alive after libtorch's destructors have run.
+    let late = fake::compiled("tests/runtime_torture/late.c", &[]);
     while outcome.count("exits") < count {
         let children: Vec<_> = (0..parallel.min(count - outcome.count("exits")))
             .map(|_| {
@@ -52,22 +52,6 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
         }
     }
     outcome
-}
-
-/// Returns a library that keeps a process alive after libtorch's destructors have run.
-fn late() -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_torture/late.c");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let unfinished = tempfile::NamedTempFile::new_in(folder).unwrap();
-    let compiled = Command::new("gcc")
-        .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(unfinished.path())
-        .arg(source)
-        .status();
-    assert!(compiled.unwrap().success(), "gcc compiles late.c");
-    let path = folder.join("late.so");
-    unfinished.persist(&path).unwrap();
-    path
 }
 
 fn park() -> ! {

@@ -119,6 +119,9 @@ fn digest(files: &[PathBuf]) -> Digest {
     Digest::of(&texts.collect::<Vec<u8>>())
 }
 
+const DEFINED: &str =
+    "-DROWS=1 -DCOLS=1 -DINPUTS=1 -DSTATE=0 -DOUTPUTS=1 -DCONSTANTS=2 -DELEMENTS=1 -DSALT=0";
+
 const LIBRARIES: &str = "-Wl,--no-as-needed -ltorch_cpu -lc10 -ldl -lpthread";
 
 /// Adds the folder of torch's libraries to a linker's command.
@@ -149,7 +152,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
                     .args(["-std=c++17", "-O1", "-shared", "-fPIC"])
                     .args(SANITIZE)
                     .arg(format!("-DBEHAVIOUR={behaviour}"))
-                    .args(["-DROWS=1", "-DCOLS=1", "-DCONSTANTS=2"])
+                    .args(DEFINED.split(' '))
                     .arg("-o")
                     .arg(folder.join(format!("{behaviour}.so")))
                     .arg(&sources[5]),
