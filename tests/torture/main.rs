@@ -78,7 +78,7 @@ fn changed_weights_are_never_mapped() {
 
 #[test]
 fn files_that_others_could_have_changed_stop_a_start() {
-    permissions::one(0, 2).good(&[("places", 20), ("starts", 150)]);
+    permissions::one(0, false).good(&[("places", 20), ("starts", 150)]);
 }
 
 #[test]
