@@ -106,6 +106,11 @@ fn used() -> i64 {
     (total - free) as i64
 }
 
+/// Prints a figure for the report of a run.
+fn figure(figure: serde_json::Value) {
+    println!("{figure}");
+}
+
 const MIB: f64 = 1024.0 * 1024.0;
 
 #[test]
@@ -132,10 +137,7 @@ fn one_copy_of_the_weights_serves_every_bucket() {
     let weights = 45_000_000;
     let [all, more] = [weights, last - first].map(|bytes| bytes as f64 / MIB);
     println!("weights: {all:.1} MiB; three more buckets added {more:.1} MiB");
-    assert!(
-        more < all,
-        "three more buckets added a second copy of the weights"
-    );
+    assert!(more < all, "three more buckets added a copy of them");
     // Of each layer, a query, a key and a value are one matrix, and lie so.
     let (_, release) = store_with("minilm").unwrap();
     let records = store.records();

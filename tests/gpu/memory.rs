@@ -8,7 +8,7 @@ use precast::{
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::{runtime, store_with};
+use super::{figure, runtime, store_with};
 
 /// The bytes of tensors, of torch's allocator, and the used bytes of the device.
 fn memory() -> [i64; 3] {
@@ -67,14 +67,10 @@ fn figures_of_eight_buckets() {
         apart.push((alone, model));
     }
     let separate = since(before);
-    println!(
-        "{}",
-        json!({
-            "figure": "eight buckets", "weights": weights,
-            "together": { "allocated": shared[0], "reserved": shared[1], "device": shared[2] },
-            "apart": { "allocated": separate[0], "reserved": separate[1], "device": separate[2] },
-        })
-    );
+    let of = |[allocated, reserved, device]: [i64; 3]| json!({ "allocated": allocated, "reserved": reserved, "device": device });
+    figure(json!({
+        "figure": "eight buckets", "weights": weights, "together": of(shared), "apart": of(separate),
+    }));
     // Beside the weights there are static tensors, and a workspace of cuBLAS for each of torch's streams that had none.
     let layouts = programs.iter().flat_map(|program| {
         let inputs = program.inputs.iter().map(|input| &input.layout);

@@ -8,7 +8,7 @@ use precast::{
 };
 use serde_json::json;
 
-use super::{random::Random, runtime, store_with, used};
+use super::{figure, random::Random, runtime, store_with, used};
 
 const SESSIONS: usize = 64;
 const CALLS: usize = 100_000;
@@ -74,23 +74,19 @@ fn sessions_with_graphs_never_see_each_other() {
         let out = out.unwrap();
         graphed += usize::from(out.served().graph());
         let step = steps[at];
-        assert_eq!(
-            greedy(&out),
-            expected[at][step],
-            "session {at}, step {step}"
-        );
+        let wanted = expected[at][step];
+        assert_eq!(greedy(&out), wanted, "session {at}, step {step}");
         steps[at] += 1;
     }
     assert_eq!(graphed, CALLS);
-    let figure = json!({
+    figure(json!({
         "figure": "sessions with graphs",
         "sessions": SESSIONS,
         "calls": CALLS,
         "seconds": started.elapsed().as_secs_f64(),
         "device_mib": (used() - before) as f64 / super::MIB,
         "state_mib": (graphs.session_bytes() * SESSIONS as u64) as f64 / super::MIB,
-    });
-    println!("{figure}");
+    }));
 }
 
 #[test]

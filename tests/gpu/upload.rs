@@ -9,7 +9,7 @@ use precast::{
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::{minilm, random::Random, store, traced::spans};
+use super::{figure, minilm, random::Random, store, traced::spans};
 
 fn wait() {
     tch::Cuda::synchronize(0);
@@ -37,7 +37,7 @@ fn random_set(count: usize, bytes: usize) -> (tempfile::TempDir, Store, Digest) 
 }
 
 /// Prints the speed of an upload of one weight set, alone and with its check in `Runtime::weights`, beside a pinned copy.
-fn figure(store: &Store, digest: Digest) {
+fn speed(store: &Store, digest: Digest) {
     let runtime = Runtime::new(store, Device::Cuda(0)).unwrap();
     let begin = Instant::now();
     let first = runtime.weights(Some(digest)).unwrap();
@@ -68,14 +68,11 @@ fn figure(store: &Store, digest: Digest) {
     };
     let rate = |seconds: f64| bytes as f64 / seconds / 1e9;
     let (plain, ours, whole) = (median(plain), median(ours), median(whole));
-    println!(
-        "{}",
-        json!({
-            "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours),
-            "share": plain / ours, "verified_gb_s": rate(whole), "verified_share": plain / whole,
-            "first_in_process": { "upload_seconds": first_upload.as_secs_f64(), "call_seconds": whole_first.as_secs_f64() },
-        })
-    );
+    figure(json!({
+        "figure": "upload", "bytes": bytes, "pinned_gb_s": rate(plain), "upload_gb_s": rate(ours),
+        "share": plain / ours, "verified_gb_s": rate(whole), "verified_share": plain / whole,
+        "first_in_process": { "upload_seconds": first_upload.as_secs_f64(), "call_seconds": whole_first.as_secs_f64() },
+    }));
 }
 
 #[test]
@@ -86,10 +83,10 @@ fn figures_of_an_upload() {
     let digest = model.weights().unwrap();
     // Freed first: a set that somebody holds is shared and not uploaded.
     drop((model, runtime));
-    figure(&store, digest);
+    speed(&store, digest);
     // As large as the 24 blocks.
     let (_dir, store, digest) = random_set(144, 1 << 22);
-    figure(&store, digest);
+    speed(&store, digest);
 }
 
 #[test]
@@ -108,14 +105,11 @@ fn an_upload_is_exact_and_as_slow_as_it_is_asked_to_be() {
     let slow = slow.weights(Some(digest)).unwrap();
     let took = begin.elapsed().as_secs_f64();
     let least = slow.bytes() as f64 / limit as f64;
-    println!(
-        "{}",
-        json!({
-            "figure": "throttled upload", "bytes": slow.bytes(), "limit_gb_s": limit as f64 / 1e9,
-            "upload_gb_s": slow.bytes() as f64 / took / 1e9,
-            "without_limit_seconds": quick.upload_time().unwrap().as_secs_f64(),
-        })
-    );
+    figure(json!({
+        "figure": "throttled upload", "bytes": slow.bytes(), "limit_gb_s": limit as f64 / 1e9,
+        "upload_gb_s": slow.bytes() as f64 / took / 1e9,
+        "without_limit_seconds": quick.upload_time().unwrap().as_secs_f64(),
+    }));
     // The last slice is let go when all before it had their time.
     assert!(took > 0.98 * least, "{took} s, at least {least} s");
     // Both hold the bytes of the file.

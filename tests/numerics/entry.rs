@@ -49,11 +49,8 @@ fn disturbs(command: &str, body: &str, what: &str) {
 
 #[test]
 fn an_entry_that_writes_to_descriptors_of_the_worker() {
-    let body = |bytes: &str| {
-        format!(
-            "    for fd in range(3, 64):\n        try: os.write(fd, {bytes})\n        except OSError: pass\n"
-        )
-    };
+    let all = "    for fd in range(3, 64):\n        try: os.write(fd, BYTES)\n        except OSError: pass\n";
+    let body = |bytes: &str| all.replace("BYTES", bytes);
     let what = "it wrote to a descriptor that it did not open: an answer begins with `";
     disturbs("build", &body("b'hello'"), &format!("{what}hello{{"));
     disturbs("check", &body("b'\\xff\\n'"), what);

@@ -15,10 +15,8 @@ use crate::{
 fn older() -> Lab {
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (from, root) = (tmp.join("numerics/store"), tmp.join("numerics-moved"));
-    assert!(
-        from.exists(),
-        "run the numerics with the torch of .venv first"
-    );
+    let there = from.exists();
+    assert!(there, "run the numerics with the torch of .venv first");
     let _ = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(&root).unwrap();
     well(

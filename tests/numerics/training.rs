@@ -203,10 +203,8 @@ fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
         other.load(&missing).err(),
         other.save(&missing.join("x")).err(),
     ];
-    assert_eq!(
-        errors.map(|error| error.unwrap().name()),
-        ["CheckpointFile"; 2]
-    );
+    let names = errors.map(|error| error.unwrap().name());
+    assert_eq!(names, ["CheckpointFile"; 2]);
     let again: Vec<Losses> = (4..8).map(|number| step(&mut other, number)).collect();
     assert_eq!(again, after, "nothing of them was loaded");
     let left: Vec<_> = std::fs::read_dir(folder.path()).unwrap().collect();
