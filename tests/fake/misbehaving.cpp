@@ -14,8 +14,8 @@
 // and, with a second output (OUTPUTS=2), float32 [ROWS]: the sum of each row. Like a real artifact it checks nothing
 // about its inputs, steals their handles, and prints the text of an exception on std::cerr.
 //
-// Choose its behaviour with -DBEHAVIOUR=…; build it with
-//     g++ -std=c++17 -O1 -shared -fPIC -o fake.so misbehaving.cpp -DROWS=8 -DCOLS=4
+// SALT makes otherwise equal objects differ, so that a test has one nobody else has loaded. Of the constants the first
+// element is used. The compiler's command line defines all of these names, and BEHAVIOUR as one of those below.
 
 #include <cstdint>
 #include <cstdio>
@@ -25,29 +25,6 @@
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
-
-#ifndef ROWS
-#define ROWS 8
-#endif
-#ifndef COLS
-#define COLS 4
-#endif
-#ifndef INPUTS
-#define INPUTS 1
-#endif
-#ifndef STATE
-#define STATE 0
-#endif
-#ifndef OUTPUTS
-#define OUTPUTS 1
-#endif
-#ifndef CONSTANTS
-#define CONSTANTS 1
-#endif
-// Makes otherwise equal objects differ, so that a test has one nobody else has loaded.
-#ifndef SALT
-#define SALT 0
-#endif
 
 // Behaviours.
 #define OK 0
@@ -70,13 +47,6 @@
 #define INIT_HANGS 17     // as soon as it is loaded, sleeps for ten minutes
 #define INIT_EXITS 18     // as soon as it is loaded, says as well as it can that all went well, and ends its process
 #define NEEDS_NEWER 19    // calls a function that no libtorch has
-#ifndef BEHAVIOUR
-#define BEHAVIOUR OK
-#endif
-// How long the constants are; the first element of each is used.
-#ifndef ELEMENTS
-#define ELEMENTS 1
-#endif
 
 extern "C" {
 // libtorch's stable C ABI, as artifacts use it.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use precast_runtime::{
-    Runtime,
+    Model, Runtime,
     command::{host, sealed},
     sources::{Source, SourceError},
 };
@@ -35,6 +35,31 @@ fn checkout() -> PathBuf {
         .find(|folder| folder.join("tests/fake").exists())
         .unwrap()
         .to_owned()
+}
+
+/// Returns the shared object of a source in the checkout, compiled with these options at most once.
+pub fn compiled(source: impl AsRef<Path>, options: &[String]) -> PathBuf {
+    let source = checkout().join(source);
+    let text = fs::read(&source).unwrap();
+    let name = Digest::of(&[text, options.join(" ").into_bytes()].concat());
+    // Cargo names a temporary folder only for integration tests.
+    let folder = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
+    let folder = folder.unwrap_or_else(|| checkout().join("target/tmp"));
+    let folder = folder.join("fakes");
+    fs::create_dir_all(&folder).unwrap();
+    let path = folder.join(format!("{}.so", name.short()));
+    if !path.exists() {
+        let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
+        let c = source.extension().is_some_and(|end| end == "c");
+        let mut compile = Command::new(if c { "gcc" } else { "g++" });
+        compile
+            .args(["-O1", "-shared", "-fPIC", "-o"])
+            .arg(unfinished.path());
+        let status = compile.arg(source).args(options).status();
+        assert!(status.unwrap().success(), "{compile:?}");
+        unfinished.persist(&path).unwrap();
+    }
+    path
 }
 
 /// The options of a fake artifact.
@@ -86,14 +111,6 @@ impl Fake {
         }
     }
 
-    pub fn rows(self, rows: i64) -> Self {
-        Self { rows, ..self }
-    }
-
-    pub fn cols(self, cols: i64) -> Self {
-        Self { cols, ..self }
-    }
-
     pub fn inputs(self, inputs: usize) -> Self {
         Self { inputs, ..self }
     }
@@ -126,10 +143,8 @@ impl Fake {
         Self { salt, ..self }
     }
 
-    /// Returns the shared object, compiled at most once.
+    /// Returns the shared object.
     pub fn object(&self) -> Vec<u8> {
-        let checkout = checkout();
-        let source = checkout.join("tests/fake/misbehaving.cpp");
         let options = [
             format!("-DROWS={}", self.rows),
             format!("-DCOLS={}", self.cols),
@@ -141,36 +156,15 @@ impl Fake {
             format!("-DBEHAVIOUR={}", self.behaviour),
             format!("-DSALT={}", self.salt),
         ];
-        let text = fs::read(&source).unwrap();
-        let name = Digest::of(&[text, options.join(" ").into_bytes()].concat());
-        // Cargo names a temporary folder only for integration tests.
-        let folder = option_env!("CARGO_TARGET_TMPDIR").map(PathBuf::from);
-        let folder = folder.unwrap_or_else(|| checkout.join("target/tmp"));
-        let folder = folder.join("fakes");
-        fs::create_dir_all(&folder).unwrap();
-        let path = folder.join(format!("{}.so", name.short()));
-        if !path.exists() {
-            let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
-            let status = Command::new("g++")
-                .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-o"])
-                .arg(unfinished.path())
-                .arg(&source)
-                .args(&options)
-                .status()
-                .expect("g++ is installed");
-            assert!(status.success(), "g++ compiles the fake artifact");
-            unfinished.persist(&path).unwrap();
-        }
-        fs::read(path).unwrap()
+        fs::read(compiled("tests/fake/misbehaving.cpp", &options)).unwrap()
     }
 
     /// Returns the artifact's record for the object with this digest.
     pub fn artifact(&self, object: Digest) -> Artifact {
         let constants = (0..self.constants).map(|i| Constant {
-            name: if i == 0 {
-                "scale".to_owned()
-            } else {
-                format!("shift.{}", i - 1)
+            name: match i {
+                0 => "scale".to_owned(),
+                _ => format!("shift.{}", i - 1),
             },
             layout: layout(Dtype::Float32, &[self.elements]),
         });
@@ -201,48 +195,31 @@ impl Fake {
 
     /// Returns a program of one step: `batch` and `seq` are bucketed, `x` pads with 0.
     pub fn program(&self, module: &str, artifact: &Artifact) -> Program {
-        let follow = |dim: &str| {
-            Some(Follow {
-                dim: dim.to_owned(),
-                scale: 1,
-                offset: 0,
-            })
-        };
-        let inputs = (0..self.inputs).map(|i| Input {
-            name: if i == 0 {
-                "x".to_owned()
-            } else {
-                format!("ids.{}", i - 1)
-            },
-            layout: layout(input_dtype(i), &[self.rows, self.cols]),
-            dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
-            pad: Pad::Int(0),
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
+        let inputs = (0..self.inputs).map(|i| {
+            let name = match i {
+                0 => "x".to_owned(),
+                _ => format!("ids.{}", i - 1),
+            };
+            let layout = layout(input_dtype(i), &[self.rows, self.cols]);
+            input(&name, layout, &[Some("batch"), Some("seq")])
         });
         let dims = [vec![follow("batch"), follow("seq")], vec![follow("batch")]];
-        let outputs =
-            self.output_layouts()
-                .into_iter()
-                .zip(dims)
-                .enumerate()
-                .map(|(i, (layout, dims))| Output {
-                    name: ["y", "sum"][i].to_owned(),
-                    layout,
-                    dims,
-                });
+        let layouts = self.output_layouts().into_iter().zip(dims);
+        let outputs = ["y", "sum"].into_iter().zip(layouts);
+        let outputs = outputs.map(|(name, (layout, dims))| Output {
+            name: name.to_owned(),
+            layout,
+            dims,
+        });
         let given = self.inputs + usize::from(self.state);
+        let names = artifact.constants.iter().map(|c| &c.name);
+        let sizes = [("batch", self.rows), ("seq", self.cols)];
         Program {
             schema: SCHEMA,
             id: Digest::of(format!("program {module} {}", artifact.id).as_bytes()),
             model: "fake".to_owned(),
             module: module.to_owned(),
-            sizes: BTreeMap::from([
-                ("batch".to_owned(), self.rows),
-                ("seq".to_owned(), self.cols),
-            ]),
+            sizes: sizes.map(|(dim, size)| (dim.to_owned(), size)).into(),
             dynamic: None,
             target: target(),
             inputs: inputs.collect(),
@@ -256,11 +233,7 @@ impl Fake {
                 artifact: artifact.id,
                 inputs: (0..given).collect(),
                 outputs: (given..given + self.outputs).collect(),
-                binding: artifact
-                    .constants
-                    .iter()
-                    .map(|c| (c.name.clone(), c.name.clone()))
-                    .collect(),
+                binding: names.map(|name| (name.clone(), name.clone())).collect(),
             }],
             eager: None,
             constants: None,
@@ -296,6 +269,29 @@ fn input_dtype(i: usize) -> Dtype {
     if i == 0 { Dtype::Float32 } else { Dtype::Int64 }
 }
 
+/// Returns an input that pads with 0.
+pub fn input(name: &str, layout: Layout, dims: &[Option<&str>]) -> Input {
+    Input {
+        name: name.to_owned(),
+        layout,
+        dims: dims.iter().map(|dim| dim.map(str::to_owned)).collect(),
+        pad: Pad::Int(0),
+        range: None,
+        within: None,
+        bounds: None,
+        default: None,
+    }
+}
+
+/// Returns an axis of an output that is as long as a dimension.
+fn follow(dim: &str) -> Option<Follow> {
+    Some(Follow {
+        dim: dim.to_owned(),
+        scale: 1,
+        offset: 0,
+    })
+}
+
 /// Returns a contiguous layout.
 pub fn layout(dtype: Dtype, shape: &[i64]) -> Layout {
     let mut stride = vec![1; shape.len()];
@@ -317,18 +313,12 @@ pub fn target() -> Target {
 
 /// Returns a safetensors object of float32 tensors.
 pub fn weights(tensors: &[(&str, &[f32])]) -> Vec<u8> {
-    let bytes: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|(_, v)| v.iter().flat_map(|x| x.to_le_bytes()).collect())
-        .collect();
+    let bytes = |(_, values): &(_, &[f32])| values.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let bytes: Vec<Vec<u8>> = tensors.iter().map(bytes).collect();
     let views = tensors.iter().zip(&bytes).map(|((name, values), bytes)| {
-        let view = safetensors::tensor::TensorView::new(
-            safetensors::Dtype::F32,
-            vec![values.len()],
-            bytes,
-        )
-        .unwrap();
-        (*name, view)
+        let (dtype, shape) = (safetensors::Dtype::F32, vec![values.len()]);
+        let view = safetensors::tensor::TensorView::new(dtype, shape, bytes);
+        (*name, view.unwrap())
     });
     safetensors::serialize(views, None).unwrap()
 }
@@ -407,11 +397,9 @@ impl Memory {
         for fake in fakes {
             memory.add("f", fake);
         }
-        memory.weights = Some(memory.put(weights(&[
-            ("scale", &[2.0]),
-            ("shift.0", &[1.0]),
-            ("shift.1", &[2.0]),
-        ])));
+        let shifts: [(&str, &[f32]); 2] = [("shift.0", &[1.0]), ("shift.1", &[2.0])];
+        let set = weights(&[("scale", &[2.0]), shifts[0], shifts[1]]);
+        memory.weights = Some(memory.put(set));
         memory
     }
 
@@ -422,6 +410,60 @@ impl Memory {
     /// Returns a runtime for the CPU over this source.
     pub fn runtime(self) -> Runtime {
         Runtime::over(self.source(), Device::Cpu).unwrap()
+    }
+
+    /// Returns the model, on the CPU.
+    pub fn load(self) -> Model {
+        self.runtime().load("fake").unwrap()
+    }
+
+    /// Changes each program.
+    pub fn each_program(mut self, change: impl FnMut(&mut Program)) -> Self {
+        self.programs.values_mut().for_each(change);
+        self
+    }
+
+    /// Changes each artifact.
+    pub fn each_artifact(mut self, change: impl FnMut(&mut Artifact)) -> Self {
+        self.artifacts.values_mut().for_each(change);
+        self
+    }
+
+    /// Returns the object of a program's only artifact.
+    pub fn object_of(&self, program: &Program) -> Digest {
+        self.artifacts[&program.steps[0].artifact].object
+    }
+
+    /// Adds a program that runs as an exported graph, with int64 inputs `ids` [1, tokens], `at` [tokens] and `extra`
+    /// [1], and an output of the sizes of `ids`. Other buckets are told apart by `rows`.
+    pub fn add_graph(&mut self, module: &str, rows: i64, tokens: i64, graph: &str) -> Program {
+        let fake = Fake::sized(rows, tokens).constants(0);
+        let mut program = self.add(module, &fake);
+        let object = self.put(graph.into());
+        let mut artifact = fake.artifact(object);
+        artifact.kind = ArtifactKind::Graph;
+        let ids = layout(Dtype::Int64, &[1, tokens]);
+        let at = layout(Dtype::Int64, &[tokens]);
+        program.inputs = vec![
+            input("ids", ids.clone(), &[None, Some("seq")]),
+            input("at", at, &[Some("seq")]),
+            input("extra", layout(Dtype::Int64, &[1]), &[None]),
+        ];
+        program.inputs[1].within = Some("context".to_owned());
+        program.outputs = vec![Output {
+            name: "sum".to_owned(),
+            layout: ids,
+            dims: vec![None, follow("seq")],
+        }];
+        program.sizes = [("seq".to_owned(), tokens)].into();
+        program.steps.clear();
+        program.eager = Some(precast_store::record::Eager {
+            artifact: artifact.id,
+            weights: vec![],
+        });
+        self.artifacts.insert(artifact.id, artifact);
+        self.programs.insert(program.id, program.clone());
+        program
     }
 }
 
@@ -451,17 +493,13 @@ impl Source for Memory {
     }
 
     fn program(&self, id: &Digest) -> Result<Program, SourceError> {
-        self.programs
-            .get(id)
-            .cloned()
-            .ok_or_else(|| "no such program".into())
+        let found = self.programs.get(id).cloned();
+        found.ok_or_else(|| "no such program".into())
     }
 
     fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
-        self.artifacts
-            .get(key)
-            .cloned()
-            .ok_or_else(|| "no such artifact".into())
+        let found = self.artifacts.get(key).cloned();
+        found.ok_or_else(|| "no such artifact".into())
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
@@ -478,9 +516,9 @@ impl Source for Memory {
     }
 }
 
-type Hook = dyn Fn(&Digest) -> Result<(), SourceError> + Send + Sync;
+type Hook = dyn Fn(&Digest) -> Result<Option<File>, SourceError> + Send + Sync;
 
-/// A memory with a hook that is called before a shared object or an exported graph is read.
+/// A memory with a hook that is called before a shared object or an exported graph is read, and may give another file.
 pub struct Hooked {
     memory: Memory,
     hook: Box<Hook>,
@@ -489,7 +527,7 @@ pub struct Hooked {
 impl Hooked {
     pub fn over(
         memory: Memory,
-        hook: impl Fn(&Digest) -> Result<(), SourceError> + Send + Sync + 'static,
+        hook: impl Fn(&Digest) -> Result<Option<File>, SourceError> + Send + Sync + 'static,
     ) -> Arc<dyn Source> {
         let hook = Box::new(hook);
         Arc::new(Self { memory, hook })
@@ -510,8 +548,10 @@ impl Source for Hooked {
     }
 
     fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
-        (self.hook)(object)?;
-        self.memory.memfd(object)
+        match (self.hook)(object)? {
+            Some(file) => Ok(file),
+            None => self.memory.memfd(object),
+        }
     }
 
     fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {

@@ -328,9 +328,8 @@ class Worker:
         return {"calls": told, "limit": 8}
 
     def cost(self, request: Json) -> Json:
-        buckets = [
-            {"sizes": sizes, "flops": 2_000_000, "bytes": 4096, "seconds": 0.001} for sizes in request["buckets"]
-        ]
+        one = {"flops": 2_000_000, "bytes": 4096, "seconds": 0.001}
+        buckets = [{"sizes": sizes, **one} for sizes in request["buckets"]]
         rates = {"flops_per_second": 2e9, "bytes_per_second": 4e9, "measured": "nobody"}
         return {"buckets": buckets, "weights": 2048, **rates}
 
@@ -344,12 +343,8 @@ class Worker:
         path, inputs = module["path"], module["inputs"]
         if path not in self.modules:
             near = difflib.get_close_matches(path, self.modules, n=1)
-            raise Failure(
-                "no_module",
-                f"the model has no submodule `{path}`",
-                f"did you mean `{near[0]}`?" if near else None,
-                spec=path,
-            )
+            hint = f"did you mean `{near[0]}`?" if near else None
+            raise Failure("no_module", f"the model has no submodule `{path}`", hint, spec=path)
         self.regions(module)
         if module["method"] != "forward":
             raise Failure("no_method", f"`{self.modules[path]}` has no method `{module['method']}`")
@@ -408,9 +403,7 @@ class Worker:
         behaviour = {what: self.has(f"compile {what}", sizes) for what in behaviours}
         behaviour |= {what: self.has(f"device is {what}", sizes) for what in ("small", "full")}
         behaviour["root"] = str(self.root)
-        behaviour["by_option"] = re.findall(
-            r"^# fake: (\S+=\S+) (.*?)\s*$", Path(self.model.__file__).read_text(), re.MULTILINE
-        )
+        behaviour["by_option"] = re.findall(r"^# fake: (\S+=\S+) (.*?)\s*$", text, re.MULTILINE)
         behaviour["link"] = re.findall(r"^# fake: link (\S+)$", text, re.MULTILINE)
         (out / "segment.json").write_text(json.dumps({**segment, **behaviour}))
         segments = [
@@ -422,15 +415,8 @@ class Worker:
                 "constants": [{"name": "c0", "dtype": "float32", "shape": [1], "stride": [1]}],
             }
         ]
-        steps = [
-            {
-                "name": path,
-                "segment": 0,
-                "inputs": list(range(len(inputs))),
-                "outputs": [len(inputs)],
-                "binding": {"c0": "scale"},
-            }
-        ]
+        numbers = list(range(len(inputs)))
+        step = {"name": path, "segment": 0, "inputs": numbers, "outputs": [len(inputs)], "binding": {"c0": "scale"}}
         if self.has("eager is slow", sizes):
             time.sleep(1)
         if self.has("eager fails", sizes):
@@ -451,10 +437,11 @@ class Worker:
             samples["smaller.0.out.0"] = ("float32", small, sums)
         save(out / "samples.safetensors", samples)
 
+        exact = [dim for dim in sizes if self.has("padding is refused", sizes) or self.has(f"{dim} is exact", sizes)]
         follow = [None if dim is None else {"dim": dim, "scale": 1, "offset": 0} for dim in inputs[0]["dims"]]
         answer: Json = {
             "segments": segments,
-            "steps": steps,
+            "steps": [step],
             "passes": passes,
             "inputs": inputs,
             "outputs": [{"name": "out", **layout, "dims": follow}],
@@ -462,11 +449,7 @@ class Worker:
             "values": len(inputs) + 1,
             "call_spec": {"fake": True},
             "notes": ["output `note` is a str"] if self.has("returns text", sizes) else [],
-            "exact": {
-                dim: "it refuses"
-                for dim in sizes
-                if self.has("padding is refused", sizes) or self.has(f"{dim} is exact", sizes)
-            },
+            "exact": dict.fromkeys(exact, "it refuses"),
             "samples": str(out / "samples.safetensors"),
             "seconds": 0.01,
         }

@@ -7,8 +7,7 @@ use super::store_with;
 
 #[test]
 fn padded_calls_of_two_streams_do_not_meet() {
-    let Some((store, _)) = store_with("padded_calls_of_two_streams_do_not_meet", "eager-block")
-    else {
+    let Some((store, _)) = store_with("eager-block") else {
         return;
     };
     let model = (Runtime::new(&store, Device::Cuda(0)).unwrap())

@@ -1,10 +1,8 @@
 //! Calls of graphs, and sessions, which hold graphs of their own: with `one-block`, whose input is of floats, and `minilm`, whose
 //! inputs are integers.
 
-use std::io::Write;
-
 use precast::{
-    Device, Model, Runtime, Store,
+    Model, Store,
     record::Sizes,
     runtime::{
         RuntimeError,
@@ -13,27 +11,14 @@ use precast::{
 };
 use tch::{Kind, Tensor};
 
-use super::{encode, inputs, store};
+use super::{encode, inputs, minilm, runtime, store_with};
 
-fn load(store: &Store, model: &str, graphs: Graphs) -> Model {
-    Runtime::new(store, Device::Cuda(0))
-        .unwrap()
-        .graphs(graphs)
-        .load(model)
-        .unwrap()
-}
-
-/// The store, where it has `one-block`.
-fn block(test: &str) -> Option<Store> {
-    let store = store(test)?;
-    if let Ok(Some(_)) = store.releases().get("one-block", None) {
-        return Some(store);
-    }
-    let _ = writeln!(
-        std::io::stderr(),
-        "{test}: skipped: the store has no `one-block`"
-    );
-    None
+/// The store, where it has `one-block`, and that model without graphs and with them.
+fn block() -> Option<(Store, Model, Model)> {
+    let (store, _) = store_with("one-block")?;
+    let load = |graphs| runtime(&store, graphs).load("one-block").unwrap();
+    let (plain, graphs) = (load(Graphs::Never), load(Graphs::Always));
+    Some((store, plain, graphs))
 }
 
 fn sizes(batch: i64, seq: i64) -> Sizes {
@@ -63,11 +48,9 @@ fn addresses(fixed: &mut Fixed<'_>) -> Vec<usize> {
 
 #[test]
 fn a_session_works_on_static_tensors() {
-    let Some(store) = block("a_session_works_on_static_tensors") else {
+    let Some((store, plain, graphs)) = block() else {
         return;
     };
-    let plain = load(&store, "one-block", Graphs::Never);
-    let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
         let mut fixed = graphs.fixed("forward", &sizes(batch, seq)).unwrap();
         assert!(fixed.is_graph());
@@ -85,7 +68,7 @@ fn a_session_works_on_static_tensors() {
             assert_eq!(addresses(&mut fixed), before);
         }
     }
-    let model = load(&store, "minilm", Graphs::Always);
+    let model = minilm(&store, Graphs::Always);
     let (ids, mask) = inputs(1, 32);
     let wanted = encode(&model, &ids, &mask);
     let mut fixed = model.fixed("encode", &sizes(1, 32)).unwrap();
@@ -99,11 +82,9 @@ fn a_session_works_on_static_tensors() {
 
 #[test]
 fn two_sessions_of_one_bucket_hold_two_graphs() {
-    let Some(store) = block("two_sessions_of_one_bucket_hold_two_graphs") else {
+    let Some((_, plain, graphs)) = block() else {
         return;
     };
-    let plain = load(&store, "one-block", Graphs::Never);
-    let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
         let open = || graphs.fixed("forward", &sizes(batch, seq)).unwrap();
         let mut both = [open(), open()];
@@ -143,13 +124,11 @@ fn two_sessions_of_one_bucket_hold_two_graphs() {
 
 #[test]
 fn sessions_are_bounded_and_leave_their_slots() {
-    let Some(store) = block("sessions_are_bounded_and_leave_their_slots") else {
+    let Some((store, plain, _)) = block() else {
         return;
     };
-    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
-    let runtime = runtime.graphs(Graphs::Always).instances(2);
+    let runtime = runtime(&store, Graphs::Always).instances(2);
     let graphs = runtime.load("one-block").unwrap();
-    let plain = load(&store, "one-block", Graphs::Never);
     let open = || graphs.fixed("forward", &sizes(1, 64));
     let mut held = [open().unwrap(), open().unwrap()];
     let refused = open().err().unwrap();
@@ -165,20 +144,15 @@ fn sessions_are_bounded_and_leave_their_slots() {
 
 #[test]
 fn a_session_keeps_its_weights_over_a_swap() {
-    let Some(store) = block("a_session_keeps_its_weights_over_a_swap") else {
+    let Some((store, plain, graphs)) = block() else {
         return;
     };
-    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
-    let graphs = runtime.graphs(Graphs::Always).load("one-block").unwrap();
-    let plain = load(&store, "one-block", Graphs::Never);
     let input = random(1, 64);
     let wanted = run(&plain, &input);
     let mut fixed = graphs.fixed("forward", &sizes(1, 64)).unwrap();
-    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
     // Elsewhere on the device; the old ones are freed with the fixed's graph.
-    graphs
-        .swap(&runtime.weights_of("one-block").unwrap())
-        .unwrap();
+    let other = runtime(&store, Graphs::AsBuilt).weights_of("one-block");
+    graphs.swap(&other.unwrap()).unwrap();
     for _ in 0..4 {
         assert!(run(&graphs, &input).equal(&wanted));
         assert!(answer(&mut fixed, &input).equal(&wanted));
@@ -190,11 +164,9 @@ fn a_session_keeps_its_weights_over_a_swap() {
 
 #[test]
 fn a_graph_answers_for_inputs_wherever_they_are() {
-    let Some(store) = block("a_graph_answers_for_inputs_wherever_they_are") else {
+    let Some((_, plain, graphs)) = block() else {
         return;
     };
-    let plain = load(&store, "one-block", Graphs::Never);
-    let graphs = load(&store, "one-block", Graphs::Always);
     for (batch, seq) in [(1, 64), (8, 512)] {
         // One stays alive, so that the others are elsewhere.
         let inputs: Vec<Tensor> = (0..8).map(|_| random(batch, seq)).collect();
@@ -232,11 +204,9 @@ fn a_graph_answers_for_inputs_wherever_they_are() {
 
 #[test]
 fn inputs_may_be_dropped_while_a_graph_reads_them() {
-    let Some(store) = block("inputs_may_be_dropped_while_a_graph_reads_them") else {
+    let Some((_, plain, graphs)) = block() else {
         return;
     };
-    let plain = load(&store, "one-block", Graphs::Never);
-    let graphs = load(&store, "one-block", Graphs::Always);
     let kept: Vec<Tensor> = (0..4).map(|_| random(8, 512)).collect();
     let wanted: Vec<Tensor> = kept.iter().map(|input| run(&plain, input)).collect();
     let stream = Stream::new(0).unwrap();

@@ -1,22 +1,13 @@
 //! CUDA graphs, streams, uploads and swaps on a device, with the example's store.
 
-use precast::{
-    Device, Model, Runtime, Store,
-    runtime::cuda::{Graphs, Stream},
-};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use precast::runtime::cuda::{Graphs, Stream};
 use tch::{Kind, Tensor};
 
-use super::{encode, inputs, store};
+use super::{encode, inputs, minilm, runtime, store};
 
 const BUCKETS: [(i64, i64); 4] = [(1, 32), (1, 128), (8, 32), (8, 128)];
-
-fn load(store: &Store, graphs: Graphs) -> Model {
-    Runtime::new(store, Device::Cuda(0))
-        .unwrap()
-        .graphs(graphs)
-        .load("minilm")
-        .unwrap()
-}
 
 fn wait() {
     tch::Cuda::synchronize(0);
@@ -28,19 +19,18 @@ fn largest_error(a: &Tensor, b: &Tensor) -> f64 {
 
 #[test]
 fn a_graph_answers_what_the_artifact_answers() {
-    let Some(store) = store("a_graph_answers_what_the_artifact_answers") else {
-        return;
-    };
-    let (plain, graphs) = (load(&store, Graphs::Never), load(&store, Graphs::Always));
+    let Some(store) = store() else { return };
+    let (plain, graphs) = (
+        minilm(&store, Graphs::Never),
+        minilm(&store, Graphs::Always),
+    );
     // Beside the buckets there may be a program for every size, which can't be captured and says so.
     for (program, reason) in graphs.without_graph() {
         assert!(program.dynamic.is_some(), "{}: {reason}", program.bucket());
     }
     for (batch, seq) in [(1, 32), (1, 20), (3, 100), (8, 128), (8, 32), (1, 128)] {
         let (ids, mask) = inputs(batch, seq);
-        let answer = graphs
-            .run("encode", &[ids.shallow_clone(), mask.shallow_clone()])
-            .unwrap();
+        let answer = graphs.run("encode", &[&ids, &mask]).unwrap();
         assert!(answer.served().graph(), "batch={batch} seq={seq}");
         let error = largest_error(&Tensor::from(&answer[0]), &encode(&plain, &ids, &mask));
         assert!(error < 2e-3, "batch={batch} seq={seq} differs by {error}");
@@ -49,10 +39,8 @@ fn a_graph_answers_what_the_artifact_answers() {
 
 #[test]
 fn a_graphs_outputs_are_the_callers() {
-    let Some(store) = store("a_graphs_outputs_are_the_callers") else {
-        return;
-    };
-    let model = load(&store, Graphs::Always);
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::Always);
     let (ids, mask) = inputs(1, 32);
     let first = encode(&model, &ids, &mask);
     let kept = first.copy();
@@ -62,29 +50,21 @@ fn a_graphs_outputs_are_the_callers() {
         drop(encode(&model, &(other + 7), &mask));
     }
     wait();
-    assert!(
-        first.equal(&kept),
-        "a later replay wrote over an earlier answer"
-    );
+    assert!(first.equal(&kept), "a later replay wrote over it");
 }
 
 #[test]
 fn threads_and_streams_share_a_graph() {
-    let Some(store) = store("threads_and_streams_share_a_graph") else {
-        return;
-    };
-    let model = load(&store, Graphs::Always);
-    let wanted: Vec<Tensor> = BUCKETS
-        .iter()
-        .map(|&(batch, seq)| {
-            let (ids, mask) = inputs(batch, seq);
-            encode(&model, &ids, &mask)
-        })
-        .collect();
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::Always);
+    let wanted = BUCKETS.map(|(batch, seq)| {
+        let (ids, mask) = inputs(batch, seq);
+        encode(&model, &ids, &mask)
+    });
     wait();
     std::thread::scope(|scope| {
         for thread in 0..8 {
-            let wanted: Vec<Tensor> = wanted.iter().map(Tensor::shallow_clone).collect();
+            let wanted = wanted.each_ref().map(Tensor::shallow_clone);
             let model = &model;
             scope.spawn(move || {
                 let stream = Stream::new(0).unwrap();
@@ -93,10 +73,8 @@ fn threads_and_streams_share_a_graph() {
                 for round in 0..100 {
                     let at = (thread + round) % BUCKETS.len();
                     let (ids, mask) = inputs(BUCKETS[at].0, BUCKETS[at].1);
-                    assert!(
-                        encode(model, &ids, &mask).equal(&wanted[at]),
-                        "thread {thread} round {round}"
-                    );
+                    let same = encode(model, &ids, &mask).equal(&wanted[at]);
+                    assert!(same, "thread {thread} round {round}");
                 }
             });
         }
@@ -105,11 +83,9 @@ fn threads_and_streams_share_a_graph() {
 
 #[test]
 fn producer_and_consumer_may_use_different_streams() {
-    let Some(store) = store("producer_and_consumer_may_use_different_streams") else {
-        return;
-    };
+    let Some(store) = store() else { return };
     for graphs in [Graphs::Never, Graphs::Always] {
-        let model = load(&store, graphs);
+        let model = minilm(&store, graphs);
         let (ids, mask) = inputs(8, 128);
         let wanted = encode(&model, &ids, &mask);
         wait();
@@ -119,12 +95,8 @@ fn producer_and_consumer_may_use_different_streams() {
                 let _scope = producer.enter().unwrap();
                 // Long enough that a consumer without a wait would read unwritten memory.
                 let big = Tensor::rand([4096, 4096], (Kind::Float, tch::Device::Cuda(0)));
-                let zero = big
-                    .matmul(&big)
-                    .sum(Kind::Float)
-                    .isnan()
-                    .to_kind(Kind::Int64);
-                &ids + zero
+                let none = big.matmul(&big).sum(Kind::Float).isnan();
+                &ids + none.to_kind(Kind::Int64)
             };
             consumer.wait_for(&producer).unwrap();
             let answer = {
@@ -140,29 +112,20 @@ fn producer_and_consumer_may_use_different_streams() {
 
 #[test]
 fn a_swap_under_load_mixes_nothing_in_graphs() {
-    let Some(store) = store("a_swap_under_load_mixes_nothing_in_graphs") else {
-        return;
-    };
-    let runtime = Runtime::new(&store, Device::Cuda(0))
-        .unwrap()
-        .graphs(Graphs::Always);
-    let model = runtime.load("minilm").unwrap();
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::Always);
     let (ids, mask) = inputs(1, 32);
     let wanted = encode(&model, &ids, &mask);
     wait();
-    let stop = std::sync::atomic::AtomicBool::new(false);
+    let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let callers: Vec<_> = (0..3)
             .map(|_| {
-                let (ids, mask, wanted) = (
-                    ids.shallow_clone(),
-                    mask.shallow_clone(),
-                    wanted.shallow_clone(),
-                );
+                let [ids, mask, wanted] = [&ids, &mask, &wanted].map(Tensor::shallow_clone);
                 let (model, stop) = (&model, &stop);
                 scope.spawn(move || {
                     let mut answers = 0;
-                    while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    while !stop.load(Relaxed) {
                         // The sets are equal in value, at other addresses: a mixed or freed one would answer otherwise.
                         assert!(encode(model, &ids, &mask).equal(&wanted));
                         answers += 1;
@@ -172,17 +135,11 @@ fn a_swap_under_load_mixes_nothing_in_graphs() {
             })
             .collect();
         for _ in 0..20 {
-            let set = Runtime::new(&store, Device::Cuda(0))
-                .unwrap()
-                .weights_of("minilm")
-                .unwrap();
-            model.swap(&set).unwrap();
+            let set = runtime(&store, Graphs::AsBuilt).weights_of("minilm");
+            model.swap(&set.unwrap()).unwrap();
         }
-        stop.store(true, std::sync::atomic::Ordering::Relaxed);
-        let answers: usize = callers
-            .into_iter()
-            .map(|caller| caller.join().unwrap())
-            .sum();
-        assert!(answers > 0);
+        stop.store(true, Relaxed);
+        let answers = callers.into_iter().map(|caller| caller.join().unwrap());
+        assert!(answers.sum::<usize>() > 0);
     });
 }

@@ -14,8 +14,7 @@ const GPU: Device = Device::Cuda(0);
 
 #[test]
 fn a_change_in_place_is_read_by_artifacts_and_by_graphs() {
-    let test = "a_change_in_place_is_read_by_artifacts_and_by_graphs";
-    let Some((store, release)) = store_with(test, "values") else {
+    let Some((store, release)) = store_with("values") else {
         return;
     };
     let stored = store.objects().read(&release.weights.unwrap()).unwrap();
@@ -48,8 +47,7 @@ fn a_change_in_place_is_read_by_artifacts_and_by_graphs() {
 
 #[test]
 fn a_tensor_that_kernels_can_not_load_vectors_from_is_refused_by_name() {
-    let test = "a_tensor_that_kernels_can_not_load_vectors_from_is_refused_by_name";
-    if crate::store(test).is_none() {
+    if crate::store().is_none() {
         return;
     }
     let flat = Tensor::zeros([65], (tch::Kind::Float, tch::Device::Cuda(0)));

@@ -12,8 +12,9 @@
 use std::{env, io::Write, path::PathBuf};
 
 use precast::{
-    Device, Runtime, Store,
+    Device, Model, Runtime, Store,
     record::{Prepared, Release},
+    runtime::cuda::Graphs,
 };
 use tch::{Kind, Tensor};
 
@@ -24,6 +25,9 @@ mod fixed;
 mod graphs;
 mod live;
 mod memory;
+#[allow(dead_code)]
+#[path = "../sample/random.rs"]
+mod random;
 mod replicas;
 mod state;
 mod tensors;
@@ -32,9 +36,15 @@ mod traced;
 mod upload;
 mod values;
 
-/// Returns the store of the tests, with CUDA ready in the process, or prints the missing part. Written past libtest's
-/// capture: a skip is never silent.
-fn store(test: &str) -> Option<Store> {
+/// Says that the test of this thread is skipped. Written past libtest's capture: a skip is never silent.
+fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or_default();
+    let _ = writeln!(std::io::stderr(), "{test}: skipped: {why}");
+}
+
+/// Returns the store of the tests, with CUDA ready in the process, or prints the missing part.
+fn store() -> Option<Store> {
     let missing = match env::var_os("PRECAST_STORE") {
         _ if !PathBuf::from("/dev/nvidiactl").exists() => "no CUDA device",
         None => "no PRECAST_STORE with the example built for CUDA; see tests/gpu/run.sh",
@@ -45,21 +55,26 @@ fn store(test: &str) -> Option<Store> {
             return Some(store);
         }
     };
-    let _ = writeln!(std::io::stderr(), "{test}: skipped: {missing}");
+    skipped(missing);
     None
 }
 
 /// As [`store`], and the release of a model that only some stores have.
-fn store_with(test: &str, model: &str) -> Option<(Store, Release)> {
-    let store = store(test)?;
+fn store_with(model: &str) -> Option<(Store, Release)> {
+    let store = store()?;
     if let Some(release) = store.releases().get(model, None).unwrap() {
         return Some((store, release));
     }
-    let _ = writeln!(
-        std::io::stderr(),
-        "{test}: skipped: the store has no `{model}`"
-    );
+    skipped(&format!("the store has no `{model}`"));
     None
+}
+
+fn runtime(store: &Store, graphs: Graphs) -> Runtime {
+    Runtime::new(store, Device::Cuda(0)).unwrap().graphs(graphs)
+}
+
+fn minilm(store: &Store, graphs: Graphs) -> Model {
+    runtime(store, graphs).load("minilm").unwrap()
 }
 
 /// Token ids and mask on the device: `[batch, seq]` int64 each.
@@ -71,11 +86,9 @@ fn inputs(batch: i64, seq: i64) -> (Tensor, Tensor) {
     (ids, mask)
 }
 
-fn encode(model: &precast::Model, ids: &Tensor, mask: &Tensor) -> Tensor {
-    let answer = model
-        .run_named("encode", &[("input_ids", ids), ("attention_mask", mask)])
-        .unwrap();
-    Tensor::from(&answer[0])
+fn encode(model: &Model, ids: &Tensor, mask: &Tensor) -> Tensor {
+    let answer = model.run_named("encode", &[("input_ids", ids), ("attention_mask", mask)]);
+    Tensor::from(&answer.unwrap()[0])
 }
 
 /// Bytes of device memory in use, by everyone.
@@ -93,13 +106,16 @@ fn used() -> i64 {
     (total - free) as i64
 }
 
+/// Prints a figure for the report of a run.
+fn figure(figure: serde_json::Value) {
+    println!("{figure}");
+}
+
 const MIB: f64 = 1024.0 * 1024.0;
 
 #[test]
 fn one_copy_of_the_weights_serves_every_bucket() {
-    let Some(store) = store("one_copy_of_the_weights_serves_every_bucket") else {
-        return;
-    };
+    let Some(store) = store() else { return };
     let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
     // The context, cuBLAS and a first allocation are not weights.
     let warm = Tensor::ones([1024, 1024], (Kind::Half, tch::Device::Cuda(0)));
@@ -113,32 +129,24 @@ fn one_copy_of_the_weights_serves_every_bucket() {
         after.push((batch, seq, used() - before));
     }
     for (batch, seq, bytes) in &after {
-        println!(
-            "device memory after batch={batch} seq={seq}: +{:.1} MiB",
-            *bytes as f64 / MIB
-        );
+        let mib = *bytes as f64 / MIB;
+        println!("device memory after batch={batch} seq={seq}: +{mib:.1} MiB");
     }
     let (first, last) = (after[0].2, after[3].2);
     // 22.6 million parameters in float16.
     let weights = 45_000_000;
-    println!(
-        "weights: {:.1} MiB; three more buckets added {:.1} MiB",
-        weights as f64 / MIB,
-        (last - first) as f64 / MIB
-    );
-    assert!(
-        last - first < weights,
-        "three more buckets added a second copy of the weights"
-    );
+    let [all, more] = [weights, last - first].map(|bytes| bytes as f64 / MIB);
+    println!("weights: {all:.1} MiB; three more buckets added {more:.1} MiB");
+    assert!(more < all, "three more buckets added a copy of them");
     // Of each layer, a query, a key and a value are one matrix, and lie so.
-    let (_, release) = store_with("one_copy_of_the_weights", "minilm").unwrap();
+    let (_, release) = store_with("minilm").unwrap();
+    let records = store.records();
     let programs = release
         .programs
         .iter()
-        .map(|id| store.records().program(id).unwrap().unwrap());
-    let steps = programs.flat_map(|program| program.steps);
-    let mut artifacts =
-        steps.map(|step| store.records().artifact(&step.artifact).unwrap().unwrap());
+        .map(|id| records.program(id).unwrap());
+    let steps = programs.flat_map(|program| program.unwrap().steps);
+    let mut artifacts = steps.map(|step| records.artifact(&step.artifact).unwrap().unwrap());
     let joined = |made: &Prepared| made.call.joined().is_some();
     assert!(artifacts.any(|artifact| artifact.prepared.iter().any(joined)));
     assert_eq!(runtime.weights_of("minilm").unwrap().prepared_bytes(), 0);
@@ -146,13 +154,8 @@ fn one_copy_of_the_weights_serves_every_bucket() {
 
 #[test]
 fn an_answer_does_not_depend_on_its_bucket() {
-    let Some(store) = store("an_answer_does_not_depend_on_its_bucket") else {
-        return;
-    };
-    let model = Runtime::new(&store, Device::Cuda(0))
-        .unwrap()
-        .load("minilm")
-        .unwrap();
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::AsBuilt);
     let (ids, mask) = inputs(8, 20);
     let together = encode(&model, &ids, &mask);
     for row in 0..8 {
@@ -164,41 +167,25 @@ fn an_answer_does_not_depend_on_its_bucket() {
 
 #[test]
 fn a_tensor_on_the_wrong_device_is_refused() {
-    let Some(store) = store("a_tensor_on_the_wrong_device_is_refused") else {
-        return;
-    };
-    let model = Runtime::new(&store, Device::Cuda(0))
-        .unwrap()
-        .load("minilm")
-        .unwrap();
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::AsBuilt);
     let (ids, mask) = inputs(1, 32);
     let here = ids.to_device(tch::Device::Cpu);
     let refused = model.run_named("encode", &[("input_ids", &here), ("attention_mask", &mask)]);
-    let message = refused
-        .expect_err("a tensor of the CPU was accepted")
-        .to_string();
+    let message = refused.unwrap_err().to_string();
     assert!(message.contains("input_ids"), "{message}");
 }
 
 #[test]
 fn many_threads_get_the_same_answers() {
-    let Some(store) = store("many_threads_get_the_same_answers") else {
-        return;
-    };
-    let model = Runtime::new(&store, Device::Cuda(0))
-        .unwrap()
-        .load("minilm")
-        .unwrap();
+    let Some(store) = store() else { return };
+    let model = minilm(&store, Graphs::AsBuilt);
     let (ids, mask) = inputs(1, 20);
     let want = encode(&model, &ids, &mask);
     let model = &model;
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            let (ids, mask, want) = (
-                ids.shallow_clone(),
-                mask.shallow_clone(),
-                want.shallow_clone(),
-            );
+            let [ids, mask, want] = [&ids, &mask, &want].map(Tensor::shallow_clone);
             scope.spawn(move || {
                 for _ in 0..50 {
                     assert!(encode(model, &ids, &mask).equal(&want));

@@ -1,14 +1,14 @@
 //! The memory of eight buckets in one pool and in pools of their own, with the store's `one-block` model.
 
 use precast::{
-    Device, Model, Runtime,
+    Device, Model,
     record::Program,
     runtime::cuda::{Graphs, device_memory},
 };
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use super::store_with;
+use super::{figure, runtime, store_with};
 
 /// The bytes of tensors, of torch's allocator, and the used bytes of the device.
 fn memory() -> [i64; 3] {
@@ -35,26 +35,19 @@ fn run(model: &Model, program: &Program) {
 
 #[test]
 fn figures_of_eight_buckets() {
-    let Some((store, release)) = store_with("figures_of_eight_buckets", "one-block") else {
+    let Some((store, release)) = store_with("one-block") else {
         return;
     };
-    let runtime = || {
-        Runtime::new(&store, Device::Cuda(0))
-            .unwrap()
-            .graphs(Graphs::Always)
-    };
+    let runtime = || runtime(&store, Graphs::Always);
     // The context, cuBLAS's workspaces and a first allocation are nobody's.
     let warm = Tensor::ones([1024, 1024], (Kind::BFloat16, tch::Device::Cuda(0)));
     let _warm = warm.matmul(&warm);
     let before = memory();
     let together = runtime();
     let model = together.load("one-block").unwrap();
-    let programs: Vec<Program> = model
-        .programs("forward")
-        .into_iter()
-        .filter(|program| program.dynamic.is_none())
-        .cloned()
-        .collect();
+    let programs = model.programs("forward").into_iter();
+    let programs = programs.filter(|program| program.dynamic.is_none());
+    let programs: Vec<Program> = programs.cloned().collect();
     assert_eq!(programs.len(), 8);
     programs.iter().for_each(|program| run(&model, program));
     let shared = since(before);
@@ -66,35 +59,25 @@ fn figures_of_eight_buckets() {
     let mut apart = Vec::new();
     for program in &programs {
         let alone = runtime();
-        let model = alone
-            .load_programs(
-                "one-block",
-                vec![program.clone()],
-                &release.shims,
-                release.weights,
-                release.aliases.clone(),
-            )
-            .unwrap();
+        let (programs, aliases) = (vec![program.clone()], release.aliases.clone());
+        let weights = release.weights;
+        let model = alone.load_programs("one-block", programs, &release.shims, weights, aliases);
+        let model = model.unwrap();
         run(&model, program);
         apart.push((alone, model));
     }
     let separate = since(before);
-    println!(
-        "{}",
-        json!({
-            "figure": "eight buckets", "weights": weights,
-            "together": { "allocated": shared[0], "reserved": shared[1], "device": shared[2] },
-            "apart": { "allocated": separate[0], "reserved": separate[1], "device": separate[2] },
-        })
-    );
+    let of = |[allocated, reserved, device]: [i64; 3]| json!({ "allocated": allocated, "reserved": reserved, "device": device });
+    figure(json!({
+        "figure": "eight buckets", "weights": weights, "together": of(shared), "apart": of(separate),
+    }));
     // Beside the weights there are static tensors, and a workspace of cuBLAS for each of torch's streams that had none.
     let layouts = programs.iter().flat_map(|program| {
         let inputs = program.inputs.iter().map(|input| &input.layout);
         inputs.chain(program.outputs.iter().map(|output| &output.layout))
     });
-    let fixed: i64 = layouts
-        .map(|layout| 2 * layout.shape.iter().product::<i64>())
-        .sum();
+    let bytes = layouts.map(|layout| 2 * layout.shape.iter().product::<i64>());
+    let fixed: i64 = bytes.sum();
     let workspace = 36 << 20;
     assert!(separate[0] >= 8 * weights + fixed, "eight copies of them");
     assert!(shared[0] < weights + fixed + workspace, "one copy of them");

@@ -1,20 +1,16 @@
 //! One model on two devices.
 
-use std::io::Write;
-
 use precast::{Device, Runtime};
 use tch::Tensor;
 
-use super::{encode, faults::current_device, inputs, store};
+use super::{encode, faults::current_device, inputs, skipped, store};
 
 #[test]
 fn calls_are_spread_over_two_devices() {
-    const NAME: &str = "calls_are_spread_over_two_devices";
-    let Some(store) = store(NAME) else { return };
+    let Some(store) = store() else { return };
     let devices = tch::Cuda::device_count();
     if devices < 2 {
-        let _ = writeln!(std::io::stderr(), "{NAME}: skipped: {devices} CUDA device");
-        return;
+        return skipped(&format!("{devices} CUDA device"));
     }
     assert_eq!(current_device(Some(0)), 0);
     let runtime = Runtime::new(&store, [Device::Cuda(0), Device::Cuda(1)]).unwrap();

@@ -3,22 +3,21 @@
 use std::time::Instant;
 
 use precast::{
-    Device, Model, Runtime,
+    Model,
     runtime::{Outputs, Session, cuda::Graphs},
 };
 use serde_json::json;
 
-use super::{store_with, used};
+use super::{figure, random::Random, runtime, store_with, used};
 
 const SESSIONS: usize = 64;
 const CALLS: usize = 100_000;
 /// Tokens of a conversation, so that it moves into the larger context on its way.
 const LENGTH: usize = 40;
 
-fn load(test: &str, graphs: Graphs) -> Option<Model> {
-    let (store, _) = store_with(test, "decoder")?;
-    let runtime = Runtime::new(&store, Device::Cuda(0)).unwrap();
-    let runtime = runtime.graphs(graphs).sessions(SESSIONS + 1);
+fn load(graphs: Graphs) -> Option<Model> {
+    let (store, _) = store_with("decoder")?;
+    let runtime = runtime(&store, graphs).sessions(SESSIONS + 1);
     Some(runtime.load("decoder").unwrap())
 }
 
@@ -30,9 +29,8 @@ fn greedy(out: &Outputs) -> i64 {
 }
 
 fn prompt(number: usize) -> Vec<i64> {
-    (0..8)
-        .map(|at| ((number * 31 + at * 7) % 97) as i64)
-        .collect()
+    let token = |at: usize| ((number * 31 + at * 7) % 97) as i64;
+    (0..8).map(token).collect()
 }
 
 /// Generates a whole conversation. Returns its tokens.
@@ -47,9 +45,7 @@ fn alone(session: &mut Session<'_>, number: usize) -> Vec<i64> {
 
 #[test]
 fn sessions_with_graphs_never_see_each_other() {
-    let test = "sessions_with_graphs_never_see_each_other";
-    let (Some(plain), Some(graphs)) = (load(test, Graphs::Never), load(test, Graphs::Always))
-    else {
+    let (Some(plain), Some(graphs)) = (load(Graphs::Never), load(Graphs::Always)) else {
         return;
     };
     let mut expected = Vec::new();
@@ -62,13 +58,10 @@ fn sessions_with_graphs_never_see_each_other() {
     let before = used();
     let mut sessions: Vec<Session<'_>> = (0..SESSIONS).map(|_| graphs.session().unwrap()).collect();
     let mut steps = vec![0; SESSIONS];
-    let (mut random, mut graphed) = (7_u64, 0);
+    let (mut random, mut graphed) = (Random(7), 0);
     let started = Instant::now();
     for _ in 0..CALLS {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        let at = (random >> 33) as usize % SESSIONS;
+        let at = random.below(SESSIONS);
         let session = &mut sessions[at];
         if steps[at] == LENGTH {
             session.reset();
@@ -80,30 +73,25 @@ fn sessions_with_graphs_never_see_each_other() {
         };
         let out = out.unwrap();
         graphed += usize::from(out.served().graph());
-        assert_eq!(
-            greedy(&out),
-            expected[at][steps[at]],
-            "session {at}, step {}",
-            steps[at]
-        );
+        let step = steps[at];
+        let wanted = expected[at][step];
+        assert_eq!(greedy(&out), wanted, "session {at}, step {step}");
         steps[at] += 1;
     }
     assert_eq!(graphed, CALLS);
-    let figure = json!({
+    figure(json!({
         "figure": "sessions with graphs",
         "sessions": SESSIONS,
         "calls": CALLS,
         "seconds": started.elapsed().as_secs_f64(),
         "device_mib": (used() - before) as f64 / super::MIB,
         "state_mib": (graphs.session_bytes() * SESSIONS as u64) as f64 / super::MIB,
-    });
-    println!("{figure}");
+    }));
 }
 
 #[test]
 fn a_fork_and_a_later_session_have_graphs_of_their_own() {
-    let test = "a_fork_and_a_later_session_have_graphs_of_their_own";
-    let Some(model) = load(test, Graphs::Always) else {
+    let Some(model) = load(Graphs::Always) else {
         return;
     };
     let mut first = model.session().unwrap();

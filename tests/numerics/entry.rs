@@ -1,10 +1,8 @@
 //! Models that can't be made at all: the build ends with the line of the user's code and the Python stack in the store.
 
-use std::fs;
-
 use tempfile::TempDir;
 
-use crate::lab::precast;
+use crate::lab::{Lab, precast, project, said, well};
 
 const SPEC: &str = r#"schema = 1
 [model]
@@ -19,31 +17,18 @@ inputs.x = { dtype = "float32", shape = [3, 4] }
 /// Builds this model and asserts that it ended with exit code 1, these lines and this in the log that they name.
 fn fails(model: &str, message: &str, place: &str, in_log: &str) {
     let folder = TempDir::new().unwrap();
-    fs::write(folder.path().join("model.py"), model).unwrap();
-    fs::write(folder.path().join("precast.toml"), SPEC).unwrap();
-    let (spec, store) = (
-        folder.path().join("precast.toml"),
-        folder.path().join("store"),
-    );
-    let built = precast(&store, &["build", "-j", "1", "-f", spec.to_str().unwrap()]);
-    let built = { built }.output().unwrap();
-    let errors = String::from_utf8_lossy(&built.stderr);
-    assert_eq!(built.status.code(), Some(1), "{errors}");
-    assert!(
-        errors.contains(&format!("error: {message}\n  --> {place}\n")),
-        "{errors}"
-    );
-    let named = errors
-        .split("`precast log ")
-        .nth(1)
-        .unwrap_or_else(|| panic!("{errors}"));
-    let log = precast(&store, &["log", &named[..12]]).output().unwrap();
-    let log = String::from_utf8_lossy(&log.stdout);
+    let spec = project(folder.path(), SPEC, model);
+    let lab = Lab::at(folder.path());
+    let built = said(&mut precast(&lab.store, &["build", "-j", "1", "-f", &spec]));
+    let errors = built.err;
+    assert_eq!(built.code, Some(1), "{errors}");
+    let told = format!("error: {message}\n  --> {place}\n");
+    assert!(errors.contains(&told), "{errors}");
+    let named = errors.split("`precast log ").nth(1);
+    let named = named.unwrap_or_else(|| panic!("{errors}"));
+    let log = well(&mut precast(&lab.store, &["log", &named[..12]])).out;
     assert!(log.starts_with(message) && log.contains(in_log), "{log}");
-    let listed = precast(&store, &["ls", "--format", "json"])
-        .output()
-        .unwrap();
-    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let listed = lab.json(&["ls"]);
     assert_eq!(listed["programs"].as_array().unwrap().len(), 0, "{listed}");
 }
 
@@ -52,29 +37,20 @@ fn disturbs(command: &str, body: &str, what: &str) {
     let folder = TempDir::new().unwrap();
     let model =
         format!("import os, torch\n\ndef load():\n{body}    return torch.nn.Linear(4, 4)\n");
-    fs::write(folder.path().join("model.py"), model).unwrap();
-    fs::write(folder.path().join("precast.toml"), SPEC).unwrap();
-    let spec = folder.path().join("precast.toml");
-    let output = precast(
-        &folder.path().join("store"),
-        &[command, "-f", spec.to_str().unwrap()],
-    )
-    .output()
-    .unwrap();
-    let errors = String::from_utf8_lossy(&output.stderr);
+    let spec = project(folder.path(), SPEC, &model);
+    let store = folder.path().join("store");
+    let ran = said(&mut precast(&store, &[command, "-f", &spec]));
+    let errors = ran.err;
     let wanted = format!("the model disturbed its worker: {what}");
     assert!(errors.contains(&wanted), "{command}\n{errors}");
     assert!(!errors.contains("bug of precast"), "{command}\n{errors}");
-    assert_eq!(output.status.code(), Some(1), "{command}\n{errors}");
+    assert_eq!(ran.code, Some(1), "{command}\n{errors}");
 }
 
 #[test]
 fn an_entry_that_writes_to_descriptors_of_the_worker() {
-    let body = |bytes: &str| {
-        format!(
-            "    for fd in range(3, 64):\n        try: os.write(fd, {bytes})\n        except OSError: pass\n"
-        )
-    };
+    let all = "    for fd in range(3, 64):\n        try: os.write(fd, BYTES)\n        except OSError: pass\n";
+    let body = |bytes: &str| all.replace("BYTES", bytes);
     let what = "it wrote to a descriptor that it did not open: an answer begins with `";
     disturbs("build", &body("b'hello'"), &format!("{what}hello{{"));
     disturbs("check", &body("b'\\xff\\n'"), what);
@@ -84,11 +60,8 @@ fn an_entry_that_writes_to_descriptors_of_the_worker() {
 fn an_entry_that_forks_its_worker() {
     // The worker waits for its copy, so that the copy speaks first.
     let body = "    child = os.fork()\n    if child: os.waitpid(child, 0)\n";
-    disturbs(
-        "build",
-        body,
-        "it forked, and the copy of the worker went on",
-    );
+    let what = "it forked, and the copy of the worker went on";
+    disturbs("build", body, what);
 }
 
 /// A model's text, the message, its place, and a part of the log.

@@ -7,7 +7,7 @@ use precast::{
     runtime::{Outputs, Session, Value},
 };
 
-use crate::lab::{checkout, precast, python, runtime, shared};
+use crate::lab::{checkout, json, precast, python, runtime, said, shared, well};
 
 /// Three layers, two of which see the last eight tokens only.
 const MODEL: &str = r#"import torch
@@ -83,41 +83,32 @@ fn a_model_with_an_encoder_answers_as_generate_does() {
 
 /// Builds a model with the commands of the guide, and compares the tokens of a session with those of `generate`.
 fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut Session<'_>)) {
-    let found = Command::new(python())
-        .args(["-c", "import transformers"])
-        .output();
-    if !found.unwrap().status.success() {
+    let found = said(Command::new(python()).args(["-c", "import transformers"]));
+    if found.code != Some(0) {
         println!("skipped: {} has no transformers", python().display());
         return;
     }
     let folder = tempfile::tempdir().unwrap();
     let store = &shared().store;
     fs::write(folder.path().join(format!("{name}.py")), source).unwrap();
-    let mut said = String::new();
+    let mut told = String::new();
     for line in commands() {
         // In the shared store each model has its own name.
         let line = line.replace("my:load", &format!("{name}:load"));
         let words: Vec<&str> = line.split(' ').collect();
-        let mut command = precast(store, &words);
-        let output = command.current_dir(folder.path()).output().unwrap();
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{name}: {line}: {errors}");
+        told = well(precast(store, &words).current_dir(folder.path())).err;
         // A session sends its tokens through the buckets that they fill: nothing is said about padding.
-        assert!(!errors.contains("exact sizes only"), "{name}: {errors}");
-        said = errors.into_owned();
+        assert!(!told.contains("exact sizes only"), "{name}: {told}");
     }
     let compared = "`prefill` and `decode` agree with eager for 32 tokens of a session";
-    assert!(said.contains(compared), "{name}: {said}");
+    assert!(told.contains(compared), "{name}: {told}");
 
     let model = runtime(&Store::open(store).unwrap()).load(name).unwrap();
     let mut session = model.session().unwrap();
     first(&mut session);
-    let greedy = [
-        Value::new(&[0.0_f32], &[1]).unwrap(),
-        Value::new(&[1_i64], &[1]).unwrap(),
-        Value::new(&[1.0_f32], &[1]).unwrap(),
-        Value::new(&[0.0_f32], &[1]).unwrap(),
-    ];
+    let one = |value: f32| Value::new(&[value], &[1]).unwrap();
+    let top = Value::new(&[1_i64], &[1]).unwrap();
+    let greedy = [one(0.0), top, one(1.0), one(0.0)];
     let token = |out: &Outputs| out.array_named::<i64>("token").unwrap().data()[0];
     let mut tokens = vec![token(&session.prefill(prompt, &greedy).unwrap())];
     while tokens.len() < TOKENS {
@@ -128,10 +119,7 @@ fn answers_as_generate(name: &str, source: &str, prompt: &[i64], first: fn(&mut 
     let mut script = Command::new(python());
     let script = script.current_dir(folder.path()).args(["-c", GENERATE]);
     let script = script.args([format!("{prompt:?}"), TOKENS.to_string(), name.to_owned()]);
-    let output = script.output().unwrap();
-    let eager: Vec<i64> = serde_json::from_slice(&output.stdout)
-        .unwrap_or_else(|_| panic!("{name}: {}", String::from_utf8_lossy(&output.stderr)));
-    assert_eq!(tokens, eager, "{name}");
+    assert_eq!(serde_json::json!(tokens), json(script), "{name}");
     // A model that repeats one token would prove little.
     let distinct: BTreeSet<_> = tokens.iter().collect();
     assert!(distinct.len() > 5, "{name}: {tokens:?}");

@@ -118,34 +118,56 @@ fn eager(args: &[&str]) {
     assert_eq!(status.trim(), "0", "eager.py {args:?}: see stderr");
 }
 
+/// The exit code of a command, and what it printed.
+pub struct Said {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs a command to its end.
+pub fn said(command: &mut Command) -> Said {
+    let output = command.output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Said {
+        code: output.status.code(),
+        out: text(&output.stdout),
+        err: text(&output.stderr),
+    }
+}
+
+/// Runs a command that must succeed.
+#[track_caller]
+pub fn well(command: &mut Command) -> Said {
+    let said = said(command);
+    let Said { code, out, err } = &said;
+    assert_eq!(*code, Some(0), "{command:?}: {out}\n{err}");
+    said
+}
+
 /// Runs a command that must succeed and returns the last JSON document it prints.
 pub fn json(command: &mut Command) -> Value {
-    let output = command.output().unwrap();
-    let (out, err) = (
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr),
-    );
-    assert!(
-        output.status.success(),
-        "{command:?}: {}\n{out}\n{err}",
-        output.status
-    );
-    let documents = serde_json::Deserializer::from_str(&out).into_iter::<Value>();
-    documents
-        .last()
-        .unwrap_or_else(|| panic!("{command:?} printed nothing\n{err}"))
+    let said = well(command);
+    let documents = serde_json::Deserializer::from_str(&said.out).into_iter::<Value>();
+    let last = documents.last();
+    last.unwrap_or_else(|| panic!("{command:?} printed nothing\n{}", said.err))
         .unwrap()
+}
+
+/// Writes a project of one file: its spec, and its model.
+pub fn project(folder: &Path, spec: &str, model: &str) -> String {
+    fs::write(folder.join("model.py"), model).unwrap();
+    let path = folder.join("precast.toml");
+    fs::write(&path, spec).unwrap();
+    path.to_str().unwrap().to_owned()
 }
 
 /// Returns the programs of a build's last document, as `(program, state)`.
 pub fn states(built: &Value) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap().to_owned();
-    built["programs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| (text(&p["program"]), text(&p["state"])))
-        .collect()
+    let programs = built["programs"].as_array().unwrap().iter();
+    let states = programs.map(|p| (text(&p["program"]), text(&p["state"])));
+    states.collect()
 }
 
 impl Lab {
@@ -158,10 +180,8 @@ impl Lab {
     }
 
     pub fn json(&self, args: &[&str]) -> Value {
-        json(&mut precast(
-            &self.store,
-            &[args, &["--format", "json"]].concat(),
-        ))
+        let args = [args, &["--format", "json"]].concat();
+        json(&mut precast(&self.store, &args))
     }
 
     /// Asks eager for inputs and answers of `module` at these sizes; returns the file with the inputs.
@@ -189,51 +209,32 @@ impl Lab {
         let file = |kind: &str| folder.join(format!("{case}.{kind}.safetensors"));
         let got = file("got");
         let (name, _) = module.split_once('(').unwrap_or((module, ""));
-        let run = [
-            "run",
-            name,
-            // The artifact is compared, also where eager happened to be faster.
-            "--compiled",
-            "--model",
-            model,
-            "--inputs",
-            inputs.to_str().unwrap(),
-            "--outputs",
-        ];
-        let ran = self.json(&[&run[..], &[got.to_str().unwrap()]].concat());
+        // The artifact is compared, also where eager happened to be faster.
+        let run = ["run", name, "--compiled", "--model", model, "--inputs"];
+        let files = [inputs.to_str().unwrap(), "--outputs", got.to_str().unwrap()];
+        let ran = self.json(&[&run[..], &files].concat());
 
-        let (got, want) = (fs::read(got).unwrap(), fs::read(file("eager")).unwrap());
-        let (got, want) = (
-            SafeTensors::deserialize(&got).unwrap(),
-            SafeTensors::deserialize(&want).unwrap(),
-        );
+        let [got, want] = [got, file("eager")].map(|path| fs::read(path).unwrap());
+        let [got, want] = [&got, &want].map(|file| SafeTensors::deserialize(file).unwrap());
         let outputs = ran["outputs"].as_array().unwrap();
         assert_eq!(outputs.len(), want.len());
         for (index, output) in outputs.iter().enumerate() {
             let got = got.tensor(output["name"].as_str().unwrap()).unwrap();
             let want = want.tensor(&format!("out.{index}")).unwrap();
-            assert_eq!(
-                (got.dtype(), got.shape()),
-                (want.dtype(), want.shape()),
-                "{module} {case} output {index}"
-            );
+            let what = format!("{model} {module} {case} output {index}");
+            assert_eq!(got.dtype(), want.dtype(), "{what}");
+            assert_eq!(got.shape(), want.shape(), "{what}");
             assert_eq!(want.dtype(), safetensors::Dtype::F32);
             let mut worst = 0.0_f64;
             for (index, (got, want)) in floats(got.data()).zip(floats(want.data())).enumerate() {
                 let error = (got - want).abs();
-                assert!(
-                    error <= atol + rtol * want.abs(),
-                    "{module} {case}: {got} for {want} at element {index}"
-                );
+                let near = error <= atol + rtol * want.abs();
+                assert!(near, "{what}: {got} for {want} at element {index}");
                 worst = worst.max(error);
             }
-            assert!(
-                floats(want.data()).any(|value| value != 0.0),
-                "eager answers nothing but zeros"
-            );
-            println!(
-                "{model} {module} {case}: output {index} differs from eager by at most {worst:.2e}"
-            );
+            let some = floats(want.data()).any(|value| value != 0.0);
+            assert!(some, "eager answers nothing but zeros");
+            println!("{what} differs from eager by at most {worst:.2e}");
         }
         // Eager for every size has no bucket.
         let bucket = ran["bucket"].as_object().into_iter().flatten();

@@ -15,6 +15,9 @@ mod memory;
 mod moved;
 mod operators;
 mod prepared;
+#[allow(dead_code)]
+#[path = "../sample/random.rs"]
+mod random;
 mod receipts;
 mod slower;
 mod state;
@@ -32,19 +35,16 @@ const RTOL: f64 = 1e-4;
 const ATOL: f64 = 1e-5;
 
 #[test]
-fn minilm_at_an_exact_bucket() {
-    let served = lab(MINILM).agrees(MINILM, "minilm", "encode", "batch=1,seq=32", RTOL, ATOL);
-    assert_eq!(served, ("batch=1 seq=32".into(), "exact".into()));
-    let served = lab(MINILM).agrees(MINILM, "minilm", "encode", "batch=8,seq=128", RTOL, ATOL);
-    assert_eq!(served, ("batch=8 seq=128".into(), "exact".into()));
-}
-
-#[test]
-fn minilm_padded_into_the_smallest_bucket_that_covers() {
-    let served = lab(MINILM).agrees(MINILM, "minilm", "encode", "batch=1,seq=20", RTOL, ATOL);
-    assert_eq!(served, ("batch=1 seq=32".into(), "padded".into()));
-    let served = lab(MINILM).agrees(MINILM, "minilm", "encode", "batch=3,seq=77", RTOL, ATOL);
-    assert_eq!(served, ("batch=8 seq=128".into(), "padded".into()));
+fn minilm_answers_at_an_exact_bucket_or_padded_into_the_smallest_that_covers() {
+    for (case, bucket, rung) in [
+        ("batch=1,seq=32", "batch=1 seq=32", "exact"),
+        ("batch=8,seq=128", "batch=8 seq=128", "exact"),
+        ("batch=1,seq=20", "batch=1 seq=32", "padded"),
+        ("batch=3,seq=77", "batch=8 seq=128", "padded"),
+    ] {
+        let served = lab(MINILM).agrees(MINILM, "minilm", "encode", case, RTOL, ATOL);
+        assert_eq!(served, (bucket.into(), rung.into()), "{case}");
+    }
 }
 
 #[test]
@@ -74,10 +74,8 @@ fn a_second_build_compiles_nothing_and_starts_no_python() {
         let built = json(precast(&lab.store, &args).env("PRECAST_PYTHON", &python));
         assert!(!started.exists(), "{built}");
         assert_eq!(built["compiled"], 0, "{built}");
-        assert!(
-            states(&built).iter().all(|(_, state)| state == "hit"),
-            "{built}"
-        );
+        let hits = states(&built).iter().all(|(_, state)| state == "hit");
+        assert!(hits, "{built}");
         println!("{spec}: second build took {} s", built["seconds"]);
     }
 }

@@ -1,16 +1,12 @@
 //! One copy of the weights, however many buckets use them: measured on a process that does nothing else.
 
 use std::{
-    collections::BTreeMap,
-    env, fs,
-    os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
-    process::Command,
+    collections::BTreeMap, env, fs, os::unix::fs::PermissionsExt, path::Path, process::Command,
 };
 
 use precast::{Store, record::Dtype, runtime::Tensor};
 
-use crate::lab::{MINILM, lab, python, runtime, shared};
+use crate::lab::{MINILM, lab, python, runtime, shared, well};
 
 const WIDE: &str = "tests/numerics/wide/precast.toml";
 
@@ -34,22 +30,15 @@ fn resident() -> (u64, BTreeMap<String, u64>) {
         if let Some(rest) = line.strip_prefix("Rss:") {
             let kib: u64 = rest.trim().trim_end_matches(" kB").parse().unwrap();
             total += kib << 10;
-            if ["/objects/", "/ready/"]
-                .iter()
-                .any(|folder| path.contains(folder))
-            {
+            if path.contains("/objects/") || path.contains("/ready/") {
                 *maps.entry(path.clone()).or_default() += kib << 10;
             }
-        } else if line
-            .split_whitespace()
-            .next()
-            .is_some_and(|range| range.contains('-') && !range.ends_with(':'))
-        {
-            path = line
-                .split_whitespace()
-                .nth(5)
-                .unwrap_or_default()
-                .to_owned();
+            continue;
+        }
+        let mut words = line.split_whitespace();
+        let range = |word: &str| word.contains('-') && !word.ends_with(':');
+        if words.next().is_some_and(range) {
+            path = words.nth(4).unwrap_or_default().to_owned();
         }
     }
     (total, maps)
@@ -64,20 +53,15 @@ fn four_buckets_hold_one_copy_of_the_weights() {
         return alone(store.as_ref());
     }
     let name = "memory::four_buckets_hold_one_copy_of_the_weights";
-    let test = Command::new(env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
+    let mut test = Command::new(env::current_exe().unwrap());
+    let test = test.args(["--exact", name, "--nocapture"]);
+    // Each thread of a product has memory of its own.
+    let test = test
         .env(ALONE, &lab(MINILM).store)
-        // Each thread of a product has memory of its own.
-        .env("OMP_NUM_THREADS", "2")
-        .output()
-        .unwrap();
-    let told = String::from_utf8_lossy(&test.stdout);
+        .env("OMP_NUM_THREADS", "2");
+    let told = well(test).out;
     println!("{told}");
-    assert!(
-        test.status.success() && told.contains("1 passed"),
-        "{}",
-        String::from_utf8_lossy(&test.stderr)
-    );
+    assert!(told.contains("1 passed"));
 }
 
 fn alone(store: &Path) {
@@ -89,44 +73,31 @@ fn alone(store: &Path) {
         let ids: Vec<i64> = (0..batch * seq).map(|i| i * 29 % 30_522).collect();
         let mask = Tensor::from_slice(&vec![1_i64; ids.len()], &[batch, seq]).unwrap();
         let ids = Tensor::from_slice(&ids, &[batch, seq]).unwrap();
-        let out = model
-            .run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)])
-            .unwrap();
+        let out = model.run_named("encode", &[("input_ids", &ids), ("attention_mask", &mask)]);
+        let out = out.unwrap();
         assert_eq!(out[0].dtype(), Some(Dtype::Float32));
         after.push((batch, seq, resident()));
     }
+    let mib = |bytes: u64| bytes as f64 / MIB;
     for (batch, seq, (total, maps)) in &after {
-        println!(
-            "after batch={batch} seq={seq}: {:.1} MiB resident, of which maps of the weights {:.1} MiB",
-            *total as f64 / MIB,
-            maps.values().sum::<u64>() as f64 / MIB
-        );
+        let (all, maps) = (mib(*total), mib(maps.values().sum()));
+        println!("after batch={batch} seq={seq}: {all:.1} MiB resident, {maps:.1} MiB in maps");
     }
     let (_, _, (first, before)) = &after[0];
     let (_, _, (last, maps)) = &after[3];
     assert_eq!(maps.len(), 1, "the weights are mapped once: {maps:?}");
     let mapped: u64 = maps.values().sum();
-    let weights: u64 = maps
-        .keys()
-        .map(|path| fs::metadata(path).unwrap().len())
-        .sum();
+    let weights = maps.keys().map(|path| fs::metadata(path).unwrap().len());
+    let weights: u64 = weights.sum();
     let slack = 4096;
-    assert!(
-        mapped <= weights + slack,
-        "{mapped} bytes are resident of {weights}"
-    );
+    let once = mapped <= weights + slack;
+    assert!(once, "{mapped} bytes are resident of {weights}");
     // Without pages of the map that were first read meanwhile.
     let first = first - before.values().sum::<u64>();
     let added = (last - mapped).saturating_sub(first);
-    println!(
-        "weights: {:.1} MiB; three more buckets added {:.1} MiB besides",
-        weights as f64 / MIB,
-        added as f64 / MIB
-    );
-    assert!(
-        added < weights,
-        "three more buckets added a copy of the weights"
-    );
+    let (all, more) = (mib(weights), mib(added));
+    println!("weights: {all:.1} MiB; three more buckets added {more:.1} MiB besides");
+    assert!(more < all, "three more buckets added a copy of them");
 }
 
 /// Eager reads the weights, and the artifact prepacked ones.
@@ -147,19 +118,13 @@ fn a_gate_never_holds_the_weights_in_two_forms() {
     let digest = release.weights.unwrap();
     let weights = store.objects().map(&digest).unwrap().len() as u64;
     let kept = lab.store.join(format!("cache/prepacked/{digest}"));
-    let kept: Vec<PathBuf> = (fs::read_dir(kept).unwrap())
-        .map(|file| file.unwrap().path())
-        .collect();
-    let prepacked: u64 = (kept.iter())
-        .map(|file| fs::metadata(file).unwrap().len())
-        .sum();
+    let kept = fs::read_dir(kept).unwrap();
+    let prepacked = kept.map(|file| file.unwrap().metadata().unwrap().len());
+    let prepacked: u64 = prepacked.sum();
     assert!(prepacked >= weights, "{prepacked} of {weights}");
     let most = fs::read_to_string(gate.with_extension("peak")).unwrap();
     let most = most.parse::<u64>().unwrap() << 10;
-    println!(
-        "weights: {:.1} MiB; the gate had {:.1} MiB at its peak",
-        weights as f64 / MIB,
-        most as f64 / MIB
-    );
+    let [all, peak] = [weights, most].map(|bytes| bytes as f64 / MIB);
+    println!("weights: {all:.1} MiB; the gate had {peak:.1} MiB at its peak");
     assert!(most < 2 * weights, "{most} bytes for {weights} of weights");
 }

@@ -8,25 +8,22 @@ use std::{
 
 use crate::{
     ATOL, RTOL,
-    lab::{Lab, MINILM, SMALL, STACK, checkout, json, lab, precast},
+    lab::{Lab, MINILM, SMALL, STACK, checkout, lab, precast, said, well},
 };
 
 /// Returns a lab with a copy of the store that the pass with the torch of `.venv` has left.
 fn older() -> Lab {
     let tmp = Path::new(env!("CARGO_TARGET_TMPDIR"));
     let (from, root) = (tmp.join("numerics/store"), tmp.join("numerics-moved"));
-    assert!(
-        from.exists(),
-        "run the numerics with the torch of .venv first"
-    );
+    let there = from.exists();
+    assert!(there, "run the numerics with the torch of .venv first");
     let _ = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(&root).unwrap();
-    let copied = Command::new("cp")
-        .arg("-r")
-        .arg(from)
-        .arg(root.join("store"))
-        .status();
-    assert!(copied.unwrap().success());
+    well(
+        Command::new("cp")
+            .arg("-r")
+            .args([from, root.join("store")]),
+    );
     Lab::at(&root)
 }
 
@@ -35,25 +32,21 @@ fn older() -> Lab {
 fn releases_of_an_older_torch_answer_like_eager_once_their_gates_passed() {
     let lab = older();
     let run = |libtorch: Option<PathBuf>, inputs: &Path| {
-        let mut command = precast(
-            &lab.store,
-            &["run", "encode", "--model", "minilm", "--inputs"],
-        );
+        let args = ["run", "encode", "--model", "minilm", "--inputs"];
+        let mut command = precast(&lab.store, &args);
         command.arg(inputs);
         if let Some(libtorch) = libtorch {
             command.env("LIBTORCH", libtorch);
         }
-        command.output().unwrap()
+        said(&mut command)
     };
     let inputs = lab.inputs(MINILM, "minilm", "encode", "batch=3,seq=20");
     let refused = run(None, &inputs);
-    let message = String::from_utf8_lossy(&refused.stderr);
-    assert_eq!(refused.status.code(), Some(4), "{message}");
-    assert!(
-        message.contains("torch: artifact has `2.11.0")
-            && message.contains("`precast verify --host`"),
-        "{message}"
-    );
+    let message = refused.err;
+    assert_eq!(refused.code, Some(4), "{message}");
+    for says in ["torch: artifact has `2.11.0", "`precast verify --host`"] {
+        assert!(message.contains(says), "{message}");
+    }
     let models = ["minilm", "small"];
     let gated = lab.json(&[&["verify", "--host"], &models[..]].concat());
     for release in gated["releases"].as_array().unwrap() {
@@ -66,17 +59,11 @@ fn releases_of_an_older_torch_answer_like_eager_once_their_gates_passed() {
     lab.agrees(SMALL, "small", "logits", "batch=1,seq=5", RTOL, ATOL);
     // Under the torch that built it, it runs as before.
     let before = run(Some(checkout().join(".venv/libtorch")), &inputs);
-    let message = String::from_utf8_lossy(&before.stderr);
-    assert!(before.status.success(), "{message}");
+    assert_eq!(before.code, Some(0), "{}", before.err);
     // Nothing is left to do the next time.
-    let again = json(&mut precast(
-        &lab.store,
-        &["verify", "--host", "small", "--format", "json"],
-    ));
-    assert_eq!(
-        again["releases"][0]["runs_as"],
-        gated["releases"][1]["runs_as"]
-    );
+    let again = lab.json(&["verify", "--host", "small"]);
+    let [own, first] = [&again["releases"][0], &gated["releases"][1]];
+    assert_eq!(own["runs_as"], first["runs_as"]);
     assert_eq!(lab.json(&["verify"])["defects"], serde_json::json!([]));
 }
 

@@ -25,11 +25,7 @@ fn peak_memory_of_artifact_and_eager() {
     let mut peaks = Vec::new();
     for (bucket, record) in programs(lab(MINILM), "minilm") {
         let gate = &record["receipt"]["gate"];
-        let peak = |name: &str| {
-            gate[name]
-                .as_u64()
-                .unwrap_or_else(|| panic!("{bucket}: {gate}"))
-        };
+        let peak = |name: &str| gate[name].as_u64().unwrap();
         let (artifact, eager) = (peak("artifact_peak_bytes"), peak("eager_peak_bytes"));
         println!("{bucket}: artifact {artifact}, eager {eager}");
         peaks.push((bucket, artifact, eager));
@@ -52,49 +48,31 @@ fn tuning_tries_real_option_sets_and_keeps_one_that_is_right() {
         lab(SMALL).json(&[&args[..], tune].concat())
     };
     let compiled = only(&["--tune"])["compiled"].as_u64().unwrap();
-    let (_, record) = programs(lab(SMALL), "small")
-        .into_iter()
-        .find(|(_, record)| record["request"]["tuned"] == true)
-        .unwrap();
+    let mut programs = programs(lab(SMALL), "small").into_iter();
+    let tuned = programs.find(|(_, record)| record["request"]["tuned"] == true);
+    let (_, record) = tuned.unwrap();
     let rows = record["receipt"]["tuned"].as_array().unwrap();
     println!("{rows:#?}");
-    let names: Vec<&str> = rows
-        .iter()
-        .map(|row| row["options"].as_str().unwrap())
-        .collect();
+    let names = rows.iter().map(|row| row["options"].as_str().unwrap());
+    let names: Vec<&str> = names.collect();
     // Offers of installed packages come last.
     let (own, offered) = names.split_at(5);
-    assert_eq!(
-        own,
-        [
-            "mode=default",
-            "coordinate_descent_tuning=true",
-            "epilogue_fusion=false",
-            "max_autotune=true",
-            "freezing=false"
-        ]
-    );
+    let sets = "mode=default coordinate_descent_tuning=true epilogue_fusion=false max_autotune=true freezing=false";
+    assert_eq!(own.join(" "), sets);
     assert!(offered.is_empty() || offered == ["precast_kernels:fuse"]);
-    assert_eq!(
-        compiled as usize,
-        names.len() - 1,
-        "the module's own settings are compiled already"
-    );
+    // The module's own settings are compiled already.
+    assert_eq!(compiled as usize, names.len() - 1);
     for row in rows {
         assert_eq!(row["refused"], Value::Null);
-        assert!(
-            row["latency"].as_f64().unwrap() > 0.0 && row["seconds"].as_f64().unwrap() > 0.0,
-            "{row}"
-        );
+        for measured in ["latency", "seconds"] {
+            assert!(row[measured].as_f64().unwrap() > 0.0, "{row}");
+        }
         assert!(row["max_abs"].as_f64().unwrap() < ATOL, "{row}");
     }
     assert_eq!(rows.iter().filter(|row| row["chosen"] == true).count(), 1);
     assert_eq!(only(&["--tune"])["compiled"], 0);
-    assert_eq!(
-        only(&[])["programs"][0]["id"],
-        record["id"],
-        "a plain build finds it"
-    );
+    let found = &only(&[])["programs"][0]["id"];
+    assert_eq!(*found, record["id"], "a plain build finds it");
     let served = lab(SMALL).agrees(SMALL, "small", "widen", "seq=3", RTOL, ATOL);
     assert_eq!(served, ("seq=4".into(), "padded".into()));
 }

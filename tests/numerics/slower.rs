@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::{
     ATOL, RTOL,
-    lab::{precast, shared},
+    lab::{precast, said, shared},
 };
 
 const SLOWER: &str = "tests/numerics/slower/precast.toml";
@@ -16,13 +16,7 @@ const SLOWER: &str = "tests/numerics/slower/precast.toml";
 fn eager_answers_in_the_place_of_a_slower_artifact() {
     let lab = shared();
     let args = ["build", "-j1", "-f", SLOWER, "--format", "json"];
-    let build = |args: &[&str]| {
-        let mut command = precast(&lab.store, args);
-        command.env("OMP_NUM_THREADS", "1");
-        command
-    };
-    let output = build(&args).output().unwrap();
-    let text = String::from_utf8(output.stdout).unwrap();
+    let text = said(precast(&lab.store, &args).env("OMP_NUM_THREADS", "1")).out;
     let events: Vec<Value> = (text.lines())
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
@@ -33,28 +27,17 @@ fn eager_answers_in_the_place_of_a_slower_artifact() {
     // The gate doubts it, and it is measured once more with no other task running; then it is marked.
     assert_eq!(of("end", "measure"), 1, "{text}");
     assert_eq!(of("finished", ""), 1, "{text}");
-    let faster = || {
-        let record = lab.json(&["show", "slower", "curve", "batch=4"]);
-        let test = record["receipt"]["gate"]["sign_test"].clone();
-        println!("{test}");
-        assert_eq!(test["exclusive"], true, "{test}");
-        test["faster"].clone()
-    };
-    assert_eq!(faster(), "eager");
+    let record = lab.json(&["show", "slower", "curve", "batch=4"]);
+    let test = &record["receipt"]["gate"]["sign_test"];
+    println!("{test}");
+    assert_eq!(test["exclusive"], true, "{test}");
+    assert_eq!(test["faster"], "eager", "{test}");
 
     // The artifact is right, and answers when it is asked for by name; else eager does.
     let served = lab.agrees(SLOWER, "slower", "curve", "batch=4", RTOL, ATOL);
     assert_eq!(served, ("batch=4".into(), "exact".into()));
     let inputs = lab.inputs(SLOWER, "slower", "curve", "batch=4");
-    let answered = || {
-        lab.json(&[
-            "run",
-            "curve",
-            "--model",
-            "slower",
-            "--inputs",
-            inputs.to_str().unwrap(),
-        ])
-    };
-    assert_eq!(answered()["rung"], "eager", "{}", answered());
+    let run = ["run", "curve", "--model", "slower", "--inputs"];
+    let answered = lab.json(&[&run[..], &[inputs.to_str().unwrap()]].concat());
+    assert_eq!(answered["rung"], "eager", "{answered}");
 }

@@ -2,7 +2,7 @@
 
 use crate::{
     ATOL, RTOL,
-    lab::{VLM, lab, precast},
+    lab::{VLM, lab, precast, said},
 };
 
 /// Answers a request of these sizes and returns which bucket and rung did.
@@ -106,15 +106,13 @@ fn a_pass_that_changes_the_numbers_is_told_by_the_gate() {
         node.replace_all_uses_with(half)\n            half.args = (node, 0.5)\n";
     std::fs::write(root.path().join("passes.py"), source).unwrap();
     let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
-    let output = precast(&store, &["build", "-j1", "--only", "patches batch=1", "-f"])
+    let mut build = precast(&store, &["build", "-j1", "--only", "patches batch=1", "-f"]);
+    let build = build
         .arg(spec)
-        .args([passes, "--set=blocklist=[]", "--set=fail_policy=raise"])
-        .output()
-        .unwrap();
-    let stderr = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{stderr}");
-    assert!(
-        stderr.contains("failed its gate: output `output` differs from eager"),
-        "{stderr}"
-    );
+        .args([passes, "--set=blocklist=[]", "--set=fail_policy=raise"]);
+    let output = said(build);
+    let stderr = output.err;
+    assert_eq!(output.code, Some(1), "{stderr}");
+    let why = "failed its gate: output `output` differs from eager";
+    assert!(stderr.contains(why), "{stderr}");
 }

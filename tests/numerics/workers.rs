@@ -18,13 +18,14 @@ fn a_module_that_ends_its_worker_fails_at_its_line_and_the_next_one_is_built() {
     for (module, message, mark) in [
         (
             "dies",
-            "the worker ended in the middle of a request (signal: 11",
+            "ended in the middle of a request (signal: 11",
             "crash",
         ),
-        ("hangs", "the worker did not answer within 120 s", "hang"),
-        ("eats", "the worker took too much memory", "eat"),
+        ("hangs", "did not answer within 120 s", "hang"),
+        ("eats", "took too much memory", "eat"),
     ] {
-        let (location, log) = built().failed(module, message);
+        let message = format!("the worker {message}");
+        let (location, log) = built().failed(module, &message);
         let place = line("worker", mark);
         assert_eq!(location, Some(&*place), "{log}");
         let (file, number) = place.split_once(':').unwrap();

@@ -1,7 +1,7 @@
 //! Sessions: slots that are held from run to run.
 
 use precast::{
-    Device, Model, Runtime,
+    Model,
     record::Sizes,
     runtime::{RuntimeError, Tensor, cuda::Fixed},
 };
@@ -12,8 +12,7 @@ use crate::{
 };
 
 fn model(instances: usize) -> Model {
-    let memory = Memory::with(&[Fake::sized(2, 2)]);
-    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let runtime = Memory::with(&[Fake::sized(2, 2)]).runtime();
     runtime.instances(instances).load("fake").unwrap()
 }
 
@@ -37,12 +36,9 @@ fn two_sessions_and_calls_have_slots_of_their_own() {
     let open = || model.fixed("f", &sizes(2, 2)).unwrap();
     let mut both = [open(), open()];
     let addresses = |fixed: &mut Fixed<'_>| {
-        let inputs: Vec<usize> = fixed.inputs().iter().map(|own| own.address()).collect();
-        let outputs = fixed.outputs();
-        inputs
-            .into_iter()
-            .chain(outputs.iter().map(|own| own.address()))
-            .collect::<Vec<_>>()
+        let mut all: Vec<usize> = fixed.inputs().iter().map(|own| own.address()).collect();
+        all.extend(fixed.outputs().iter().map(|own| own.address()));
+        all
     };
     let before = both.each_mut().map(addresses);
     assert!(before[0].iter().all(|address| !before[1].contains(address)));
@@ -68,14 +64,10 @@ fn sessions_are_bounded_and_keep_no_call_waiting() {
     let open = || model.fixed("f", &sizes(2, 2));
     let mut held = [open().unwrap(), open().unwrap()];
     let refused = open().err().unwrap();
-    assert!(
-        matches!(refused, RuntimeError::Busy { slots: 2, .. }),
-        "{refused}"
-    );
-    assert_eq!(
-        flat(&model.try_run("f", &[x(2, 2)]).unwrap()[0]),
-        [0.0, 2.0, 4.0, 6.0]
-    );
+    let busy = matches!(refused, RuntimeError::Busy { slots: 2, .. });
+    assert!(busy, "{refused}");
+    let out = model.try_run("f", &[x(2, 2)]).unwrap();
+    assert_eq!(flat(&out[0]), [0.0, 2.0, 4.0, 6.0]);
     let address = held[0].inputs()[0].address();
     assert_eq!(run(&mut held[0], &x(2, 2)), [0.0, 2.0, 4.0, 6.0]);
     let [first, _second] = held;
@@ -91,7 +83,7 @@ fn sessions_are_bounded_and_keep_no_call_waiting() {
 fn a_session_keeps_its_weights_over_a_swap() {
     let mut memory = Memory::with(&[Fake::sized(2, 2)]);
     let tuned = memory.put(fake::weights(&[("scale", &[5.0])]));
-    let runtime = Runtime::over(memory.source(), Device::Cpu).unwrap();
+    let runtime = memory.runtime();
     let model = runtime.load("fake").unwrap();
     let mut fixed = model.fixed("f", &sizes(2, 2)).unwrap();
     model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
@@ -104,20 +96,20 @@ fn a_session_keeps_its_weights_over_a_swap() {
 #[test]
 fn a_static_tensor_takes_its_own_sizes_and_dtype_only() {
     let model = model(1);
-    let error = model.fixed("f", &sizes(2, 3)).err().unwrap();
-    assert!(matches!(error, RuntimeError::NoBucket { .. }), "{error}");
-    let error = model.fixed("g", &sizes(2, 2)).err().unwrap();
-    assert!(matches!(error, RuntimeError::NoModule { .. }), "{error}");
+    for (module, seq, name) in [("f", 3, "NoBucket"), ("g", 2, "NoModule")] {
+        let error = model.fixed(module, &sizes(2, seq)).err().unwrap();
+        assert_eq!(error.name(), name, "{error}");
+    }
     let mut fixed = model.fixed("f", &sizes(2, 2)).unwrap();
     assert!(!fixed.is_graph());
     run(&mut fixed, &x(2, 2));
-    let refuse = |fixed: &mut Fixed<'_>, given: &Tensor| {
-        fixed.inputs()[0].write(given).unwrap_err().to_string()
-    };
-    let error = refuse(&mut fixed, &x(1, 2));
-    assert_eq!(error, "it is float32 [1, 2], not float32 [2, 2]");
-    let error = refuse(&mut fixed, &full([2, 2], 1_i64));
-    assert_eq!(error, "it is int64 [2, 2], not float32 [2, 2]");
+    for (given, is) in [
+        (x(1, 2), "float32 [1, 2]"),
+        (full([2, 2], 1_i64), "int64 [2, 2]"),
+    ] {
+        let error = fixed.inputs()[0].write(&given).unwrap_err().to_string();
+        assert_eq!(error, format!("it is {is}, not float32 [2, 2]"));
+    }
     fixed.run().unwrap();
     fixed.check().unwrap();
     assert_eq!(read(&fixed), [0.0, 2.0, 4.0, 6.0]);

@@ -4,13 +4,15 @@ use std::collections::BTreeMap;
 
 use precast::{
     Device, Model, Runtime,
-    record::{Dtype, First, Operand, Prepared, Recipe},
+    record::{Dtype, First, Operand},
     runtime::{RuntimeError, Tensor, WeightSet, counters::Rung},
 };
 
 use crate::{
     fake::{self, Fake, Memory},
-    flat, full, x,
+    fill, flat, full,
+    prepared::{constant, prepacked, recipe},
+    without_ids, x,
 };
 
 fn of(tensors: &[(&str, &Tensor)]) -> Result<WeightSet, RuntimeError> {
@@ -25,11 +27,6 @@ fn one(value: f32) -> Tensor {
     Tensor::from_slice(&[value], &[1]).unwrap()
 }
 
-/// Writes a value into every element, through another handle of the same memory.
-fn fill(tensor: &Tensor, value: f32) {
-    tensor.share().copy_from(&one(value)).unwrap();
-}
-
 fn load(memory: Memory, set: &WeightSet) -> Result<Model, RuntimeError> {
     memory.runtime().load_on("fake", set)
 }
@@ -38,15 +35,8 @@ fn answer(model: &Model) -> Vec<f32> {
     flat(&model.run("f", &[x(1, 2)]).unwrap()[0])
 }
 
-/// Returns the error with digests replaced.
 fn message<T>(result: Result<T, RuntimeError>) -> String {
-    let error = result.err().unwrap();
-    let words = error.to_string();
-    let words = words.split('`').enumerate().map(|(i, word)| {
-        let digest = i % 2 == 1 && word.len() == 12 && word.bytes().all(|b| b.is_ascii_hexdigit());
-        if digest { "[id]" } else { word }
-    });
-    words.collect::<Vec<_>>().join("`")
+    without_ids(&result.err().unwrap().to_string())
 }
 
 #[test]
@@ -71,9 +61,7 @@ fn eager_sees_it_too() {
     let fake = Fake::sized(4, 4).outputs(2);
     let mut memory = Memory::default();
     memory.add_with_graph(&fake);
-    for program in memory.programs.values_mut() {
-        program.steps.clear();
-    }
+    let memory = memory.each_program(|program| program.steps.clear());
     let scale = one(1.0);
     let model = load(memory, &of(&[("scale", &scale)]).unwrap()).unwrap();
     let sums = || {
@@ -100,15 +88,12 @@ fn a_part_of_a_larger_tensor_is_read_where_it_is() {
 
 #[test]
 fn an_output_in_the_memory_of_a_tensor_is_copied() {
-    let fake = Fake::of("RETURNS_WEIGHT").rows(1).cols(1);
+    let fake = Fake::sized(1, 1).behaving("RETURNS_WEIGHT");
     // Storages on both sides of it, and one that two tensors share.
     let table = Tensor::from_slice(&[7.0_f32; 64], &[64]).unwrap();
     let others: Vec<Tensor> = (0..8).map(|_| one(0.0)).collect();
     let names: Vec<String> = (0..8).map(|i| format!("other.{i}")).collect();
-    let (first, last) = (
-        table.narrow(0, 0, 1).unwrap(),
-        table.narrow(0, 63, 1).unwrap(),
-    );
+    let [first, last] = [0, 63].map(|at| table.narrow(0, at, 1).unwrap());
     let mut tensors: Vec<(&str, &Tensor)> = names.iter().map(String::as_str).zip(&others).collect();
     tensors.extend([("first", &first), ("scale", &last)]);
     let model = load(Memory::with(&[fake]), &of(&tensors).unwrap()).unwrap();
@@ -130,10 +115,9 @@ fn a_tied_tensor_is_found_under_each_of_its_names() {
 
 #[test]
 fn the_first_value_of_a_state_is_read_when_a_session_begins() {
-    let mut memory = Memory::with(&[Fake::sized(1, 2).stateful()]);
-    for program in memory.programs.values_mut() {
-        program.states[0].first = First::Tensor("total".to_owned());
-    }
+    let memory = Memory::with(&[Fake::sized(1, 2).stateful()]);
+    let memory =
+        memory.each_program(|program| program.states[0].first = First::Tensor("total".to_owned()));
     let total = x(1, 2);
     let tensors = [("scale", &one(1.0)), ("total", &total)];
     let model = load(memory, &of(&tensors).unwrap()).unwrap();
@@ -162,42 +146,23 @@ fn a_swap_goes_to_another_set_and_back() {
     fill(&first, 0.0);
     assert_eq!(answer(&model), [0.0, 4.0]);
     model.swap(&runtime.weights(Some(tuned)).unwrap()).unwrap();
-    assert_eq!(
-        (answer(&model), model.weights()),
-        (vec![0.0, 5.0], Some(tuned))
-    );
+    let state = || (answer(&model), model.weights());
+    assert_eq!(state(), (vec![0.0, 5.0], Some(tuned)));
     model.swap(&set).unwrap();
-    assert_eq!((answer(&model), model.weights()), (vec![0.0, 0.0], None));
+    assert_eq!(state(), (vec![0.0, 0.0], None));
     model.swap(&runtime.weights(stored).unwrap()).unwrap();
     assert_eq!(answer(&model), [0.0, 2.0]);
 }
 
 #[test]
 fn a_prepacked_constant_is_refused_by_name() {
-    let call = Recipe {
-        operator: "aten::cat".to_owned(),
-        arguments: vec![
-            (
-                "tensors".to_owned(),
-                Operand::Tensors(vec![Operand::Constant("scale".to_owned())]),
-            ),
-            ("dim".to_owned(), Operand::Int(0)),
-        ],
-    };
+    let scale = Operand::Tensors(vec![constant("scale")]);
+    let call = recipe("aten::cat", [("tensors", scale), ("dim", Operand::Int(0))]);
     let fake = Fake::sized(4, 4).outputs(2);
     let mut memory = Memory::default();
     // Eager, which could answer, does not hide it.
     memory.add_with_graph(&fake);
-    for artifact in memory.artifacts.values_mut() {
-        artifact.prepared = vec![Prepared {
-            name: "scale".to_owned(),
-            dtype: Dtype::Float32,
-            shape: vec![1],
-            stride: Some(vec![1]),
-            call: call.clone(),
-        }];
-    }
-    let runtime = memory.runtime();
+    let runtime = prepacked(memory, &call).runtime();
     let stored = runtime.load("fake").unwrap();
     let set = of(&[("scale", &one(3.0))]).unwrap();
     for result in [runtime.load_on("fake", &set).map(drop), stored.swap(&set)] {

@@ -2,40 +2,22 @@
 //!
 //! Loaded libraries stay in the process. `tests/numerics/operators.rs` has the numbers.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{fs, path::PathBuf};
 
-use precast::{Device, Digest, Model, Runtime, Value, runtime::RuntimeError};
+use precast::{Model, Value, runtime::RuntimeError};
 
-use crate::fake::{Fake, Memory};
+use crate::fake::{Fake, Memory, compiled};
 
-/// Returns a shared object compiled from `code`, at most once.
+/// Returns a shared object of `code`.
 fn library(code: &str, arguments: &[&str]) -> Vec<u8> {
     let torch = PathBuf::from(std::env::var_os("LIBTORCH").unwrap());
-    let name = Digest::of(format!("{code} {arguments:?} {torch:?}").as_bytes());
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fakes");
-    fs::create_dir_all(&folder).unwrap();
-    let path = folder.join(format!("{}.so", name.short()));
-    if !path.exists() {
-        let source = tempfile::Builder::new().suffix(".cpp").tempfile().unwrap();
-        fs::write(source.path(), code).unwrap();
-        let unfinished = tempfile::NamedTempFile::new_in(&folder).unwrap();
-        let status = Command::new("g++")
-            .args(["-std=c++17", "-O0", "-shared", "-fPIC", "-o"])
-            .arg(unfinished.path())
-            .arg(source.path())
-            .arg(format!("-I{}", torch.join("include").display()))
-            .arg(format!("-L{}", torch.join("lib").display()))
-            .args(arguments)
-            .status()
-            .unwrap();
-        assert!(status.success(), "g++ compiles the library");
-        unfinished.persist(&path).unwrap();
-    }
-    fs::read(path).unwrap()
+    let source = tempfile::Builder::new().suffix(".cpp").tempfile().unwrap();
+    fs::write(source.path(), code).unwrap();
+    let [include, lib] = [("-I", "include"), ("-L", "lib")]
+        .map(|(flag, folder)| format!("{flag}{}", torch.join(folder).display()));
+    let mut options = vec!["-std=c++17".to_owned(), include, lib];
+    options.extend(arguments.iter().map(ToString::to_string));
+    fs::read(compiled(source.path(), &options)).unwrap()
 }
 
 fn registers(operators: &str) -> Vec<u8> {
@@ -50,11 +32,11 @@ fn load(salt: u32, library: Vec<u8>, calls: Option<&str>) -> Result<Model, Runti
     let mut memory = Memory::with(&[Fake::default().salted(salt)]);
     let digest = memory.put(library);
     let calls = calls.map(|calls| memory.put(calls.as_bytes().to_vec()));
-    for artifact in memory.artifacts.values_mut() {
+    let memory = memory.each_artifact(|artifact| {
         artifact.libraries = vec![digest];
         artifact.proxy = calls;
-    }
-    Runtime::over(memory.source(), Device::Cpu)?.load("fake")
+    });
+    crate::load(memory)
 }
 
 fn report(error: &RuntimeError) -> String {
@@ -80,27 +62,20 @@ link the operators' library without libtorch_python (`is_python_module=False` in
     for salt in [12, 13] {
         let model = load(salt, first.clone(), Some(calls)).unwrap();
         let x = Value::new(&[1.0_f32; 32], &[8, 4]).unwrap();
-        assert_eq!(
-            model
-                .run("f", &[x])
-                .unwrap()
-                .array::<f32>(0)
-                .unwrap()
-                .data()[0],
-            2.0
-        );
+        let out = model.run("f", &[x]).unwrap();
+        assert_eq!(out.array::<f32>(0).unwrap().data()[0], 2.0);
     }
 
     // A later version of it would end the process: libtorch lets nobody register an operator twice.
     let later = registers("twice(Tensor x, int n=2) -> Tensor");
-    insta::assert_snapshot!(report(&load(14, later.clone(), Some(calls)).unwrap_err()), @"
-artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
-a process can hold one version of an operator's library: load this model in another one
-");
-    insta::assert_snapshot!(report(&load(15, later, None).unwrap_err()), @"
-artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
-a process can hold one version of an operator's library: load this model in another one
-");
+    for (salt, calls) in [(14, Some(calls)), (15, None)] {
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(report(&load(salt, later.clone(), calls).unwrap_err()), @"
+            artifact `[id]` calls operators that can't be called: operator `precast_lab::twice` is registered in this process already, by another library
+            a process can hold one version of an operator's library: load this model in another one
+            ");
+        }
+    }
 
     // Arguments that the schema lacks are an error at load, not at a call.
     let wrong = calls.replace("\"x\"", "\"y\"");
@@ -115,10 +90,6 @@ fn a_damaged_library_is_not_loaded() {
     let mut memory = Memory::with(&[Fake::default().salted(17)]);
     let digest = memory.put(b"a library".to_vec());
     memory.objects.insert(digest, b"another".to_vec());
-    memory
-        .artifacts
-        .values_mut()
-        .for_each(|artifact| artifact.libraries = vec![digest]);
-    let error = memory.runtime().load("fake").unwrap_err();
-    assert!(matches!(error, RuntimeError::WrongBytes { .. }), "{error}");
+    let memory = memory.each_artifact(|artifact| artifact.libraries = vec![digest]);
+    assert_eq!(crate::load(memory).unwrap_err().name(), "WrongBytes");
 }

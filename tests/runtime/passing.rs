@@ -24,13 +24,13 @@ const NUMBERS: [i32; 4] = [libc::EMFILE, libc::ENOMEM, libc::EIO, libc::EAGAIN];
 fn hooked(memory: Memory, loading: Loading) -> (Model, Arc<AtomicI32>, Arc<AtomicUsize>) {
     let small = |program: &&precast::record::Program| program.sizes["batch"] == 2;
     let program = memory.programs.values().find(small).unwrap();
-    let object = memory.artifacts[&program.steps[0].artifact].object;
+    let object = memory.object_of(program);
     let (number, asked) = (Arc::new(AtomicI32::new(0)), Arc::new(AtomicUsize::new(0)));
     let (of_hook, count) = (number.clone(), asked.clone());
     let source = Hooked::over(memory, move |wanted| {
         let number = of_hook.load(Ordering::Relaxed);
         if *wanted != object || number == 0 {
-            return Ok(());
+            return Ok(None);
         }
         count.fetch_add(1, Ordering::Relaxed);
         let cause = io::Error::from_raw_os_error(number);
@@ -93,13 +93,11 @@ fn eager_answers_only_until_the_artifact_can_be_read() {
             number if number != 0 && *wanted == object => {
                 Err(io::Error::from_raw_os_error(number).into())
             }
-            _ => Ok(()),
+            _ => Ok(None),
         }
     });
-    let model = Runtime::over(source, Device::Cpu)
-        .unwrap()
-        .load("fake")
-        .unwrap();
+    let runtime = Runtime::over(source, Device::Cpu).unwrap();
+    let model = runtime.load("fake").unwrap();
     let rung = || model.run("f", &[x(4, 4)]).unwrap().served().rung();
     assert_eq!(rung(), Rung::Eager);
     short.store(0, Ordering::Relaxed);

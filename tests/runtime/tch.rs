@@ -42,10 +42,8 @@ fn a_clone_that_is_resized_meanwhile_changes_no_call() {
         match model.run("f", std::slice::from_ref(&input)) {
             Ok(out) => {
                 let size = out[0].shape();
-                assert!(
-                    (3..=8).contains(&size[0]) && (3..=4).contains(&size[1]),
-                    "{size:?}"
-                );
+                let known = (3..=8).contains(&size[0]) && (3..=4).contains(&size[1]);
+                assert!(known, "{size:?}");
                 assert!(flat(&out[0]).iter().all(|&y| y == 2.0), "{size:?}");
             }
             // Half of the sizes are those before a resize, half those after it.

@@ -6,7 +6,7 @@ use std::sync::{
 };
 use std::time::{Duration, Instant};
 
-use precast::{Device, Digest, Model, Runtime, runtime::RuntimeError};
+use precast::{Digest, Model, runtime::RuntimeError};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     fake::{self, Fake, Memory},
     flat, load, real,
     report::Tally,
-    runtime, wrong, x,
+    runtime, threads, wrong, x,
 };
 
 /// Runs `work`, which counts its steps; when the count stands still for so long, the process ends: that is a hang.
@@ -43,34 +43,23 @@ pub fn watched<T>(name: &str, work: impl FnOnce(&AtomicU64) -> T) -> T {
 
 /// Makes `calls` calls, shared out over each number of threads in turn: good ones, ones that are refused before anything
 /// runs, and ones that fail in the artifact.
-pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Tally {
+pub fn mixed(counts: &[usize], calls: u64, seed: u64) -> Tally {
     let fakes = [
-        Fake::of("FAILS_BELOW").rows(8).cols(4).outputs(2),
-        Fake::of("FAILS_BELOW").rows(2).cols(3).outputs(2),
+        Fake::of("FAILS_BELOW").outputs(2),
+        Fake::sized(2, 3).behaving("FAILS_BELOW").outputs(2),
     ];
     let source = Memory::with(&fakes).source();
     let mut outcome = Tally::default();
-    outcome.set("threads", threads);
-    for (i, &count) in threads.iter().enumerate() {
+    outcome.set("threads", counts);
+    for (i, &count) in counts.iter().enumerate() {
         // More callers than lanes, so that they wait for each other.
-        let model = runtime(source.clone())
-            .instances(2 + i)
-            .load("fake")
-            .unwrap();
-        let share = calls / threads.len() as u64 / count as u64;
+        let runtime = runtime(source.clone()).instances(2 + i);
+        let model = runtime.load("fake").unwrap();
+        let share = calls / counts.len() as u64 / count as u64;
         let parts: Vec<Tally> = watched("mixed calls", |steps| {
-            std::thread::scope(|scope| {
-                let callers: Vec<_> = (0..count)
-                    .map(|thread| {
-                        let random = Random(seed ^ ((i as u64) << 32) ^ ((thread as u64) << 8));
-                        let model = &model;
-                        scope.spawn(move || caller(model, share, random, steps))
-                    })
-                    .collect();
-                callers
-                    .into_iter()
-                    .map(|caller| caller.join().unwrap())
-                    .collect()
+            threads(count, |thread| {
+                let random = Random(seed ^ ((i as u64) << 32) ^ ((thread as u64) << 8));
+                caller(&model, share, random, steps)
             })
         });
         parts.into_iter().for_each(|part| outcome.merge(part));
@@ -81,16 +70,13 @@ pub fn mixed(threads: &[usize], calls: u64, seed: u64) -> Tally {
 fn caller(model: &Model, calls: u64, mut random: Random, steps: &AtomicU64) -> Tally {
     const SIZES: [(i64, i64); 6] = [(8, 4), (2, 3), (7, 4), (1, 1), (2, 2), (5, 3)];
     // Made once; the answers are compared bit for bit.
-    let good: Vec<(Tensor, Vec<f32>, Vec<f32>)> = SIZES
-        .iter()
-        .map(|&(rows, cols)| {
-            let input = x(rows, cols);
-            let doubled = &input * 2;
-            // Sums of small whole numbers are exact in any order.
-            let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
-            (input, flat(&doubled), flat(&sums))
-        })
-        .collect();
+    let good = SIZES.map(|(rows, cols)| {
+        let input = x(rows, cols);
+        let doubled = &input * 2;
+        // Sums of small whole numbers are exact in any order.
+        let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
+        (input, flat(&doubled), flat(&sums))
+    });
     let negative = x(8, 4) - 2;
     let wrong = wrong();
     let mut outcome = Tally::of(["calls", "good", "refused", "failed"]);
@@ -134,34 +120,25 @@ pub fn fresh(containers: u64, seed: u64) -> Tally {
     let wanted = flat(&(x(8, 4) * 2));
     watched("fresh containers", |steps| {
         while outcome.count("containers") < containers {
-            let threads = *random.of(&[2, 4, 8]);
-            let model = Runtime::over(source.clone(), Device::Cpu).unwrap();
-            let model = model.instances(threads).load("fake").unwrap();
+            let count = *random.of(&[2, 4, 8]);
+            let runtime = runtime(source.clone()).instances(count);
+            let model = runtime.load("fake").unwrap();
             let failing = random.below(2) == 0;
-            let barrier = Barrier::new(threads);
-            let wrong = std::thread::scope(|scope| {
-                let callers: Vec<_> = (0..threads)
-                    .map(|thread| {
-                        let (model, barrier, wanted) = (&model, &barrier, &wanted);
-                        scope.spawn(move || {
-                            let fails = failing && thread % 2 == 0;
-                            let input = if fails { x(8, 4) - 2 } else { x(8, 4) };
-                            barrier.wait();
-                            match model.run("f", &[input]) {
-                                Ok(out) => fails || flat(&out[0]) != *wanted,
-                                Err(_) => !fails,
-                            }
-                        })
-                    })
-                    .collect();
-                let wrong: Vec<bool> = callers.into_iter().map(|c| c.join().unwrap()).collect();
-                wrong.contains(&true)
+            let barrier = Barrier::new(count);
+            let wrong = threads(count, |thread| {
+                let fails = failing && thread % 2 == 0;
+                let input = if fails { x(8, 4) - 2 } else { x(8, 4) };
+                barrier.wait();
+                match model.run("f", &[input]) {
+                    Ok(out) => fails || flat(&out[0]) != wanted,
+                    Err(_) => !fails,
+                }
             });
-            if wrong {
+            if wrong.contains(&true) {
                 let round = outcome.count("rounds");
-                outcome.fail(format!("round {round} of {threads} threads"));
+                outcome.fail(format!("round {round} of {count} threads"));
             }
-            outcome.add("containers", threads as u64);
+            outcome.add("containers", count as u64);
             outcome.add("rounds", 1);
             steps.fetch_add(1, Relaxed);
         }
@@ -180,7 +157,7 @@ pub fn outputs(calls: u64, seed: u64) -> Tally {
     let models = [
         load(&[Fake::sized(4, 4).outputs(2)]),
         load(&[Fake::of("RETURNS_INPUT")]),
-        load(&[Fake::of("RETURNS_WEIGHT").rows(1).cols(1)]),
+        load(&[Fake::sized(1, 1).behaving("RETURNS_WEIGHT")]),
     ];
     let mut outcome = Tally::of(["calls", "kept"]);
     let mut random = Random(seed);
@@ -215,9 +192,8 @@ pub fn outputs(calls: u64, seed: u64) -> Tally {
             let (tensor, was) = held.swap_remove(random.below(held.len()));
             if flat(&tensor) != was {
                 let now = flat(&tensor);
-                outcome.fail(format!(
-                    "by call {call}: an answer changed from {was:?} to {now:?}"
-                ));
+                let changed = format!("by call {call}: an answer changed from {was:?} to {now:?}");
+                outcome.fail(changed);
             }
         }
     }
@@ -226,7 +202,7 @@ pub fn outputs(calls: u64, seed: u64) -> Tally {
 
 /// Swaps weights `count` times under callers. The program has two steps with one weight: a call that saw two sets would
 /// answer the product of two different numbers.
-pub fn swaps(count: u64, threads: u64) -> Tally {
+pub fn swaps(count: u64, callers: usize) -> Tally {
     let mut memory = Memory::default();
     let mut program = memory.add("f", &Fake::sized(4, 4).outputs(2));
     memory.programs.clear();
@@ -243,43 +219,36 @@ pub fn swaps(count: u64, threads: u64) -> Tally {
     let runtime = runtime(memory.source()).instances(2);
     let model = runtime.load("fake").unwrap();
     let mut outcome = Tally::of(["swaps", "answers"]);
-    outcome.set("threads", threads);
+    outcome.set("threads", callers);
+    let ones = |rows| Tensor::ones([rows, 4], (Kind::Float, tch::Device::Cpu));
     watched("swaps", |steps| {
-        let (stop, begun) = (AtomicBool::new(false), Barrier::new(threads as usize + 1));
-        std::thread::scope(|scope| {
-            let callers: Vec<_> = (0..threads)
-                .map(|thread| {
-                    let (model, stop, begun) = (&model, &stop, &begun);
-                    scope.spawn(move || {
-                        begun.wait();
-                        let ones = Tensor::ones(
-                            [4 - (thread % 2) as i64, 4],
-                            (Kind::Float, tch::Device::Cpu),
-                        );
-                        let (mut answers, mut bad) = (0, Vec::new());
-                        while answers == 0 && bad.is_empty() || !stop.load(Relaxed) {
-                            match model.run("f", std::slice::from_ref(&ones)) {
-                                Ok(out) => {
-                                    answers += 1;
-                                    let values = flat(&out[0]);
-                                    let square = (1..=SETS).any(|i| values[0] == (i * i) as f32);
-                                    if !square || values.iter().any(|value| *value != values[0]) {
-                                        bad.push(format!("mixed: {values:?}"));
-                                    }
-                                }
-                                Err(error) => bad.push(error.to_string()),
-                            }
+        let (stop, begun) = (AtomicBool::new(false), Barrier::new(callers + 1));
+        let call = |thread: usize| {
+            begun.wait();
+            let ones = ones(4 - (thread % 2) as i64);
+            let mut calls = Tally::default();
+            while calls.count("answers") == 0 && calls.bad.is_empty() || !stop.load(Relaxed) {
+                match model.run("f", std::slice::from_ref(&ones)) {
+                    Ok(out) => {
+                        calls.add("answers", 1);
+                        let values = flat(&out[0]);
+                        let square = (1..=SETS).any(|i| values[0] == (i * i) as f32);
+                        if !square || values.iter().any(|value| *value != values[0]) {
+                            calls.fail(format!("mixed: {values:?}"));
                         }
-                        (answers, bad)
-                    })
-                })
-                .collect();
+                    }
+                    Err(error) => calls.fail(error.to_string()),
+                }
+            }
+            calls
+        };
+        std::thread::scope(|scope| {
+            let calls = scope.spawn(|| threads(callers, call));
             begun.wait();
             for i in 0..count {
                 let set = sets[(i % SETS) as usize];
                 let swapped = runtime.weights(Some(set)).and_then(|set| model.swap(&set));
-                let one = Tensor::ones([4, 4], (Kind::Float, tch::Device::Cpu));
-                let after = model.run("f", &[one]).map(|out| flat(&out[0])[0]);
+                let after = model.run("f", &[ones(4)]).map(|out| flat(&out[0])[0]);
                 let wanted = ((i % SETS + 1) * (i % SETS + 1)) as f32;
                 // A call that begins after a swap has returned sees the new set.
                 if swapped.is_err() || after.as_ref().ok() != Some(&wanted) {
@@ -289,11 +258,8 @@ pub fn swaps(count: u64, threads: u64) -> Tally {
                 steps.fetch_add(1, Relaxed);
             }
             stop.store(true, Relaxed);
-            for caller in callers {
-                let (answers, bad) = caller.join().unwrap();
-                outcome.add("answers", answers);
-                outcome.bad.extend(bad);
-            }
+            let parts = calls.join().unwrap();
+            parts.into_iter().for_each(|part| outcome.merge(part));
         });
     });
     outcome

@@ -2,8 +2,7 @@
 
 use std::{
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
-    process::{Command, exit},
+    process::exit,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -27,7 +26,8 @@ const CODES: [i32; 7] = [0, 1, 3, 42, 101, 130, 255];
 pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
     let mut outcome = Tally::of(["exits", "real", "late"]);
     let mut random = Random(seed);
-    let late = late();
+    // It keeps a process alive after libtorch's destructors have run.
+    let late = fake::compiled("tests/runtime_torture/late.c", &[]);
     while outcome.count("exits") < count {
         let children: Vec<_> = (0..parallel.min(count - outcome.count("exits")))
             .map(|_| {
@@ -52,22 +52,6 @@ pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
         }
     }
     outcome
-}
-
-/// Returns a library that keeps a process alive after libtorch's destructors have run.
-fn late() -> PathBuf {
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runtime_torture/late.c");
-    let folder = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let unfinished = tempfile::NamedTempFile::new_in(folder).unwrap();
-    let compiled = Command::new("gcc")
-        .args(["-shared", "-fPIC", "-O1", "-o"])
-        .arg(unfinished.path())
-        .arg(source)
-        .status();
-    assert!(compiled.unwrap().success(), "gcc compiles late.c");
-    let path = folder.join("late.so");
-    unfinished.persist(&path).unwrap();
-    path
 }
 
 fn park() -> ! {
@@ -102,9 +86,8 @@ pub fn child(with: &Value) -> Value {
         let (model, runtime) = (model.clone(), runtime.clone());
         let negative = negative.shallow_clone();
         let mut random = Random(with["seed"].as_u64().unwrap() ^ thread);
-        let ones: Vec<Tensor> = (1..=64)
-            .map(|rows| Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu)))
-            .collect();
+        let ones = |rows| Tensor::ones([rows, 64], (Kind::Float, tch::Device::Cpu));
+        let ones: Vec<Tensor> = (1..=64).map(ones).collect();
         std::thread::spawn(move || {
             loop {
                 match random.below(8) {
@@ -126,15 +109,11 @@ pub fn child(with: &Value) -> Value {
     if let (true, Some(store)) = (with["real"] == json!(true), real::store()) {
         println!("real artifacts");
         let runtime = precast::Runtime::new(&store, precast::Device::Cpu).unwrap();
-        let given: Vec<(String, Vec<Tensor>)> = {
-            let model = runtime.load(real::MODEL).unwrap();
-            let inputs = |program: &precast::record::Program| {
-                let sizes: Vec<i64> = program.sizes.values().copied().collect();
-                let given = real::inputs(program, &sizes, &mut Random(1));
-                (program.module.clone(), given)
-            };
-            real::buckets(&model).iter().map(inputs).collect()
-        };
+        let buckets = real::buckets(&runtime.load(real::MODEL).unwrap());
+        let given = buckets
+            .into_iter()
+            .map(|one| (one.module.clone(), real::own_inputs(&one)));
+        let given: Vec<(String, Vec<Tensor>)> = given.collect();
         std::thread::spawn(move || {
             loop {
                 let model = right(runtime.load(real::MODEL));

@@ -1,6 +1,6 @@
 //! The memory of a process: weights held once, out of memory as an error, no leak.
 
-use precast::{Device, Runtime, runtime::RuntimeError};
+use precast::{Runtime, runtime::RuntimeError};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -17,15 +17,9 @@ const MIB: f64 = 1024.0 * 1024.0;
 /// Returns a field of `/proc/self/status`, in bytes.
 fn status(field: &str) -> i64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = text
-        .lines()
-        .find_map(|line| line.strip_prefix(field))
-        .unwrap();
-    let kib: i64 = line
-        .trim_matches([':', ' ', '\t', 'k', 'B'])
-        .parse()
-        .unwrap();
-    kib << 10
+    let line = text.lines().find_map(|line| line.strip_prefix(field));
+    let number = line.unwrap().trim_matches([':', ' ', '\t', 'k', 'B']);
+    number.parse::<i64>().unwrap() << 10
 }
 
 /// Resident bytes, after the C allocator's unused memory was given back.
@@ -53,9 +47,8 @@ pub fn sharing(buckets: u64, bytes: u64) -> Tally {
     outcome.set("added_mib", added);
     outcome.set("share", added / weights);
     if added / weights >= 0.01 {
-        outcome.fail(format!(
-            "{buckets} buckets added {answer} to {bytes} bytes of weights"
-        ));
+        let added = format!("{buckets} buckets added {answer} to {bytes} bytes of weights");
+        outcome.fail(added);
     }
     // Loading them touched the weights: a copy of them is seen.
     if answer["copy"].as_f64().unwrap() < 0.9 * bytes as f64 {
@@ -65,22 +58,17 @@ pub fn sharing(buckets: u64, bytes: u64) -> Tally {
 }
 
 pub fn sharing_child(with: &Value) -> Value {
-    let (buckets, bytes) = (
-        with["buckets"].as_i64().unwrap(),
-        with["bytes"].as_u64().unwrap(),
-    );
-    let elements = bytes as i64 / 4;
-    let fakes: Vec<Fake> = (1..=buckets)
-        .map(|rows| Fake::sized(rows, 2).elements(elements))
-        .collect();
-    let weights = || fake::weights(&[("scale", &vec![2.0; elements as usize])]);
-    let source = |fakes: &[Fake]| {
+    let [buckets, bytes] = ["buckets", "bytes"].map(|name| with[name].as_i64().unwrap());
+    let elements = bytes / 4;
+    let fakes = (1..=buckets).map(|rows| Fake::sized(rows, 2).elements(elements));
+    let fakes: Vec<Fake> = fakes.collect();
+    let runtime = |fakes: &[Fake]| {
         let mut memory = Memory::with(fakes);
-        memory.weights = Some(memory.put(weights()));
-        memory.source()
+        let weights = fake::weights(&[("scale", &vec![2.0; elements as usize])]);
+        memory.weights = Some(memory.put(weights));
+        memory.runtime()
     };
-    let one = Runtime::over(source(&fakes[..1]), Device::Cpu).unwrap();
-    let all = Runtime::over(source(&fakes), Device::Cpu).unwrap();
+    let (one, all) = (runtime(&fakes[..1]), runtime(&fakes));
     // Both sources hold the bytes; each runtime maps them once more, as a store's file is mapped.
     let answers = |model: &precast::Model, fakes: &[Fake]| {
         for fake in fakes {
@@ -89,12 +77,8 @@ pub fn sharing_child(with: &Value) -> Value {
         }
     };
     let touch = |runtime: &Runtime| {
-        runtime
-            .weights_of("fake")
-            .unwrap()
-            .read("scale")
-            .unwrap()
-            .shape()
+        let weights = runtime.weights_of("fake").unwrap();
+        drop(weights.read("scale").unwrap());
     };
     // The first of each kind pays for libtorch's own start.
     let first = one.load("fake").unwrap();
@@ -106,7 +90,7 @@ pub fn sharing_child(with: &Value) -> Value {
     answers(&kept, &fakes);
     let with_weights = resident() - begin;
     // The growth without the weights themselves.
-    let added = with_weights - bytes as i64;
+    let added = with_weights - bytes;
     let copy = {
         let begin = resident();
         let copy = all.weights_of("fake").unwrap().read("scale").unwrap();
@@ -149,23 +133,19 @@ pub fn leaks(calls: u64) -> Tally {
 pub fn leaks_child(with: &Value) -> Value {
     let calls = with["calls"].as_u64().unwrap();
     let kind = with["kind"].as_str().unwrap();
-    let behaviour = if kind == "leaking" {
-        "LEAKS"
-    } else {
-        "FAILS_BELOW"
+    let behaviour = match kind {
+        "leaking" => "LEAKS",
+        _ => "FAILS_BELOW",
     };
     let model = load(&[Fake::of(behaviour).outputs(2)]);
     let (whole, small, negative) = (x(8, 4), x(3, 2), x(8, 4) - 2);
     let wrong = wrong();
+    let run = |input: &Tensor| model.run("f", std::slice::from_ref(input));
     let call = |i: u64| match (kind, i % 4) {
-        ("refused", 3) => drop(model.run("f", &[negative.shallow_clone()]).unwrap_err()),
-        ("refused", _) => drop(
-            model
-                .run("f", std::slice::from_ref(&wrong[(i % 5 % 4) as usize]))
-                .unwrap_err(),
-        ),
-        (_, 0) => drop(model.run("f", &[small.shallow_clone()]).unwrap()),
-        _ => drop(model.run("f", &[whole.shallow_clone()]).unwrap()),
+        ("refused", 3) => drop(run(&negative).unwrap_err()),
+        ("refused", _) => drop(run(&wrong[(i % 5 % 4) as usize]).unwrap_err()),
+        (_, 0) => drop(run(&small).unwrap()),
+        _ => drop(run(&whole).unwrap()),
     };
     (0..calls.min(20_000)).for_each(call);
     let before = resident();
@@ -215,28 +195,26 @@ pub fn exhaustion_child(with: &Value) -> Value {
                 {
                     refused += 1;
                 }
-                other => bad.push(format!(
-                    "round {round}: {:?}",
-                    other.map(|out| out[0].shape())
-                )),
+                other => {
+                    let shape = other.map(|out| out[0].shape());
+                    bad.push(format!("round {round}: {shape:?}"));
+                }
             }
         }
         if answer.as_ref().ok() != Some(&flat(&(x(2, 3) * 2))) {
             bad.push(format!("round {round}: a small call: {answer:?}"));
         }
         // With memory it answers, whole and padded.
-        let out = fresh
-            .run("f", std::slice::from_ref(&corner))
-            .map(|out| flat(&out[0]));
+        let out = fresh.run("f", std::slice::from_ref(&corner));
+        let out = out.map(|out| flat(&out[0]));
         if out.as_ref().ok() != Some(&flat(&(&corner * 2))) {
             bad.push(format!("round {round}: afterwards: {out:?}"));
         }
     }
     let growth = (resident() - begin) as f64 / MIB;
     if refused != 2 * rounds || growth > 8.0 {
-        bad.push(format!(
-            "{refused} calls were refused, and {growth:.2} MiB grew"
-        ));
+        let grown = format!("{refused} calls were refused, and {growth:.2} MiB grew");
+        bad.push(grown);
     }
     json!({ "refused": refused, "growth_mib": growth, "bad": bad })
 }

@@ -1,6 +1,6 @@
 //! Every bucket at every size in its range, after a call that filled its buffers with NaN.
 
-use precast::{Device, Model, Runtime, Store, record::Program, runtime::counters::Rung};
+use precast::{Device, Runtime, Store, record::Program, runtime::counters::Rung};
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
     fake::{Fake, Memory},
     flat, load, real,
     report::Tally,
-    runtime, x,
+    x,
 };
 
 /// Fakes of these buckets, each alone, so that every size in its range goes to it. Their second output adds up whole
@@ -27,17 +27,15 @@ pub fn fakes(buckets: &[(i64, i64)]) -> Tally {
                 let nan = Tensor::full([pr, pc], f64::NAN, (Kind::Float, tch::Device::Cpu));
                 model.run("f", &[nan, ids(i64::MAX, pr, pc)]).unwrap();
                 let input = x(r, c);
-                let out = model
-                    .run("f", &[input.shallow_clone(), ids(3, r, c)])
-                    .unwrap();
+                let out = model.run("f", &[input.shallow_clone(), ids(3, r, c)]);
+                let out = out.unwrap();
                 outcome.add("calls", 2);
                 let doubled = &input * 2 + 3;
                 // Pad rows and columns are 0 doubled, plus the pad ids 0.
                 let sums = doubled.sum_dim_intlist(1, false, Kind::Float);
-                let rung = if (r, c) == (rows, cols) {
-                    Rung::Exact
-                } else {
-                    Rung::Padded
+                let rung = match (r, c) == (rows, cols) {
+                    true => Rung::Exact,
+                    false => Rung::Padded,
                 };
                 let right = out[0].shape() == [r, c]
                     && out[1].shape() == [r]
@@ -60,36 +58,22 @@ pub fn real(store: &Store) -> Tally {
     let runtime = Runtime::new(store, Device::Cpu).unwrap();
     let whole = runtime.load(real::MODEL).unwrap();
     let release = store.releases().get(real::MODEL, None).unwrap().unwrap();
-    let alone = |programs: Vec<Program>| -> Model {
-        runtime
-            .load_programs(
-                real::MODEL,
-                programs,
-                &release.shims,
-                release.weights,
-                release.aliases.clone(),
-            )
-            .unwrap()
-    };
+    let alone = |programs: Vec<Program>| real::alone(&runtime, &release, programs);
     let mut random = Random(17);
     let mut largest = 0.0f64;
     for program in real::buckets(&whole) {
         outcome.add("buckets", 1);
         let any_size = whole.programs(&program.module).into_iter();
-        let any_size = any_size
-            .filter(|other| other.steps.is_empty())
-            .cloned()
-            .collect();
-        let eager = alone(any_size);
+        let any_size = any_size.filter(|other| other.steps.is_empty());
+        let eager = alone(any_size.cloned().collect());
         let model = alone(vec![program.clone()]);
         let most: Vec<i64> = program.sizes.values().copied().collect();
         let mut sizes = vec![1; most.len()];
         loop {
             outcome.add("sizes", 1);
             let given = real::inputs(&program, &sizes, &mut random);
-            let fresh = alone(vec![program.clone()])
-                .run(&program.module, &given)
-                .unwrap();
+            let fresh = alone(vec![program.clone()]);
+            let fresh = fresh.run(&program.module, &given).unwrap();
             // Eager has the sizes that the model can be captured for at any size.
             let wanted = eager.run(&program.module, &given).ok();
             outcome.add("with_eager", wanted.is_some().into());
@@ -99,9 +83,8 @@ pub fn real(store: &Store) -> Tally {
                     Kind::Float => tensor.full_like(f64::NAN),
                     _ => tensor,
                 });
-                model
-                    .run(&program.module, &nan.collect::<Vec<_>>())
-                    .unwrap();
+                let nan: Vec<Tensor> = nan.collect();
+                model.run(&program.module, &nan).unwrap();
             };
             poison(&most);
             // Padded, so that the poison goes through the buffers themselves.
@@ -140,41 +123,27 @@ pub fn real(store: &Store) -> Tally {
 
 /// Several threads with lanes of their own: buffers are never shared.
 pub fn threads(calls: u64) -> Tally {
-    let model = runtime(Memory::with(&[Fake::sized(4, 4).outputs(2)]).source())
-        .instances(3)
-        .load("fake")
-        .unwrap();
+    let memory = Memory::with(&[Fake::sized(4, 4).outputs(2)]);
+    let model = memory.runtime().instances(3).load("fake").unwrap();
     let mut outcome = Tally::default();
-    let model = &model;
-    std::thread::scope(|scope| {
-        let callers: Vec<_> = (0..6u64)
-            .map(|thread| {
-                scope.spawn(move || {
-                    let mut random = Random(thread);
-                    let mut bad = Vec::new();
-                    for _ in 0..calls / 6 {
-                        let (r, c) = (1 + random.below(4) as i64, 1 + random.below(4) as i64);
-                        let poison = random.below(2) == 0;
-                        let input = match poison {
-                            true => x(r, c) * f64::NAN,
-                            false => x(r, c),
-                        };
-                        let out = model.run("f", &[input.shallow_clone()]).unwrap();
-                        if !poison && flat(&out[0]) != flat(&(&input * 2)) {
-                            bad.push(format!("{r}x{c}: {:?}", flat(&out[0])));
-                        }
-                        if !poison && flat(&out[1]).iter().any(|sum| sum.is_nan()) {
-                            bad.push(format!("{r}x{c}: another's NaN"));
-                        }
-                    }
-                    bad
-                })
-            })
-            .collect();
-        for caller in callers {
-            outcome.bad.extend(caller.join().unwrap());
+    let bad = crate::threads(6, |thread| {
+        let mut random = Random(thread as u64);
+        let mut bad = Vec::new();
+        for _ in 0..calls / 6 {
+            let (r, c) = (1 + random.below(4) as i64, 1 + random.below(4) as i64);
+            let poison = random.below(2) == 0;
+            let input = if poison { x(r, c) * f64::NAN } else { x(r, c) };
+            let out = model.run("f", &[input.shallow_clone()]).unwrap();
+            if !poison && flat(&out[0]) != flat(&(&input * 2)) {
+                bad.push(format!("{r}x{c}: {:?}", flat(&out[0])));
+            }
+            if !poison && flat(&out[1]).iter().any(|sum| sum.is_nan()) {
+                bad.push(format!("{r}x{c}: another's NaN"));
+            }
         }
+        bad
     });
+    outcome.bad = bad.concat();
     for (name, count) in [("buckets", 1), ("sizes", 16), ("calls", calls)] {
         outcome.set(name, count);
     }

@@ -23,10 +23,8 @@ use std::{
 };
 
 use precast::{
-    Digest, Mapped, Store,
-    record::{Artifact, Program, Release},
+    Digest, Store,
     runtime::{
-        RuntimeError,
         command::sealed,
         sources::{Source, SourceError},
     },
@@ -36,7 +34,7 @@ use serde_json::{Value, json};
 
 use crate::{
     act,
-    fake::{Fake, Memory},
+    fake::{Fake, Hooked, Memory},
     flat,
     report::Tally,
     runtime, x,
@@ -47,19 +45,13 @@ use crate::{
 pub fn run(count: u64, parallel: u64, seed: u64) -> Tally {
     const SHARE: u64 = 2_500;
     let mut outcome = Tally::of(["canaries", "controls"]);
-    let shares: Vec<u64> = (0..count.div_ceil(SHARE))
-        .map(|i| SHARE.min(count - i * SHARE))
-        .collect();
-    for (group, shares) in shares.chunks(parallel as usize).enumerate() {
-        let children: Vec<_> = shares
-            .iter()
-            .enumerate()
-            .map(|(i, share)| {
-                let seed = seed + (group as u64 * parallel + i as u64) * SHARE;
-                act::start("races", &json!({ "loads": share, "seed": seed }))
-            })
-            .collect();
-        for child in children {
+    let firsts: Vec<u64> = (0..count).step_by(SHARE as usize).collect();
+    for group in firsts.chunks(parallel as usize) {
+        let children = group.iter().map(|first| {
+            let with = json!({ "loads": SHARE.min(count - first), "seed": seed + first });
+            act::start("races", &with)
+        });
+        for child in children.collect::<Vec<_>>() {
             let done = act::finish(child, Duration::from_secs(600));
             match done.answer {
                 Some(answer) => outcome.merge(serde_json::from_value(answer).unwrap()),
@@ -171,18 +163,17 @@ fn swap(dir: &Path, path: &Path, bytes: &[u8]) {
     drop(made);
 }
 
-/// A source whose code is under attack while it is loaded.
-struct Attacked {
-    memory: Memory,
+/// The way of an object to the runtime, under attack while it is loaded.
+struct Attack {
     way: Way,
     right: Vec<u8>,
     canary: Vec<u8>,
-    store: Option<Store>,
+    store: Store,
     dir: PathBuf,
     attacker: Arc<Attacker>,
 }
 
-impl Attacked {
+impl Attack {
     fn aim(&self, file: Option<&File>, path: Option<&Path>, right: &[u8], canary: &[u8]) {
         *self.attacker.target.lock().unwrap() = Some(Arc::new(Target {
             way: self.way,
@@ -194,25 +185,11 @@ impl Attacked {
         // Let it begin.
         std::thread::yield_now();
     }
-}
 
-impl Source for Attacked {
-    fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
-        self.memory.release(model, name)
-    }
-    fn program(&self, id: &Digest) -> Result<Program, SourceError> {
-        Source::program(&self.memory, id)
-    }
-    fn artifact(&self, key: &Digest) -> Result<Artifact, SourceError> {
-        Source::artifact(&self.memory, key)
-    }
-    fn map(&self, object: &Digest) -> Result<Mapped, SourceError> {
-        self.memory.map(object)
-    }
-    fn memfd(&self, object: &Digest) -> Result<File, SourceError> {
+    /// Returns the attacked file of an object; none for the shim, which a process opens once.
+    fn file(&self, object: &Digest) -> Result<Option<File>, SourceError> {
         if *object != Digest::of(&self.right) {
-            // The shim, which a process opens once.
-            return self.memory.memfd(object);
+            return Ok(None);
         }
         let plain = |seals: SealFlags| -> Result<File, SourceError> {
             let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
@@ -231,36 +208,27 @@ impl Source for Attacked {
                 let _ = fs::remove_file(&path);
                 fs::write(&path, &self.right)?;
                 self.aim(None, Some(&path), &self.right, &self.canary);
-                File::open(&path)?
+                return Ok(Some(File::open(&path)?));
             }
             Way::Stored => {
-                let store = self.store.as_ref().ok_or("no store")?;
-                let path = object_path(store.path(), object);
-                let right = fs::read(&path)?;
-                let canary = fs::read(object_path(store.path(), &Digest::of(&self.canary)))?;
-                self.aim(None, Some(&path), &right, &canary);
-                return store.memfd(object);
+                let path = object_path(self.store.path(), object);
+                let canary = object_path(self.store.path(), &Digest::of(&self.canary));
+                self.aim(None, Some(&path), &fs::read(&path)?, &fs::read(canary)?);
+                return Source::memfd(&self.store, object).map(Some);
             }
         };
-        if self.way != Way::OnDisk {
-            self.aim(Some(&file), None, &self.right, &self.canary);
-        }
-        Ok(file)
+        self.aim(Some(&file), None, &self.right, &self.canary);
+        Ok(Some(file))
     }
 }
 
 fn object_path(root: &Path, object: &Digest) -> PathBuf {
     let hex = object.to_string();
-    root.join("objects")
-        .join(&hex[..2])
-        .join(format!("{hex}.zst"))
+    root.join(format!("objects/{}/{hex}.zst", &hex[..2]))
 }
 
 pub fn child(with: &Value) -> Value {
-    let (loads, seed) = (
-        with["loads"].as_u64().unwrap(),
-        with["seed"].as_u64().unwrap(),
-    );
+    let [loads, seed] = ["loads", "seed"].map(|name| with[name].as_u64().unwrap());
     many_files();
     let dir = tempfile::tempdir_in("/dev/shm")
         .or_else(|_| tempfile::tempdir())
@@ -283,16 +251,15 @@ pub fn child(with: &Value) -> Value {
         memory.artifacts.insert(artifact.id, artifact);
         memory.programs.insert(program.id, program);
         memory.weights = Some(memory.put(crate::fake::weights(&[("scale", &[2.0])])));
-        let source = Attacked {
-            memory,
+        let attack = Attack {
             way,
             right: right.to_vec(),
             canary: canary.to_vec(),
-            store: (way == Way::Stored).then(|| store.clone()),
+            store: store.clone(),
             dir: dir.path().to_owned(),
             attacker: attacker.clone(),
         };
-        runtime(Arc::new(source)).load("fake")
+        runtime(Hooked::over(memory, move |object| attack.file(object))).load("fake")
     };
     // The canary by its own digest: it must be seen, or nothing below shows anything.
     let _ = load(Way::Sealed, &canary, &right);
@@ -314,27 +281,20 @@ pub fn child(with: &Value) -> Value {
             outcome.add("loads", 1);
             let name = || format!("seed {seed} load {i} ({way:?})");
             match loaded {
-                Ok(model) => match model.run("f", &[x(2, 3)]) {
-                    Ok(out)
-                        if flat(&out[0]) == flat(&(x(2, 3) * 2))
-                            && matches!(way, Way::Sealed | Way::Stored) =>
-                    {
-                        outcome.add("loaded", 1);
+                Ok(model) => {
+                    let answer = model.run("f", &[x(2, 3)]).map(|out| flat(&out[0]));
+                    let right = answer.as_ref().ok() == Some(&flat(&(x(2, 3) * 2)));
+                    match right && matches!(way, Way::Sealed | Way::Stored) {
+                        true => outcome.add("loaded", 1),
+                        false => outcome.fail(format!("{}: {answer:?}", name())),
                     }
-                    other => outcome.fail(format!("{}: {other:?}", name())),
-                },
-                Err(error) => match (way, &error) {
-                    (
-                        Way::Unsealed | Way::HalfSealed | Way::OnDisk,
-                        RuntimeError::MemoryFile { .. },
-                    )
-                    | (Way::Other, RuntimeError::WrongBytes { .. })
-                    | (
-                        Way::Stored,
-                        RuntimeError::Store { .. }
-                        | RuntimeError::Unreadable { .. }
-                        | RuntimeError::WrongBytes { .. },
-                    ) => outcome.add("refused", 1),
+                }
+                Err(error) => match (way, error.name()) {
+                    (Way::Unsealed | Way::HalfSealed | Way::OnDisk, "MemoryFile")
+                    | (Way::Other, "WrongBytes")
+                    | (Way::Stored, "Store" | "Unreadable" | "WrongBytes") => {
+                        outcome.add("refused", 1)
+                    }
                     _ => outcome.fail(format!("{}: {error}", name())),
                 },
             }

@@ -10,7 +10,7 @@ use std::{
 
 use precast::{
     Device, Model, Runtime, Store,
-    record::{Dtype, Input, Program},
+    record::{Dtype, Input, Program, Release},
     runtime::Outputs,
 };
 use tch::Tensor;
@@ -37,6 +37,13 @@ pub fn buckets(model: &Model) -> Vec<Program> {
         .collect()
 }
 
+/// Loads some programs of a release.
+pub fn alone(runtime: &Runtime, release: &Release, programs: Vec<Program>) -> Model {
+    let (weights, aliases) = (release.weights, release.aliases.clone());
+    let model = runtime.load_programs(&release.model, programs, &release.shims, weights, aliases);
+    model.unwrap()
+}
+
 /// Makes an input of a program at `sizes`, in the program's order of dimensions.
 pub fn input(input: &Input, program: &Program, sizes: &[i64], random: &mut Random) -> Tensor {
     let dims: Vec<&String> = program.sizes.keys().collect();
@@ -49,16 +56,14 @@ pub fn input(input: &Input, program: &Program, sizes: &[i64], random: &mut Rando
     let count = shape.iter().product::<i64>() as usize;
     match input.layout.dtype {
         Dtype::Float32 => {
-            let values: Vec<f32> = (0..count)
-                .map(|_| random.below(2001) as f32 / 1000.0 - 1.0)
-                .collect();
+            let mut value = |_| random.below(2001) as f32 / 1000.0 - 1.0;
+            let values: Vec<f32> = (0..count).map(&mut value).collect();
             Tensor::from_slice(&values).view(shape.as_slice())
         }
         Dtype::Int64 => {
             let [from, to] = input.range.unwrap_or([0, 2]);
-            let values: Vec<i64> = (0..count)
-                .map(|_| from + random.below((to - from) as usize) as i64)
-                .collect();
+            let mut value = |_| from + random.below((to - from) as usize) as i64;
+            let values: Vec<i64> = (0..count).map(&mut value).collect();
             Tensor::from_slice(&values).view(shape.as_slice())
         }
         other => panic!("the small model has no {other} inputs"),
@@ -68,17 +73,20 @@ pub fn input(input: &Input, program: &Program, sizes: &[i64], random: &mut Rando
 /// Makes all inputs of a program.
 pub fn inputs(program: &Program, sizes: &[i64], random: &mut Random) -> Vec<Tensor> {
     let inputs = program.inputs.iter();
-    inputs
-        .map(|one| input(one, program, sizes, random))
-        .collect()
+    let made = inputs.map(|one| input(one, program, sizes, random));
+    made.collect()
+}
+
+/// Makes all inputs of a program at its own sizes, always the same.
+pub fn own_inputs(program: &Program) -> Vec<Tensor> {
+    let sizes: Vec<i64> = program.sizes.values().copied().collect();
+    inputs(program, &sizes, &mut Random(7))
 }
 
 /// Returns the bits of float outputs.
 pub fn bits(outputs: &Outputs) -> Vec<Vec<u8>> {
-    outputs
-        .iter()
-        .map(|tensor| tensor.to_bytes().unwrap())
-        .collect()
+    let bytes = outputs.iter().map(|tensor| tensor.to_bytes().unwrap());
+    bytes.collect()
 }
 
 /// Races the first runs of `containers` fresh containers. Returns their number and the failures.
@@ -87,38 +95,26 @@ pub fn race(store: &Store, containers: u64, steps: &AtomicU64) -> (u64, Vec<Stri
     let runtime = Runtime::new(store, Device::Cpu).unwrap().instances(THREADS);
     let model = runtime.load(MODEL).unwrap();
     let programs = buckets(&model);
-    let cases: Vec<_> = programs
-        .iter()
-        .map(|program| {
-            let sizes: Vec<i64> = program.sizes.values().copied().collect();
-            let given = inputs(program, &sizes, &mut Random(7));
-            let answer = bits(&model.run(&program.module, &given).unwrap());
-            (program, given, answer)
-        })
-        .collect();
+    let cases = programs.iter().map(|program| {
+        let answer = model.run(&program.module, &own_inputs(program)).unwrap();
+        (program, bits(&answer))
+    });
+    let cases: Vec<_> = cases.collect();
     let (mut made, mut bad) = (0, Vec::new());
     while made < containers {
         let fresh = runtime.load(MODEL).unwrap();
-        for (program, given, answer) in &cases {
+        for (program, answer) in &cases {
             let barrier = Barrier::new(THREADS);
-            std::thread::scope(|scope| {
-                let callers: Vec<_> = (0..THREADS)
-                    .map(|_| {
-                        let given: Vec<Tensor> = given.iter().map(Tensor::shallow_clone).collect();
-                        let (fresh, barrier) = (&fresh, &barrier);
-                        scope.spawn(move || {
-                            barrier.wait();
-                            fresh.run(&program.module, &given).map(|out| bits(&out))
-                        })
-                    })
-                    .collect();
-                for caller in callers {
-                    match caller.join().unwrap() {
-                        Ok(got) if got == *answer => {}
-                        other => bad.push(format!("{}: {other:?}", program.bucket())),
-                    }
-                }
+            let answers = crate::threads(THREADS, |_| {
+                let given = own_inputs(program);
+                barrier.wait();
+                fresh.run(&program.module, &given).map(|out| bits(&out))
             });
+            for got in answers {
+                if got.as_ref().ok() != Some(answer) {
+                    bad.push(format!("{}: {got:?}", program.bucket()));
+                }
+            }
             made += THREADS as u64;
             steps.fetch_add(1, Relaxed);
         }

@@ -16,17 +16,8 @@ use precast::Digest;
 
 use crate::report::Tally;
 
-const BEHAVIOURS: [&str; 9] = [
-    "OK",
-    "THROWS",
-    "FAILS",
-    "FAILS_HALF",
-    "NO_OUTPUT",
-    "RETURNS_INPUT",
-    "RETURNS_WEIGHT",
-    "NO_CONTAINER",
-    "LEAKS",
-];
+const BEHAVIOURS: &str =
+    "OK THROWS FAILS FAILS_HALF NO_OUTPUT RETURNS_INPUT RETURNS_WEIGHT NO_CONTAINER LEAKS";
 const SANITIZE: [&str; 4] = [
     "-fsanitize=address,undefined",
     "-fno-sanitize-recover=undefined",
@@ -43,18 +34,14 @@ struct Ended {
 }
 
 fn ended(command: &mut Command) -> Ended {
-    let output = command
-        .env(
-            "ASAN_OPTIONS",
-            "detect_leaks=1:exitcode=99:abort_on_error=0",
-        )
-        .env("LSAN_OPTIONS", "exitcode=99")
-        .output()
-        .unwrap();
+    let options = "detect_leaks=1:exitcode=99:abort_on_error=0";
+    command
+        .env("ASAN_OPTIONS", options)
+        .env("LSAN_OPTIONS", "exitcode=99");
+    let output = command.output().unwrap();
     let printed = String::from_utf8_lossy(&output.stdout);
-    let calls = printed
-        .lines()
-        .find_map(|line| line.strip_prefix("calls: ")?.trim().parse().ok());
+    let mut lines = printed.lines();
+    let calls = lines.find_map(|line| line.strip_prefix("calls: ")?.trim().parse().ok());
     let stderr = String::from_utf8_lossy(&output.stderr);
     let lines: Vec<&str> = stderr.lines().take(60).collect();
     Ended {
@@ -89,35 +76,26 @@ pub fn run(rounds: u64) -> Tally {
         }
     };
     let start = |what: &str, rounds: u64| {
-        ended(
-            Command::new(&driver)
-                .arg(&fakes)
-                .args([what, &rounds.to_string()]),
-        )
+        let mut driver = Command::new(&driver);
+        ended(driver.arg(&fakes).args([what, &rounds.to_string()]))
     };
     match start("all", rounds).calls() {
         Ok(calls) => outcome.add("calls", calls),
         Err(why) => outcome.fail(why),
     }
     for (name, what, defect) in [
-        ("seeded_leak_seen", "leak", "LeakSanitizer"),
-        (
-            "seeded_use_after_free_seen",
-            "use-after-free",
-            "heap-use-after-free",
-        ),
-        ("seeded_overread_seen", "overread", "heap-buffer-overflow"),
+        ("leak", "leak", "LeakSanitizer"),
+        ("use_after_free", "use-after-free", "heap-use-after-free"),
+        ("overread", "overread", "heap-buffer-overflow"),
     ] {
-        see(&mut outcome, name, start(what, 10).shows(defect));
+        let name = format!("seeded_{name}_seen");
+        let seen = start(what, 10).shows(defect);
+        outcome.set(&name, seen);
+        if !seen {
+            outcome.fail(format!("{name} is false"));
+        }
     }
     outcome
-}
-
-fn see(outcome: &mut Tally, name: &str, seen: bool) {
-    outcome.set(name, seen);
-    if !seen {
-        outcome.fail(format!("{name} is false"));
-    }
 }
 
 /// Makes a file where it is missing; returns its path.
@@ -137,19 +115,14 @@ fn libtorch() -> PathBuf {
 
 /// Returns the digest of the files' contents in order.
 fn digest(files: &[PathBuf]) -> Digest {
-    let texts: Vec<u8> = (files.iter())
-        .flat_map(|path| fs::read(path).unwrap())
-        .collect();
-    Digest::of(&texts)
+    let texts = files.iter().flat_map(|path| fs::read(path).unwrap());
+    Digest::of(&texts.collect::<Vec<u8>>())
 }
 
-const LIBRARIES: [&str; 5] = [
-    "-Wl,--no-as-needed",
-    "-ltorch_cpu",
-    "-lc10",
-    "-ldl",
-    "-lpthread",
-];
+const DEFINED: &str =
+    "-DROWS=1 -DCOLS=1 -DINPUTS=1 -DSTATE=0 -DOUTPUTS=1 -DCONSTANTS=2 -DELEMENTS=1 -DSALT=0";
+
+const LIBRARIES: &str = "-Wl,--no-as-needed -ltorch_cpu -lc10 -ldl -lpthread";
 
 /// Adds the folder of torch's libraries to a linker's command.
 fn linked(mut command: Command, torch: &Path) -> Command {
@@ -162,35 +135,24 @@ fn linked(mut command: Command, torch: &Path) -> Command {
 /// Compiles the driver with the shim, and the fakes, once for their sources.
 fn build() -> Result<(PathBuf, PathBuf), String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let sources = [
-        root.join("crates/precast-shim/cpp/shim.cpp"),
-        root.join("crates/precast-shim/cpp/operators.cpp"),
-        root.join("crates/precast-shim/cpp/eager.cpp"),
-        root.join("tests/runtime_torture/driver.cpp"),
-        root.join("tests/runtime_torture/operators.cpp"),
-        root.join("tests/fake/misbehaving.cpp"),
-        root.join("tests/runtime_torture/handles.h"),
-        root.join("tests/runtime_torture/must.h"),
-        root.join("crates/precast-shim/cpp/operators.h"),
-        root.join("crates/precast-shim/cpp/eager.h"),
-        root.join("crates/precast-shim/cpp/arguments.h"),
-        root.join("crates/precast-shim/cpp/numbers.h"),
-    ];
+    let shim = |name| root.join("crates/precast-shim/cpp").join(name);
+    let ours = |name| root.join("tests/runtime_torture").join(name);
+    let mut sources = Vec::from(["shim.cpp", "operators.cpp", "eager.cpp"].map(shim));
+    sources.extend(["driver.cpp", "operators.cpp"].map(ours));
+    sources.push(root.join("tests/fake/misbehaving.cpp"));
+    sources.extend(["handles.h", "must.h"].map(ours));
+    sources.extend(["operators.h", "eager.h", "arguments.h", "numbers.h"].map(shim));
     let folder =
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("asan-{}", digest(&sources).short()));
     fs::create_dir_all(&folder).unwrap();
     let fakes = || {
-        BEHAVIOURS.iter().try_for_each(|behaviour| {
+        BEHAVIOURS.split(' ').try_for_each(|behaviour| {
             compile(
                 Command::new("g++")
                     .args(["-std=c++17", "-O1", "-shared", "-fPIC"])
                     .args(SANITIZE)
-                    .args([
-                        &format!("-DBEHAVIOUR={behaviour}"),
-                        "-DROWS=1",
-                        "-DCOLS=1",
-                        "-DCONSTANTS=2",
-                    ])
+                    .arg(format!("-DBEHAVIOUR={behaviour}"))
+                    .args(DEFINED.split(' '))
                     .arg("-o")
                     .arg(folder.join(format!("{behaviour}.so")))
                     .arg(&sources[5]),
@@ -231,7 +193,7 @@ fn build() -> Result<(PathBuf, PathBuf), String> {
             linked(Command::new("g++"), &torch)
                 .args(SANITIZE)
                 .args(&objects)
-                .args(LIBRARIES)
+                .args(LIBRARIES.split(' '))
                 .arg("-o")
                 .arg(made),
         )
@@ -243,9 +205,9 @@ fn compile(command: &mut Command) -> Result<(), String> {
     let done = command.output().map_err(|error| error.to_string())?;
     match done.status.success() {
         true => Ok(()),
-        false => Err(format!(
-            "{command:?}: {}",
-            String::from_utf8_lossy(&done.stderr)
-        )),
+        false => {
+            let errors = String::from_utf8_lossy(&done.stderr);
+            Err(format!("{command:?}: {errors}"))
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use precast::{
     Store,
-    store::{Defect, Needs, Options, Policy},
+    store::{Defect, Filter, Needs, Options, Policy},
 };
 
 use crate::scene;
@@ -78,12 +78,10 @@ impl<'a> Act<'a> {
 }
 
 /// Returns the status and the errors of a process that failed.
-pub fn well(output: &Output) -> Result<(), String> {
+pub fn well(output: &Output) -> anyhow::Result<()> {
     let stderr = String::from_utf8_lossy(&output.stderr);
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(format!("{}: {stderr}", output.status)),
-    }
+    anyhow::ensure!(output.status.success(), "{}: {stderr}", output.status);
+    Ok(())
 }
 
 /// Runs `name` without the shim and expects it to end well.
@@ -127,7 +125,7 @@ pub fn act() {
     match done {
         Ok(()) => std::process::exit(0),
         Err(e) => {
-            eprintln!("error: {}", scene::chain(&e));
+            eprintln!("error: {}", scene::chain(e));
             std::process::exit(TOLD)
         }
     }
@@ -136,39 +134,22 @@ pub fn act() {
 /// Makes the store and builds the scene, and writes each promise down as soon as it holds.
 fn build(root: &Path) -> Result<(), precast::StoreError> {
     let store = Store::create(root)?;
-    let mut acks = File::options()
-        .create(true)
-        .append(true)
-        .open(root.with_extension("ack"))
-        .unwrap();
-    scene::build(&store, &mut |what| {
-        acks.write_all(format!("{what}\n").as_bytes()).unwrap()
-    })?;
-    let weights = store
-        .releases()
-        .get("m", None)?
-        .and_then(|release| release.weights);
-    if let Some(weights) = weights {
-        store.objects().map(&weights)?;
-    }
-    Ok(())
+    let mut acks = File::options();
+    let acks = acks.create(true).append(true);
+    let mut acks = acks.open(root.with_extension("ack")).unwrap();
+    let scene = scene::build(&store, &mut |what| writeln!(acks, "{what}").unwrap())?;
+    store.objects().map(&scene.weights).map(drop)
 }
 
 fn gc(root: &Path) -> Result<(), precast::StoreError> {
     let store = Store::open(root)?;
-    let policy = Policy {
-        keep_releases: 1,
-        unreleased: true,
-        ..Policy::default()
-    };
-    store.collector().gc(&policy).map(drop)
+    store.collector().gc(&scene::newest_only()).map(drop)
 }
 
 /// Repairs. With `PRECAST_ACTOR_SOUND` it must find nothing, while other processes work.
 fn repair(root: &Path) -> Result<(), precast::StoreError> {
-    let done = Store::open_for_repair(root, Options::default())?
-        .audit()
-        .repair()?;
+    let store = Store::open_for_repair(root, Options::default())?;
+    let done = store.audit().repair()?;
     if std::env::var_os("PRECAST_ACTOR_SOUND").is_some() {
         assert_eq!(harmful(&done.found), [] as [&Defect; 0]);
         assert_eq!(done.left, []);
@@ -195,13 +176,7 @@ fn harmful(defects: &[Defect]) -> Vec<&Defect> {
 fn read(root: &Path) -> Result<(), precast::StoreError> {
     let store = Store::open(root)?;
     scene::check(&store).unwrap();
-    assert!(
-        store
-            .records()
-            .programs(precast::store::Filter::default())
-            .count()
-            >= 2
-    );
+    assert!(store.records().programs(Filter::default()).count() >= 2);
     assert!(store.audit().verify()?.needs().is_none());
     let release = store.releases().get("m", None)?.unwrap();
     store.records().resolve(&release.programs[0].hex()[..12])?;

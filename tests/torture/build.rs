@@ -6,6 +6,8 @@ use std::{
     process::{Command, Stdio},
 };
 
+use anyhow::{Result, ensure};
+
 use crate::{actor, report::Tally, sandbox::Sandbox, scene::Random, spread};
 
 /// Returns `precast build` under the shim. Its gate runs without: that unpacks weights into the store, and a gate that
@@ -34,23 +36,20 @@ pub fn calls() -> u64 {
 
 /// Kills a build before its call `at` (`kill`) or in the middle of it (`short`); returns the failure of a later
 /// command.
-fn killed(mode: &str, at: u64) -> Result<bool, String> {
+fn killed(mode: &str, at: u64) -> Result<bool> {
     let sandbox = Sandbox::new();
     let status = build(&sandbox, mode, at).status().unwrap();
     let killed = status.signal() == Some(9);
     let what = format!("precast build, {mode} at {at}");
-    if !killed && !status.success() {
-        return Err(format!("{what}: {status}"));
-    }
+    ensure!(killed || status.success(), "{what}: {status}");
     for (args, wanted) in [
         (&["build", "-q"][..], ""),
         (&["verify"], ""),
         (&["plan"], "0 of 2 programs"),
     ] {
         let ran = sandbox.run(args);
-        if ran.code != 0 || !ran.stdout.contains(wanted) {
-            return Err(format!("{what}, then {args:?}: {}", ran.text()));
-        }
+        let well = ran.code == 0 && ran.stdout.contains(wanted);
+        ensure!(well, "{what}, then {args:?}: {}", ran.text());
     }
     Ok(killed)
 }
@@ -68,7 +67,7 @@ pub fn kills(calls: u64, points: u64, seed: u64) -> Tally {
         let mut tried = Tally::of(["killed"]);
         match killed(mode, *at) {
             Ok(killed) => tried.add("killed", killed.into()),
-            Err(why) => tried.fail(why),
+            Err(why) => tried.fail(why.to_string()),
         }
         tried
     });

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use anyhow::{Context, Result, bail, ensure};
 use precast::{
     Digest, Store,
     store::{Defect, Needs},
@@ -22,62 +23,49 @@ use crate::{
 /// Checks a store after a crash: it opens, keeps its promises, holds nothing half, and the next build finishes.
 ///
 /// With `lost` something was damaged before the crash, so that the release can't be whole before the build.
-pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<(), String> {
-    let message = |e: precast::StoreError| scene::chain(&e);
-    let store = Store::create(root).map_err(message)?;
+pub fn survives(root: &Path, acks: &str, lost: bool) -> Result<()> {
+    let store = Store::create(root)?;
     for ack in acks.lines() {
-        promised(&store, ack).map_err(|why| format!("promised `{ack}`: {why}"))?;
+        promised(&store, ack).with_context(|| format!("promised `{ack}`"))?;
     }
-    let found = store.audit().verify().map_err(message)?;
+    let found = store.audit().verify()?;
     let harmless = |defect: &Defect| {
         let row = matches!(defect, Defect::Unindexed { .. } | Defect::Dangling { .. });
         let rebuild = lost && defect.needs() == Needs::Rebuild;
         defect.needs() == Needs::Sweep || row || rebuild
     };
-    if let Some(bad) = found.defects.iter().find(|defect| !harmless(defect)) {
-        return Err(format!("left {bad:?}"));
+    let bad = found.defects.iter().find(|defect| !harmless(defect));
+    ensure!(bad.is_none(), "left {bad:?}");
+    if !lost && store.releases().get("m", None)?.is_some() {
+        scene::check(&store).context("a release that is not whole")?;
     }
-    if !lost && store.releases().get("m", None).map_err(message)?.is_some() {
-        scene::check(&store).map_err(|why| format!("a release that is not whole: {why}"))?;
-    }
-    scene::build(&store, &mut |_| {}).map_err(message)?;
-    scene::check(&store).map_err(|why| format!("after building again: {why}"))?;
-    store.collector().recover().map_err(message)?;
+    scene::build(&store, &mut |_| {})?;
+    scene::check(&store).context("after building again")?;
+    store.collector().recover()?;
     drop(store);
-    let store = Store::open(root).map_err(message)?;
-    let left = store.audit().verify().map_err(message)?.defects;
+    let left = Store::open(root)?.audit().verify()?.defects;
     // Files that a kill left before they had a lease to belong to are kept for an hour.
-    match left
-        .iter()
-        .find(|defect| !matches!(defect, Defect::Stale { .. }))
-    {
-        None => Ok(()),
-        Some(bad) => Err(format!("after building again: {bad:?}")),
-    }
+    let stale = |defect: &Defect| matches!(defect, Defect::Stale { .. });
+    ensure!(left.iter().all(stale), "after building again: {left:?}");
+    Ok(())
 }
 
-fn promised(store: &Store, ack: &str) -> Result<(), String> {
-    let message = |e: precast::StoreError| scene::chain(&e);
-    let words: Vec<&str> = ack.split(' ').collect();
-    let id = || words[1].parse::<Digest>().map_err(|e| e.to_string());
-    let there = match words[0] {
-        "object" => store.objects().read(&id()?).map(|_| true),
-        "artifact" => store
-            .records()
-            .artifact(&id()?)
-            .map(|found| found.is_some()),
-        "program" => store.records().program(&id()?).map(|found| found.is_some()),
-        "failure" => store.records().failure(&id()?).map(|found| found.is_some()),
-        "release" => store
-            .releases()
-            .get(words[1], None)
-            .map(|found| found.is_some()),
-        other => return Err(format!("what is `{other}`")),
+fn promised(store: &Store, ack: &str) -> Result<()> {
+    let (kind, name) = ack.split_once(' ').unwrap();
+    let id = || name.parse::<Digest>();
+    let there = match kind {
+        "object" => store.objects().read(&id()?).map(|_| true)?,
+        "artifact" => store.records().artifact(&id()?)?.is_some(),
+        "program" => store.records().program(&id()?)?.is_some(),
+        "failure" => store.records().failure(&id()?)?.is_some(),
+        "release" => {
+            let (model, _) = name.split_once(' ').unwrap();
+            store.releases().get(model, None)?.is_some()
+        }
+        other => bail!("what is `{other}`"),
     };
-    match there.map_err(message)? {
-        true => Ok(()),
-        false => Err("it is gone".into()),
-    }
+    ensure!(there, "it is gone");
+    Ok(())
 }
 
 /// Changes a byte of the first artifact's object, so that its status says it too.
@@ -98,14 +86,8 @@ pub fn prepare(name: &str, root: &Path) {
             let store = Store::open(root).unwrap();
             let scene = scene::build(&store, &mut |_| {}).unwrap();
             // Another release that needs one program less, and things that nothing needs.
-            store
-                .releases()
-                .put(&scene::release(
-                    "m",
-                    &[scene.programs[1].id],
-                    Some(scene.weights),
-                ))
-                .unwrap();
+            let release = scene::release("m", &[scene.programs[1].id], Some(scene.weights));
+            store.releases().put(&release).unwrap();
             store.objects().put_bytes(b"loose").unwrap();
         }
         "repair" => {
@@ -118,14 +100,14 @@ pub fn prepare(name: &str, root: &Path) {
 }
 
 /// Returns a store that `name` can start from, and how many write-class calls it makes from there.
-pub struct Start {
+struct Start {
     dir: tempfile::TempDir,
     name: &'static str,
-    pub calls: u64,
+    calls: u64,
 }
 
 impl Start {
-    pub fn new(name: &'static str) -> Self {
+    fn new(name: &'static str) -> Self {
         let dir = scene::scratch();
         let from = dir.path().join("from");
         fs::create_dir(&from).unwrap();
@@ -146,7 +128,7 @@ impl Start {
     }
 
     /// Runs the actor with a kill or a failure at call `at`; returns the defect that is left.
-    pub fn at(&self, mode: &str, at: u64, errno: i32) -> Result<(), String> {
+    fn at(&self, mode: &str, at: u64, errno: i32) -> Result<()> {
         let (_dir, root) = self.copy();
         let shim = vec![
             ("MODE", mode.to_owned()),
@@ -154,7 +136,6 @@ impl Start {
             ("ERRNO", errno.to_string()),
         ];
         let output = Act::new(self.name, &root).under(shim).run();
-        let what = format!("{} {mode} at {at} (errno {errno})", self.name);
         let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
         let fails = mode == "fail" || mode == "ever";
         let right = match output.status.code() {
@@ -164,27 +145,20 @@ impl Start {
             Some(_) => false,
             None => !fails && actor::killed(output.status),
         };
-        if !right {
-            return Err(format!("{what}: ended with {}: {stderr}", output.status));
-        }
+        ensure!(right, "ended with {}: {stderr}", output.status);
         let acks = fs::read_to_string(root.with_extension("ack")).unwrap_or_default();
-        let acks = if matches!(self.name, "gc" | "repair") {
-            ""
-        } else {
-            &acks
-        };
+        let collects = matches!(self.name, "gc" | "repair");
         if self.name == "repair" {
             // A repair that was cut off is finished by the next one.
-            let output = Act::new("repair", &root).run();
-            actor::well(&output).map_err(|why| format!("{what}: {why}"))?;
+            actor::well(&Act::new("repair", &root).run())?;
         }
-        survives(&root, acks, self.name == "repair").map_err(|why| format!("{what}: {why}"))
+        let acks = if collects { "" } else { &acks };
+        survives(&root, acks, self.name == "repair")
     }
 
     /// Delays call `at` while another process builds or collects; returns the defect that is left.
-    pub fn delayed(&self, at: u64, other: &str) -> Result<(), String> {
+    fn delayed(&self, at: u64, other: &str) -> Result<()> {
         let (_dir, root) = self.copy();
-        let what = format!("{} delayed at {at} against {other}", self.name);
         let shim = vec![("MODE", "delay".to_owned()), ("AT", at.to_string())];
         let mut slow = Act::new(self.name, &root).under(shim).command();
         let slow = slow.stdout(Stdio::null()).stderr(Stdio::piped());
@@ -195,30 +169,48 @@ impl Start {
         }
         let fast = Act::new(other, &root).run();
         for output in [slow.wait_with_output().unwrap(), fast] {
-            actor::well(&output).map_err(|why| format!("{what}: {why}"))?;
+            actor::well(&output)?;
         }
-        survives(&root, "", false).map_err(|why| format!("{what}: {why}"))
+        survives(&root, "", false)
     }
+}
 
-    /// Delays every `stride`-th call against each of `others`.
-    pub fn sweep_delayed(&self, others: &[&'static str], stride: u64, tried: &mut Tally) {
-        let trials: Vec<(u64, &str)> = (1..=self.calls)
-            .step_by(stride as usize)
-            .flat_map(|at| others.iter().map(move |other| (at, *other)))
-            .collect();
+/// Does each mode at every `stride`-th call of each actor.
+pub fn swept(
+    names: &[&'static str],
+    modes: &[(&str, i32)],
+    stride: impl Fn(&str, u64) -> u64,
+) -> Tally {
+    let mut tried = Tally::of(["points", "states"]);
+    for name in names {
+        let start = Start::new(name);
+        assert!(start.calls > 10, "{name}: {}", start.calls);
+        for (mode, errno) in modes {
+            let points = (1..=start.calls).step_by(stride(mode, start.calls) as usize);
+            let points: Vec<u64> = points.collect();
+            tried.add("points", points.len() as u64);
+            tried.add("states", points.len() as u64);
+            tried.bad.extend(spread::each(&points, |at| {
+                let done = start.at(mode, *at, *errno);
+                done.with_context(|| format!("{name} {mode} at {at} (errno {errno})"))
+            }));
+        }
+    }
+    tried
+}
+
+/// Delays every `stride`-th call of a build and of a collection, against both.
+pub fn delays(stride: impl Fn(u64) -> u64) -> Tally {
+    let mut tried = Tally::of(["points", "states"]);
+    for name in ["build", "gc"] {
+        let start = Start::new(name);
+        let points = (1..=start.calls).step_by(stride(start.calls) as usize);
+        let trials: Vec<(u64, &str)> = points.flat_map(|at| [(at, "build"), (at, "gc")]).collect();
         tried.add("points", trials.len() as u64);
         tried.bad.extend(spread::each(&trials, |(at, other)| {
-            self.delayed(*at, other)
+            let done = start.delayed(*at, other);
+            done.with_context(|| format!("{name} delayed at {at} against {other}"))
         }));
     }
-
-    /// Does `mode` at every `stride`-th call.
-    pub fn sweep(&self, mode: &str, errno: i32, stride: u64, tried: &mut Tally) {
-        let points: Vec<u64> = (1..=self.calls).step_by(stride as usize).collect();
-        tried.add("points", points.len() as u64);
-        tried.add("states", points.len() as u64);
-        tried
-            .bad
-            .extend(spread::each(&points, |at| self.at(mode, *at, errno)));
-    }
+    tried
 }

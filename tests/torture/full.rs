@@ -15,6 +15,9 @@ use crate::{
 /// Where every generator begins.
 const SEED: u64 = 20_261_120;
 
+/// The actors whose calls are counted; the first two make most of them.
+pub const ACTORS: [&str; 4] = ["build", "gc", "repair", "rollback"];
+
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/results/torture.json");
 
 /// Returns every how many calls one is tried.
@@ -39,26 +42,12 @@ pub fn run() {
     report.end();
 }
 
-/// Returns a tally of one count.
-fn tally(name: &str, count: usize, bad: Vec<String>) -> Tally {
-    let mut tally = Tally::default();
-    tally.set(name, count);
-    tally.bad = bad;
-    tally
-}
-
 /// Runs the parts that kill, fail or delay calls.
 fn crashes(report: &mut Report) {
     // SIGKILL before every write-class call, and in the middle of every write.
     report.part("1 kill at every write-class call", |report| {
-        let mut tried = Tally::of(["points", "states"]);
-        for name in ["build", "gc", "repair", "rollback"] {
-            let begin = crash::Start::new(name);
-            for mode in ["kill", "short"] {
-                begin.sweep(mode, 0, stride(report, 1.0), &mut tried);
-            }
-        }
-        tried
+        let modes = [("kill", 0), ("short", 0)];
+        crash::swept(&ACTORS, &modes, |_, _| stride(report, 1.0))
     });
     // Replay of lost, cut and reordered writes that were not synced.
     report.part("1 power loss at every moment", |report| {
@@ -75,25 +64,15 @@ fn crashes(report: &mut Report) {
         tried
     });
     report.part("3 failing calls", |report| {
-        let mut tried = Tally::of(["points", "states"]);
-        for name in ["build", "gc"] {
-            let begin = crash::Start::new(name);
-            for errno in [libc::ENOSPC, libc::EIO, libc::EMFILE, libc::EDQUOT] {
-                for mode in ["fail", "ever"] {
-                    begin.sweep(mode, errno, stride(report, 3.0), &mut tried);
-                }
-            }
-        }
-        tried
+        let errors = [libc::ENOSPC, libc::EIO, libc::EMFILE, libc::EDQUOT];
+        let modes = errors.map(|errno| [("fail", errno), ("ever", errno)]);
+        crash::swept(&ACTORS[..2], modes.as_flattened(), |_, _| {
+            stride(report, 3.0)
+        })
     });
     // A call that takes long, while another process builds or collects.
     report.part("5 delayed calls", |report| {
-        let mut tried = Tally::of(["points", "states"]);
-        for name in ["build", "gc"] {
-            let begin = crash::Start::new(name);
-            begin.sweep_delayed(&["build", "gc"], stride(report, 2.0), &mut tried);
-        }
-        tried
+        crash::delays(|_| stride(report, 2.0))
     });
 }
 
@@ -117,20 +96,17 @@ fn others(report: &mut Report) {
     report.part("5 reads under gc", |report| {
         many::reads_under_gc(16, report.count(62_500), 20)
     });
-    report.part("6 seeded defects", |_| {
-        let bad = spread::each(seeds::SEEDS, |seed| seeds::try_seed(&path, &scene, seed));
-        tally("kinds", seeds::SEEDS.len(), bad)
-    });
+    report.part("6 seeded defects", |_| seeds::all(&path, &scene));
     report.part("6 sound stores, and their index deleted", sound_ones);
     // Nothing is written or replaced once it has its final name.
     report.part("7 writes to published files", |_| {
         let (mut published, mut bad) = (0, Vec::new());
-        for name in ["build", "gc", "repair", "rollback"] {
+        for name in ACTORS {
             let (count, wrong) = replay::Record::of(name).writes_after_publishing();
             published += count;
             bad.extend(wrong);
         }
-        tally("published", published as usize, bad)
+        Tally::one("published", published as usize, bad)
     });
     report.part("8 read-only stores", |_| {
         let mut tally = Tally::default();
@@ -141,19 +117,15 @@ fn others(report: &mut Report) {
                     let bad = (calls > 0).then(|| format!("{how}: {calls} write-class calls"));
                     tally.bad.extend(bad);
                 }
-                Err(why) if why.starts_with("skipped") => tally.set(how, why),
-                Err(why) => tally.fail(format!("{how}: {why}")),
+                Err(why) if why.to_string().starts_with("skipped") => {
+                    tally.set(how, why.to_string())
+                }
+                Err(why) => tally.fail(format!("{how}: {why:#}")),
             }
         }
         tally
     });
-    report.part("9 newer stores", |_| {
-        let tried = |kind| newer::tried(&path, &scene, kind);
-        let bad = newer::KINDS.iter().flat_map(tried).collect();
-        let mut tally = tally("kinds", newer::KINDS.len(), bad);
-        tally.set("steps_each", newer::TRIED);
-        tally
-    });
+    report.part("9 newer stores", |_| newer::all(&path, &scene));
     report.part("26 mapped weights", |report| {
         let changes = report.count(20_000);
         spread::shares(SEED, changes, |seed, count| {
@@ -163,12 +135,7 @@ fn others(report: &mut Report) {
     report.part("27 permissions", |report| {
         permissions::spread(SEED, report.count(20))
     });
-    // One at a time: the cost of each is measured.
-    report.part("hostile stores", |_| {
-        let attacks = attacks::ATTACKS.iter();
-        let bad = attacks.filter_map(|attack| attacks::try_attack(&path, &scene, attack).err());
-        tally("stores", attacks::ATTACKS.len(), bad.collect())
-    });
+    report.part("hostile stores", |_| attacks::all(&path, &scene));
 }
 
 /// Promise 6: sound stores of all sizes raise no alarm, and their index comes back identical when it is deleted.
@@ -178,20 +145,20 @@ fn sound_ones(report: &Report) -> Tally {
     let bad = spread::each(&stores, |n| {
         let dir = scene::scratch();
         let path = dir.path().join("store");
-        let message = |e: precast::StoreError| scene::chain(&e);
-        let store = Store::create(&path).map_err(message)?;
-        scene::fill(&store, &mut Random(SEED + n)).map_err(message)?;
-        let alarms = |store: &Store| match store.audit().verify().map_err(message)?.defects {
-            none if none.is_empty() => Ok(()),
-            some => Err(format!("store {n} is sound: {some:?}")),
+        let store = Store::create(&path)?;
+        scene::fill(&store, &mut Random(SEED + n))?;
+        let alarms = |store: &Store| {
+            let defects = store.audit().verify()?.defects;
+            anyhow::ensure!(defects.is_empty(), "store {n} is sound: {defects:?}");
+            Ok(())
         };
         alarms(&store)?;
         drop(store);
         let count = seeds::index_comes_back(&path)?;
         rows.fetch_add(count, Ordering::Relaxed);
-        alarms(&Store::open(&path).map_err(message)?)
+        alarms(&Store::open(&path)?)
     });
-    let mut tally = tally("stores", stores.len(), bad);
+    let mut tally = Tally::one("stores", stores.len(), bad);
     tally.set("rows", rows.into_inner());
     tally
 }

@@ -44,26 +44,19 @@ pub fn builder(root: &Path) -> Result<(), StoreError> {
         let claim = store.leases().claim(&key, &mut |_| true)?.unwrap();
         if !store.records().keep_artifact(&key)? {
             // A compile of this key that is alive holds this lock: two would be seen.
-            let path = logs.join(format!("{spec}"));
-            let mut log = File::options()
-                .create(true)
-                .append(true)
-                .open(&path)
-                .unwrap();
+            let mut log = File::options();
+            let log = log.create(true).append(true);
+            let mut log = log.open(logs.join(format!("{spec}"))).unwrap();
             if log.try_lock().is_err() {
-                fs::write(
-                    logs.join(format!("twice-{spec}-{}", std::process::id())),
-                    "",
-                )
-                .unwrap();
+                let twice = format!("twice-{spec}-{}", std::process::id());
+                fs::write(logs.join(twice), "").unwrap();
             }
             log.write_all(b"begun\n").unwrap();
             thread::sleep(Duration::from_millis(random.below(longest) as u64));
             let content = scene::content(random.draw(), SIZE);
             let object = store.objects().put_bytes(&content)?;
-            store
-                .records()
-                .put_artifact(&scene::artifact(&name, object, SIZE as u64, None))?;
+            let artifact = scene::artifact(&name, object, SIZE as u64, None);
+            store.records().put_artifact(&artifact)?;
             log.write_all(b"finished\n").unwrap();
         }
         drop(claim);
@@ -82,13 +75,10 @@ pub fn builders(processes: u64, specs: u64, longest: u64, kills: u64, seed: u64)
     fs::create_dir(&logs).unwrap();
     let spawn = || -> Child {
         let mut command = Act::new("builder", &root).command();
-        command
-            .env("PRECAST_ACTOR_SPECS", specs.to_string())
-            .env("PRECAST_ACTOR_COMPILE_MS", longest.to_string())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        command.env("PRECAST_ACTOR_SPECS", specs.to_string());
+        command.env("PRECAST_ACTOR_COMPILE_MS", longest.to_string());
+        let command = command.stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().unwrap()
     };
     let mut crowd = Tally::of(["kills", "begun", "finished", "artifacts"]);
     crowd.set("processes", processes);
@@ -223,11 +213,8 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Tally {
     let spawn = |name: &str, reads: u64| -> Child {
         let mut command = Act::new(name, &root).command();
         command.env("PRECAST_ACTOR_READS", reads.to_string());
-        command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap()
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
     };
     let gc = spawn("collector", 0);
     let children: Vec<Child> = (0..readers).map(|_| spawn("reader", reads)).collect();
@@ -264,9 +251,8 @@ pub fn reads_under_gc(readers: u64, reads: u64, kills: u64) -> Tally {
     let left = scene::files(&root.join("objects")).len();
     let missing = report.count("missing");
     if left != 0 || leases != 0 || missing != 0 {
-        report.fail(format!(
-            "{left} objects, {leases} leases, {missing} missing"
-        ));
+        let what = format!("{left} objects, {leases} leases, {missing} missing");
+        report.fail(what);
     }
     report
 }

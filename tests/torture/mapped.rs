@@ -64,11 +64,8 @@ fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> Strin
         }
         2 => {
             let most = 1 + random.below(4096);
-            let zeros: Vec<u8> = sound[at..]
-                .iter()
-                .take(most)
-                .map(|byte| byte ^ 0x5A)
-                .collect();
+            let others = sound[at..].iter().take(most);
+            let zeros: Vec<u8> = others.map(|byte| byte ^ 0x5A).collect();
             file.write_all_at(&zeros, at as u64).unwrap();
             format!("{} bytes from {at}", zeros.len())
         }
@@ -78,13 +75,12 @@ fn change(file: &File, random: &mut Random, sound: &[u8], other: &[u8]) -> Strin
             "swapped with another".to_owned()
         }
         footer => {
-            let at = if footer == 4 {
-                length - 1 - random.below(88)
-            } else {
-                at
+            let at = match footer {
+                4 => length - 1 - random.below(88),
+                _ => at,
             };
-            file.write_all_at(&[sound[at] ^ (1 << random.below(8))], at as u64)
-                .unwrap();
+            let changed = [sound[at] ^ (1 << random.below(8))];
+            file.write_all_at(&changed, at as u64).unwrap();
             format!("a bit of byte {at}")
         }
     }

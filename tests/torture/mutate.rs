@@ -4,19 +4,16 @@
 //! a defect of `verify`; and gc must not act on it.
 
 use std::{
-    fs::{self, File},
-    os::unix::fs::FileExt,
+    fs::{self, File, Permissions},
+    os::unix::fs::{FileExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use precast::{
-    Digest, Store,
-    store::{Filter, Policy},
-};
+use precast::{Digest, Store, store::Filter};
 
 use crate::{
     report::Tally,
-    scene::{self, Random, Scene, damage},
+    scene::{self, Random, Scene},
     spread,
 };
 
@@ -28,24 +25,12 @@ fn targets(root: &Path, scene: &Scene) -> Vec<(PathBuf, Ask)> {
     for path in scene::files(root) {
         let inside = path.strip_prefix(root).unwrap().to_owned();
         let stem = path.file_stem().unwrap().to_string_lossy().into_owned();
-        let id = || stem.parse::<Digest>().unwrap();
+        let id = stem.parse::<Digest>().unwrap_or(Digest::of(b"none"));
         let ask: Ask = match inside.iter().next().unwrap().to_str().unwrap() {
-            "objects" => {
-                let id = id();
-                Box::new(move |store| store.objects().read(&id).is_err())
-            }
-            "artifacts" => {
-                let id = id();
-                Box::new(move |store| store.records().artifact(&id).is_err())
-            }
-            "programs" => {
-                let id = id();
-                Box::new(move |store| store.records().program(&id).is_err())
-            }
-            "failures" => {
-                let id = id();
-                Box::new(move |store| store.records().failure(&id).is_err())
-            }
+            "objects" => Box::new(move |store| store.objects().read(&id).is_err()),
+            "artifacts" => Box::new(move |store| store.records().artifact(&id).is_err()),
+            "programs" => Box::new(move |store| store.records().program(&id).is_err()),
+            "failures" => Box::new(move |store| store.records().failure(&id).is_err()),
             "releases" => Box::new(|store| store.releases().get("m", None).is_err()),
             _ => continue,
         };
@@ -78,17 +63,12 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
     let targets = targets(root, scene);
     let mut random = Random(seed);
     let mut sweep = Tally::of(["mutations", "refused"]);
-    let open: Vec<(File, Vec<u8>)> = targets
-        .iter()
-        .map(|(path, _)| {
-            damage(path, |_| {});
-            let sound = fs::read(path).unwrap();
-            let mut mode = fs::metadata(path).unwrap().permissions();
-            std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o644);
-            fs::set_permissions(path, mode).unwrap();
-            (File::options().write(true).open(path).unwrap(), sound)
-        })
-        .collect();
+    let open = targets.iter().map(|(path, _)| {
+        fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        let file = File::options().write(true).open(path).unwrap();
+        (file, fs::read(path).unwrap())
+    });
+    let open: Vec<(File, Vec<u8>)> = open.collect();
     for n in 0..count {
         let which = random.below(targets.len());
         let (file, sound) = &open[which];
@@ -102,26 +82,25 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
                 format!("cut to {length}")
             }
             7 => {
-                let more: Vec<u8> = (0..1 + random.below(64))
-                    .map(|_| random.draw() as u8)
-                    .collect();
+                let count = 1 + random.below(64);
+                let more: Vec<u8> = (0..count).map(|_| random.draw() as u8).collect();
                 file.write_all_at(&more, length as u64).unwrap();
                 format!("extended by {}", more.len())
             }
             _ => {
                 let bit = random.below(8);
-                file.write_all_at(&[sound[at] ^ (1 << bit)], at as u64)
-                    .unwrap();
+                let changed = [sound[at] ^ (1 << bit)];
+                file.write_all_at(&changed, at as u64).unwrap();
                 format!("bit {bit} of byte {at}")
             }
         };
         sweep.add("mutations", 1);
         match targets[which].1(&store) {
             true => sweep.add("refused", 1),
-            false => sweep.fail(format!(
-                "seed {seed} step {n}: {:?}: {what}",
-                targets[which].0
-            )),
+            false => {
+                let path = targets[which].0.display();
+                sweep.fail(format!("seed {seed} step {n}: {path}: {what}"));
+            }
         }
         file.write_all_at(sound, 0).unwrap();
         file.set_len(length as u64).unwrap();
@@ -132,21 +111,17 @@ pub fn files(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
 
 /// Everything the index can be asked.
 fn answers(store: &Store, scene: &Scene) -> Result<String, precast::StoreError> {
-    let mut all = String::new();
-    for row in store.records().programs(Filter::default()) {
-        all.push_str(&format!("{:?}\n", row?));
-    }
-    for row in store.records().artifacts() {
-        all.push_str(&format!("{:?}\n", row?));
-    }
+    let programs = store.records().programs(Filter::default());
+    let programs = programs.collect::<Result<Vec<_>, _>>()?;
+    let artifacts = store.records().artifacts().collect::<Result<Vec<_>, _>>()?;
+    let mut all = format!(
+        "{programs:?}\n{artifacts:?}\n{:?}\n",
+        store.releases().models()?
+    );
     for artifact in &scene.artifacts {
-        all.push_str(&format!("{:?}\n", store.objects().row(&artifact.object)?));
-        all.push_str(&format!(
-            "{:?}\n",
-            store.records().resolve(&artifact.id.hex()[..12])?
-        ));
+        let found = store.records().resolve(&artifact.id.hex()[..12])?;
+        all += &format!("{:?} {found:?}\n", store.objects().row(&artifact.object)?);
     }
-    all.push_str(&format!("{:?}\n", store.releases().models()?));
     Ok(all)
 }
 
@@ -155,18 +130,11 @@ fn answers(store: &Store, scene: &Scene) -> Result<String, precast::StoreError> 
 pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
     let path = root.join("index.sqlite");
     let sound = fs::read(&path).unwrap();
-    let policy = Policy {
-        keep_releases: 1,
-        unreleased: true,
-        ..Policy::default()
-    };
-    let expected = {
-        let store = Store::open_read_only(root).unwrap();
-        (
-            answers(&store, scene).unwrap(),
-            store.collector().plan(&policy).unwrap(),
-        )
-    };
+    let policy = scene::newest_only();
+    let store = Store::open_read_only(root).unwrap();
+    let expected = answers(&store, scene).unwrap();
+    let planned = store.collector().plan(&policy).unwrap();
+    drop(store);
     let mut random = Random(seed);
     let mut sweep = Tally::of(["mutations", "refused", "right", "named_by_verify"]);
     for n in 0..count {
@@ -197,21 +165,18 @@ pub fn index(root: &Path, scene: &Scene, seed: u64, count: u64) -> Tally {
         let mut bad = |why: &str| sweep.fail(format!("seed {seed} step {n}: index {what}: {why}"));
         for artifact in &scene.artifacts {
             // A look-up that the index can't answer is answered by the files.
-            if store
-                .records()
-                .has_artifact(&artifact.id)
-                .is_ok_and(|has| !has)
-            {
+            let has = store.records().has_artifact(&artifact.id);
+            if has.is_ok_and(|has| !has) {
                 bad("an artifact is not found");
             }
         }
         match store.collector().plan(&policy) {
-            Ok(plan) if plan != expected.1 => bad("gc would act on it"),
+            Ok(plan) if plan != planned => bad("gc would act on it"),
             _ => {}
         }
         match answers(&store, scene) {
             Err(_) => sweep.add("refused", 1),
-            Ok(all) if all == expected.0 => sweep.add("right", 1),
+            Ok(all) if all == expected => sweep.add("right", 1),
             Ok(_) => match store.audit().verify() {
                 Ok(found) if found.defects.is_empty() => {
                     bad("a wrong answer that verify does not name")

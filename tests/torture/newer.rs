@@ -6,13 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use precast::{
-    Store, StoreError,
-    store::{Options, Policy},
-};
+use precast::{Store, StoreError, store::Options};
 use serde_json::{Value, json};
 
 use crate::{
+    report::Tally,
     scene::{self, Scene},
     seeds::{record, write_record},
 };
@@ -33,7 +31,7 @@ fn record_of_99(path: &Path, other_fields: bool) {
 }
 
 #[rustfmt::skip]
-pub const KINDS: &[Kind] = &[
+const KINDS: &[Kind] = &[
     ("the layout", |r, _| {
         // Only root may write it.
         fs::remove_file(r.join("precast-store.json")).unwrap();
@@ -70,8 +68,7 @@ const STEPS: &[Step] = &[
     ("reindex", |r, _| fixing(r)?.audit().reindex()),
     ("repair", |r, _| fixing(r)?.audit().repair().map(drop)),
     ("gc", |r, _| {
-        let policy = Policy { keep_releases: 1, unreleased: true, ..Policy::default() };
-        Store::open(r)?.collector().gc(&policy).map(drop)
+        Store::open(r)?.collector().gc(&scene::newest_only()).map(drop)
     }),
     ("look at all", |r, s| {
         let store = Store::open(r)?;
@@ -83,11 +80,16 @@ const STEPS: &[Step] = &[
     ("build", |r, _| scene::build(&Store::open(r)?, &mut |_| {}).map(drop)),
 ];
 
-/// How many things are tried with each kind.
-pub const TRIED: usize = STEPS.len();
+/// Makes each part newer, and runs every operation on the store.
+pub fn all(sound: &Path, scene: &Scene) -> Tally {
+    let bad = KINDS.iter().flat_map(|kind| tried(sound, scene, kind));
+    let mut tally = Tally::one("kinds", KINDS.len(), bad.collect());
+    tally.set("steps_each", STEPS.len());
+    tally
+}
 
 /// Makes one part newer and runs every operation on the store, in order; returns the failures.
-pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
+fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
     let (name, make, whole) = kind;
     let dir = scene::scratch();
     let root = dir.path().join("store");
@@ -100,7 +102,7 @@ pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
             Ok(()) => false,
             Err(StoreError::Newer { found: 99, .. }) => true,
             Err(e) => {
-                bad.push(format!("{name} is newer, {step}: {}", scene::chain(&e)));
+                bad.push(format!("{name} is newer, {step}: {}", scene::chain(e)));
                 continue;
             }
         };
@@ -109,12 +111,11 @@ pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
             bad.push(format!("{name} is newer, {step}: was not refused"));
         }
         let after = state(&root, *whole);
-        let lost: Vec<_> = before
+        let lost = before
             .iter()
-            .filter(|(path, bytes)| after.get(*path) != Some(*bytes))
-            .collect();
+            .filter(|(path, bytes)| after.get(*path) != Some(*bytes));
+        let lost: Vec<&PathBuf> = lost.map(|(path, _)| path).collect();
         if !lost.is_empty() || (*whole && after.len() != before.len()) {
-            let lost: Vec<&PathBuf> = lost.into_iter().map(|(path, _)| path).collect();
             bad.push(format!("{name} is newer, {step}: changed {lost:?}"));
         }
     }
@@ -124,14 +125,15 @@ pub fn tried(sound: &Path, scene: &Scene, kind: &Kind) -> Vec<String> {
 /// Returns every file that no step may change: all of them, or all published ones.
 fn state(root: &Path, whole: bool) -> BTreeMap<PathBuf, Vec<u8>> {
     let published = ["objects", "artifacts", "programs", "releases", "failures"];
-    scene::files(root)
+    let is = |path: &Path| {
+        published
+            .iter()
+            .any(|name| path.starts_with(root.join(name)))
+    };
+    let files = scene::files(root)
         .into_iter()
-        .filter(|path| {
-            whole
-                || published
-                    .iter()
-                    .any(|folder| path.starts_with(root.join(folder)))
-        })
+        .filter(|path| whole || is(path));
+    files
         .map(|path| (path.clone(), fs::read(&path).unwrap()))
         .collect()
 }

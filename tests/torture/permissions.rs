@@ -1,6 +1,7 @@
 //! Gives each folder and file of a store a wrong owner or mode, or replaces it by a link. Every start must refuse it.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt, lchown, symlink},
     path::{Path, PathBuf},
@@ -21,6 +22,18 @@ use crate::{
 /// A user and a group that nobody here is.
 const STRANGER: u32 = 12_345;
 
+/// The folders of what is published and unpacked.
+const CONTENT: [&str; 6] = [
+    "objects",
+    "ready",
+    "artifacts",
+    "programs",
+    "failures",
+    "releases",
+];
+
+const LINK: &str = "a link to the same";
+
 /// How a place is made unsafe; false where this user can't.
 type Way = (&'static str, fn(&Path, &Path) -> bool);
 
@@ -39,19 +52,26 @@ const WAYS: &[Way] = &[
     ("a stranger's group", |path, _| {
         lchown(path, None, Some(STRANGER)).is_ok() && mode(path, 0o775)
     }),
-    ("a link to the same", |path, away| {
+    (LINK, |path, away| {
         let away = away.join("away");
         fs::rename(path, &away).is_ok() && symlink(away, path).is_ok()
     }),
 ];
 
-/// Reads all files of a start, and a little more. A start that may write also does the work of a builder and of `gc`.
-fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
+fn open(root: &Path, read_only: bool) -> Result<Store, StoreError> {
     let options = Options {
         read_only,
         ..Options::default()
     };
-    let store = Store::open_with(root, options)?;
+    Store::open_with(root, options)
+}
+
+fn start(root: &Path, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
+    work(&open(root, read_only)?, files, read_only)
+}
+
+/// Reads all files of a start, and a little more. A start that may write also does the work of a builder and of `gc`.
+fn work(store: &Store, files: &[PathBuf], read_only: bool) -> Result<(), StoreError> {
     store.releases().models()?;
     for path in files {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy();
@@ -105,14 +125,20 @@ fn used(root: &Path, seed: u64) {
     start(root, &places(root), true).unwrap();
 }
 
-/// Tries every `stride`th place in every way; counts the places and the starts.
-pub fn one(seed: u64, stride: usize) -> Tally {
+/// Tries every place in every way, or one of each kind; counts the places and the starts. A store that is open already
+/// looks at each file and its folder too, and `verify` names them.
+pub fn one(seed: u64, every: bool) -> Tally {
     let dir = scene::scratch();
     let sound = dir.path().join("sound");
     used(&sound, seed);
     let mut tried = Tally::of(["places", "starts"]);
     let all = places(&sound);
-    for place in all.iter().step_by(stride) {
+    let mut kinds = BTreeSet::new();
+    for place in &all {
+        let kind = (place.iter().next(), place.iter().count());
+        if !kinds.insert(kind) && !every {
+            continue;
+        }
         tried.add("places", 1);
         for (name, make) in WAYS {
             let trial = dir.path().join("trial");
@@ -120,7 +146,21 @@ pub fn one(seed: u64, stride: usize) -> Tally {
             fs::create_dir(&trial).unwrap();
             scene::copy(&sound, &root);
             let path = root.join(place);
+            let opened = open(&root, true).unwrap();
             if make(&path, &trial) {
+                let top = place.iter().next().unwrap_or_default();
+                if CONTENT.iter().any(|name| top == *name) && place.iter().count() > 1 {
+                    let named = match opened.audit().verify() {
+                        Ok(found) => !found.defects.is_empty(),
+                        Err(_) => *name == LINK,
+                    };
+                    if !named || work(&opened, &all, true).is_ok() {
+                        let place = place.display();
+                        tried.fail(format!(
+                            "seed {seed}: `{place}`, {name}, open before: taken"
+                        ));
+                    }
+                }
                 for read_only in [true, false] {
                     // A reader takes no lock.
                     if read_only && place.starts_with("locks/") {
@@ -129,7 +169,7 @@ pub fn one(seed: u64, stride: usize) -> Tally {
                     tried.add("starts", 1);
                     match start(&root, &all, read_only) {
                         Err(StoreError::Unsafe { .. } | StoreError::Stranger { .. }) => {}
-                        Err(error) if *name == "a link to the same" => drop(error),
+                        Err(error) if *name == LINK => drop(error),
                         other => tried.fail(format!(
                             "seed {seed}: `{}`, {name}, read only {read_only}: {other:?}",
                             place.display()
@@ -146,5 +186,5 @@ pub fn one(seed: u64, stride: usize) -> Tally {
 /// Tries every place of as many stores.
 pub fn spread(seed: u64, stores: u64) -> Tally {
     let seeds: Vec<u64> = (0..stores).map(|n| seed + n).collect();
-    spread::sum(&seeds, |seed| one(*seed, 1))
+    spread::sum(&seeds, |seed| one(*seed, true))
 }

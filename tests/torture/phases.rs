@@ -8,6 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use anyhow::{Context, Result, bail};
 use precast::{Store, StoreError};
 
 use crate::{
@@ -57,14 +58,13 @@ fn spawn(name: &str, root: &Path, sync: &Path) -> Child {
         .unwrap()
 }
 
-fn ended(child: Child, what: &str, bad: &mut Vec<String>) {
-    let ended = actor::well(&child.wait_with_output().unwrap());
-    bad.extend(ended.err().map(|why| format!("{what}: {why}")));
+fn ended(child: Child) -> Result<()> {
+    actor::well(&child.wait_with_output().unwrap())
 }
 
-/// Stops `first` at `point`, lets `second` run against it, then lets both end; returns the failures. With `damaged` an
-/// object is damaged before.
-fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String> {
+/// Stops `first` at `point`, lets `second` run against it, then lets both end. With `damaged` an object is damaged
+/// before.
+fn against(first: &str, point: &str, second: &str, damaged: bool) -> Result<()> {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     let sync = dir.path().join("sync");
@@ -90,45 +90,35 @@ fn against(first: &str, point: &str, second: &str, damaged: bool) -> Vec<String>
         let over = one.try_wait().unwrap().is_some();
         if over || start.elapsed() > Duration::from_secs(600) {
             let _ = one.kill();
-            let stderr = one.wait_with_output().unwrap().stderr;
-            let stderr = String::from_utf8_lossy(&stderr);
-            return vec![format!("{first} never came to {point}: {stderr}")];
+            ended(one)?;
+            bail!("it never comes there");
         }
         thread::sleep(Duration::from_millis(1));
     }
-    let mut bad = Vec::new();
-    let what = format!("{second} while {first} stands at {point}");
-    if second == "reader" {
+    let go = || fs::write(sync.join(format!("{point}.go")), "").unwrap();
+    let done = if second == "reader" {
         thread::scope(|scope| {
             let reading = scope.spawn(|| read(&root));
             thread::sleep(GRACE);
-            fs::write(sync.join(format!("{point}.go")), "").unwrap();
-            bad.extend(
-                reading
-                    .join()
-                    .unwrap()
-                    .err()
-                    .map(|why| format!("{what}: {why}")),
-            );
-        });
+            go();
+            reading.join().unwrap()
+        })
     } else {
         let mut two = spawn(second, &root, &sync);
         let begun = Instant::now();
         while two.try_wait().unwrap().is_none() && begun.elapsed() < GRACE {
             thread::sleep(Duration::from_millis(1));
         }
-        fs::write(sync.join(format!("{point}.go")), "").unwrap();
-        ended(two, &what, &mut bad);
-    }
-    ended(one, &format!("{first} with {second} at {point}"), &mut bad);
+        go();
+        ended(two)
+    };
+    // Also where the other one failed.
+    let first_done = ended(one);
+    done.context("the second")?;
+    first_done.context("the first")?;
     // Rebuilt parts stay.
     let built = second == "build";
-    bad.extend(
-        crash::survives(&root, "", damaged && !built)
-            .err()
-            .map(|why| format!("{what}: {why}")),
-    );
-    bad
+    crash::survives(&root, "", damaged && !built)
 }
 
 /// Stops every process at every phase it has, against every other one; returns the failures.
@@ -147,10 +137,9 @@ pub fn everything() -> Vec<String> {
         }
     }
     for point in BUILD {
-        let first = if point.starts_with("claim") {
-            "builder"
-        } else {
-            "build"
+        let first = match point.starts_with("claim") {
+            true => "builder",
+            false => "build",
         };
         for second in ["reader", "build", "builder", "gc", "repair", "verify"] {
             trials.push((first, point, second, false));
@@ -158,59 +147,29 @@ pub fn everything() -> Vec<String> {
     }
     // Half of a trial is waiting.
     let tried = |&(first, point, second, damaged): &(&str, &str, &str, bool)| {
-        let bad = against(first, point, second, damaged);
-        match bad.is_empty() {
-            true => Ok(()),
-            false => Err(bad.join("\n")),
-        }
+        let done = against(first, point, second, damaged);
+        done.with_context(|| format!("{second} while {first} stands at {point}"))
     };
     spread::over(spread::jobs().max(3), &trials, tried)
 }
 
 /// A reader never loses held objects; it may get an error at once when one is gone.
-fn read(root: &Path) -> Result<(), String> {
-    let message = |e: StoreError| scene::chain(&e);
-    let store = Store::open(root).map_err(message)?;
-    for release in store.releases().all("m").map_err(message)? {
+fn read(root: &Path) -> Result<()> {
+    let store = Store::open(root)?;
+    for release in store.releases().all("m")? {
         let hold = match store.releases().hold(&release) {
-            Ok(hold) => hold,
             Err(StoreError::Dangling { .. }) => continue,
-            Err(e) => return Err(message(e)),
+            hold => hold?,
         };
         for _ in 0..100 {
-            for id in &release.programs {
-                let program = store
-                    .records()
-                    .program(id)
-                    .map_err(message)?
-                    .ok_or("a held program is gone")?;
-                for step in &program.steps {
-                    let artifact = store.records().artifact(&step.artifact).map_err(message)?;
-                    store
-                        .objects()
-                        .read(&artifact.ok_or("a held artifact is gone")?.object)
-                        .map_err(message)?;
-                }
-            }
+            scene::read(&store, &release).context("of a held release")?;
             thread::sleep(Duration::from_millis(3));
         }
         drop(hold);
     }
     // The newest release is never half there.
-    scene_is_whole(&store)
-}
-
-fn scene_is_whole(store: &Store) -> Result<(), String> {
-    match store
-        .releases()
-        .get("m", None)
-        .map_err(|e| scene::chain(&e))?
-    {
-        None => Ok(()),
-        Some(release) => store
-            .releases()
-            .hold(&release)
-            .map(drop)
-            .map_err(|e| scene::chain(&e)),
+    if let Some(newest) = store.releases().get("m", None)? {
+        drop(store.releases().hold(&newest)?);
     }
+    Ok(())
 }

@@ -10,16 +10,17 @@ use std::{
     process::Command,
 };
 
+use anyhow::{Context, Result, bail, ensure};
 use tempfile::TempDir;
 
-use crate::{actor, scene};
+use crate::{actor, sandbox::Sandbox, scene};
 
 pub const WAYS: [&str; 3] = ["another user", "read-only mount", "no write permission"];
 
 const NOBODY: u32 = 65534;
 
 /// The commands that only read. `PROGRAM` and `RELEASED` stand for an ID and a model of the store.
-pub const COMMANDS: &[&[&str]] = &[
+const COMMANDS: &[&[&str]] = &[
     &["ls"],
     &["ls", "--format", "json", "--sort", "size-"],
     &["ls", "--artifacts"],
@@ -33,17 +34,17 @@ pub const COMMANDS: &[&[&str]] = &[
 ];
 
 /// A copy of a store that can't be written, and how to run something on it.
-pub struct Ground {
+struct Ground {
     how: &'static str,
     _dir: TempDir,
     /// Where others may write: the count of calls, and copies of programs they can run.
     out: TempDir,
-    pub store: PathBuf,
+    store: PathBuf,
 }
 
 impl Ground {
     /// Copies `store` to where it can be read in one of the [`WAYS`] only.
-    pub fn new(store: &Path, how: &'static str) -> Self {
+    fn new(store: &Path, how: &'static str) -> Self {
         let dir = scene::scratch();
         // Another user has to come to it.
         fs::set_permissions(dir.path(), Permissions::from_mode(0o755)).unwrap();
@@ -68,34 +69,25 @@ impl Ground {
     }
 
     /// Copies a program to where another user can run it.
-    pub fn program(&self, path: &Path) -> PathBuf {
+    fn program(&self, path: &Path) -> PathBuf {
         let to = self.out.path().join(path.file_name().unwrap());
         fs::copy(path, &to).unwrap();
         to
     }
 
     /// Runs a program, which must succeed; returns its number of write-class calls on the store, and its output.
-    pub fn run(
-        &self,
-        program: &Path,
-        args: &[&str],
-        env: &[(&str, &Path)],
-    ) -> Result<(u64, String), String> {
+    fn run(&self, program: &Path, args: &[&str], env: &[(&str, &Path)]) -> Result<(u64, String)> {
         let mut command = match self.how {
-            "read-only mount" if !is_root() => return Err("skipped: only root can mount".into()),
+            "read-only mount" if !is_root() => bail!("skipped: only root can mount"),
             "read-only mount" => {
                 let script =
                     "mount --bind \"$0\" \"$0\" && mount -o remount,ro,bind \"$0\" && exec \"$@\"";
                 let mut command = Command::new("unshare");
-                command
-                    .args(["--mount", "sh", "-c", script])
-                    .arg(&self.store)
-                    .arg(program);
+                command.args(["--mount", "sh", "-c", script]);
+                command.arg(&self.store).arg(program);
                 command
             }
-            "another user" if !is_root() => {
-                return Err("skipped: only root can be another user".into());
-            }
+            "another user" if !is_root() => bail!("skipped: only root can be another user"),
             _ => Command::new(program),
         };
         if self.how != "read-only mount" && is_root() {
@@ -113,16 +105,14 @@ impl Ground {
             .env("SHIM_OUT", &count);
         let output = command
             .output()
-            .map_err(|e| format!("skipped: {}: {e}", self.how))?;
-        let stderr = String::from_utf8_lossy(&output.stderr).into_owned();
-        if stderr.contains("unshare:") || stderr.contains("mount:") {
-            return Err(format!("skipped: no mount: {stderr}"));
-        }
-        if !output.status.success() {
-            return Err(format!("{args:?}: {}: {stderr}", output.status));
-        }
-        let text = fs::read_to_string(count).map_err(|e| format!("no count: {e}"))?;
-        let calls = text.trim().parse().map_err(|_| text)?;
+            .with_context(|| format!("skipped: {}", self.how))?;
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        let no_mount = stderr.contains("unshare:") || stderr.contains("mount:");
+        ensure!(!no_mount, "skipped: no mount: {stderr}");
+        let status = output.status;
+        ensure!(status.success(), "{args:?}: {status}: {stderr}");
+        let text = fs::read_to_string(count).context("no count")?;
+        let calls = text.trim().parse().context(text)?;
         Ok((calls, String::from_utf8_lossy(&output.stdout).into_owned()))
     }
 }
@@ -137,7 +127,7 @@ impl Drop for Ground {
 
 /// Reads everything through the library, then with every one of the [`COMMANDS`]; returns how many things were run and
 /// how many write-class calls they made.
-pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64), String> {
+pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64)> {
     let ground = Ground::new(store, how);
     let actor = ground.program(&std::env::current_exe().unwrap());
     let env = [
@@ -148,14 +138,13 @@ pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64
     let (mut calls, _) = ground.run(&actor, &args, &env)?;
     let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
     for args in COMMANDS {
-        let args: Vec<&str> = args
-            .iter()
-            .map(|arg| if *arg == "PROGRAM" { program } else { arg })
-            .collect();
+        let named = |arg: &&'static str| if *arg == "PROGRAM" { program } else { arg };
+        let args: Vec<&str> = args.iter().map(named).collect();
         let (more, out) = ground.run(&precast, &args, &[("PRECAST_STORE", &*ground.store)])?;
-        if out.is_empty() && args[0] != "report" {
-            return Err(format!("{args:?} printed nothing"));
-        }
+        ensure!(
+            !out.is_empty() || args[0] == "report",
+            "{args:?} printed nothing"
+        );
         calls += more;
     }
     Ok((1 + COMMANDS.len() as u64, calls))
@@ -163,29 +152,19 @@ pub fn reads(store: &Path, program: &str, how: &'static str) -> Result<(u64, u64
 
 /// Runs a model from a store that can only be read, its artifacts and weights in memory; returns how many write-class
 /// calls that made.
-pub fn runs(sandbox: &crate::sandbox::Sandbox, how: &'static str) -> Result<u64, String> {
+pub fn runs(sandbox: &Sandbox, how: &'static str) -> Result<u64> {
     let ground = Ground::new(&sandbox.path("artifacts"), how);
     let inputs = sandbox.path("x.safetensors");
     fs::copy(inputs, ground.out.path().join("x.safetensors")).unwrap();
     let precast = ground.program(Path::new(env!("CARGO_BIN_EXE_precast")));
     let libtorch = Path::new(crate::sandbox::LIBTORCH);
-    let args = [
-        "run",
-        "affine",
-        "--inputs",
-        "x.safetensors",
-        "--outputs",
-        "y.safetensors",
-    ];
-    let (calls, out) = ground.run(
-        &precast,
-        &args,
-        &[("PRECAST_STORE", &*ground.store), ("LIBTORCH", libtorch)],
-    )?;
-    match out.contains("affine batch=4") && ground.out.path().join("y.safetensors").exists() {
-        true => Ok(calls),
-        false => Err(out),
-    }
+    let args = "run affine --inputs x.safetensors --outputs y.safetensors";
+    let args: Vec<&str> = args.split(' ').collect();
+    let env = [("PRECAST_STORE", &*ground.store), ("LIBTORCH", libtorch)];
+    let (calls, out) = ground.run(&precast, &args, &env)?;
+    let written = ground.out.path().join("y.safetensors").exists();
+    ensure!(written && out.contains("affine batch=4"), out);
+    Ok(calls)
 }
 
 fn is_root() -> bool {
@@ -193,10 +172,7 @@ fn is_root() -> bool {
 }
 
 fn change(tool: &str, to: &str, folder: &Path) {
-    let done = Command::new(tool)
-        .args(["-R", to])
-        .arg(folder)
-        .status()
-        .unwrap();
-    assert!(done.success());
+    let mut change = Command::new(tool);
+    let done = change.args(["-R", to]).arg(folder).status();
+    assert!(done.unwrap().success());
 }

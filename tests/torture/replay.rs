@@ -17,6 +17,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context, Result};
+
 use crate::{
     actor::{self, Act},
     crash,
@@ -25,48 +27,23 @@ use crate::{
     spread,
 };
 
+/// A call. Files are numbers.
 #[derive(Clone, Debug)]
 enum Op {
-    New {
-        file: usize,
-        path: PathBuf,
-    },
+    New(usize, PathBuf),
     /// A file that was there is opened for writing.
-    Open {
-        path: PathBuf,
-    },
-    Put {
-        file: usize,
-        at: usize,
-        bytes: Vec<u8>,
-    },
-    Cut {
-        file: usize,
-        length: usize,
-    },
-    SyncFile {
-        file: usize,
-    },
-    SyncFolder {
-        path: PathBuf,
-    },
-    Mkdir {
-        path: PathBuf,
-    },
-    Rename {
-        from: PathBuf,
-        to: PathBuf,
-    },
-    Link {
-        from: PathBuf,
-        to: PathBuf,
-    },
-    Unlink {
-        path: PathBuf,
-    },
-    Ack {
-        text: String,
-    },
+    Open(PathBuf),
+    /// Bytes from a position.
+    Put(usize, usize, Vec<u8>),
+    /// To a length.
+    Cut(usize, usize),
+    SyncFile(usize),
+    SyncFolder(PathBuf),
+    Mkdir(PathBuf),
+    Rename(PathBuf, PathBuf),
+    Link(PathBuf, PathBuf),
+    Unlink(PathBuf),
+    Ack(String),
 }
 
 /// A run of an actor: its start and its calls.
@@ -144,51 +121,28 @@ impl Record {
             let data = text[end + 1..end + 1 + length].to_vec();
             text = &text[end + 1 + length..];
             let file = inodes.get(&inode).copied();
+            let (first, second) = (path(fields[3]), path(fields[4]));
             self.ops.push(match fields[0] {
                 "new" => {
                     let file = self.bytes.len();
                     self.bytes.push(Vec::new());
                     inodes.insert(inode, file);
-                    Op::New {
-                        file,
-                        path: path(fields[3]),
-                    }
+                    Op::New(file, first)
                 }
-                "open" => Op::Open {
-                    path: path(fields[3]),
-                },
-                "put" => Op::Put {
-                    file: file.unwrap(),
-                    at: number,
-                    bytes: data,
-                },
-                "cut" => Op::Cut {
-                    file: file.unwrap(),
-                    length: number,
-                },
+                "open" => Op::Open(first),
+                "put" => Op::Put(file.unwrap(), number, data),
+                "cut" => Op::Cut(file.unwrap(), number),
                 "sync" => match (file, folders.get(&inode)) {
-                    (_, Some(path)) => Op::SyncFolder { path: path.clone() },
-                    (Some(file), None) => Op::SyncFile { file },
+                    (_, Some(path)) => Op::SyncFolder(path.clone()),
+                    (Some(file), None) => Op::SyncFile(file),
                     // A folder that is gone by the end.
                     (None, None) => continue,
                 },
-                "mkdir" => Op::Mkdir {
-                    path: path(fields[3]),
-                },
-                "rename" => Op::Rename {
-                    from: path(fields[3]),
-                    to: path(fields[4]),
-                },
-                "link" => Op::Link {
-                    from: path(fields[3]),
-                    to: path(fields[4]),
-                },
-                "unlink" => Op::Unlink {
-                    path: path(fields[3]),
-                },
-                "ack" => Op::Ack {
-                    text: String::from_utf8(data).unwrap(),
-                },
+                "mkdir" => Op::Mkdir(first),
+                "rename" => Op::Rename(first, second),
+                "link" => Op::Link(first, second),
+                "unlink" => Op::Unlink(first),
+                "ack" => Op::Ack(String::from_utf8(data).unwrap()),
                 other => panic!("what is `{other}`"),
             });
         }
@@ -197,43 +151,30 @@ impl Record {
     /// Returns how many files were published, and every write to one of them, or opening for it, after it had its final
     /// name.
     pub fn writes_after_publishing(&self) -> (u64, Vec<String>) {
-        let immutable = |path: &Path| {
-            let top = path
-                .components()
-                .next()
-                .map(|part| part.as_os_str().to_owned());
-            ["objects", "artifacts", "programs", "releases", "ready"]
-                .iter()
-                .any(|folder| top.as_deref() == Some(folder.as_ref()))
-        };
+        let folders = ["objects", "artifacts", "programs", "releases", "ready"];
+        let immutable = |path: &Path| folders.iter().any(|folder| path.starts_with(folder));
         let mut names = self.names.clone();
         let mut published: HashMap<usize, PathBuf> = HashMap::new();
         let mut bad = Vec::new();
         for op in &self.ops {
             match op {
-                Op::New { file, path } => drop(names.insert(path.clone(), *file)),
-                Op::Rename { from, to } => {
+                Op::New(file, path) => drop(names.insert(path.clone(), *file)),
+                Op::Rename(from, to) => {
                     let file = names.remove(from);
                     if immutable(to) {
                         published.extend(file.map(|file| (file, to.clone())));
-                        bad.extend(
-                            names
-                                .get(to)
-                                .map(|_| format!("{} was replaced", to.display())),
-                        );
+                        let there = names.contains_key(to).then_some(to);
+                        bad.extend(there.map(|to| format!("{} was replaced", to.display())));
                     }
                     names.extend(file.map(|file| (to.clone(), file)));
                 }
-                Op::Unlink { path } => drop(names.remove(path)),
-                Op::Open { path } if immutable(path) => {
+                Op::Unlink(path) => drop(names.remove(path)),
+                Op::Open(path) if immutable(path) => {
                     bad.push(format!("{} was opened for writing", path.display()));
                 }
-                Op::Put { file, .. } | Op::Cut { file, .. } => {
-                    bad.extend(
-                        published
-                            .get(file)
-                            .map(|path| format!("{} was written", path.display())),
-                    );
+                Op::Put(file, ..) | Op::Cut(file, _) => {
+                    let path = published.get(file);
+                    bad.extend(path.map(|path| format!("{} was written", path.display())));
                 }
                 _ => {}
             }
@@ -241,26 +182,18 @@ impl Record {
         (published.len() as u64, bad)
     }
 
-    /// Returns how many moments there are.
-    pub fn moments(&self) -> usize {
-        self.ops.len() + 1
-    }
-
     /// Makes the state of a moment and a seed, and checks the next process's view.
-    pub fn state(&self, moment: usize, seed: u64) -> Result<(), String> {
+    fn state(&self, moment: usize, seed: u64) -> Result<()> {
         let dir = scene::scratch();
         let root = dir.path().join("store");
         let mut random = Random(seed);
         self.write(moment, &mut random, &root);
-        let acks: String = self.ops[..moment]
-            .iter()
-            .filter_map(|op| match op {
-                Op::Ack { text } => Some(text.as_str()),
-                _ => None,
-            })
-            .collect();
-        crash::survives(&root, &acks, false)
-            .map_err(|why| format!("{} after call {moment}, seed {seed}: {why}", self.name))
+        let acks = self.ops[..moment].iter().map(|op| match op {
+            Op::Ack(text) => text.as_str(),
+            _ => "",
+        });
+        crash::survives(&root, &acks.collect::<String>(), false)
+            .with_context(|| format!("{} after call {moment}, seed {seed}", self.name))
     }
 
     fn write(&self, moment: usize, random: &mut Random, root: &Path) {
@@ -275,11 +208,10 @@ impl Record {
             let path = root.join(path);
             if path.parent().is_some_and(Path::is_dir) {
                 fs::write(&path, &bytes[*file]).unwrap();
-                let published = path
+                let record = path
                     .extension()
-                    .is_some_and(|end| end == "zst" || end == "json")
-                    || path.components().any(|part| part.as_os_str() == "ready");
-                if published {
+                    .is_some_and(|end| end == "zst" || end == "json");
+                if record || path.iter().any(|part| part == "ready") {
                     fs::set_permissions(&path, fs::Permissions::from_mode(0o444)).unwrap();
                 }
             }
@@ -291,14 +223,14 @@ impl Record {
         let mut all = self.bytes.clone();
         let mut synced: HashMap<usize, usize> = HashMap::new();
         for (n, op) in ops.iter().enumerate() {
-            if let Op::SyncFile { file } = op {
+            if let Op::SyncFile(file) = op {
                 synced.insert(*file, n);
             }
         }
         for (n, op) in ops.iter().enumerate() {
             let sure = |file: &usize| synced.get(file).is_some_and(|sync| n < *sync);
             match op {
-                Op::Put { file, at, bytes } => {
+                Op::Put(file, at, bytes) => {
                     let kept = match random.below(10) {
                         _ if sure(file) => bytes.len(),
                         0..=4 => bytes.len(),
@@ -316,7 +248,7 @@ impl Record {
                         *to = *from;
                     }
                 }
-                Op::Cut { file, length } if sure(file) || random.below(2) == 0 => {
+                Op::Cut(file, length) if sure(file) || random.below(2) == 0 => {
                     all[*file].resize(*length, 0);
                 }
                 _ => {}
@@ -330,7 +262,7 @@ impl Record {
         let journal = random.below(2) == 0;
         let mut last: HashMap<&Path, usize> = HashMap::new();
         for (n, op) in ops.iter().enumerate() {
-            if let Op::SyncFolder { path } = op {
+            if let Op::SyncFolder(path) = op {
                 last.insert(path, n);
             }
         }
@@ -339,17 +271,12 @@ impl Record {
             last.get(folder).is_some_and(|sync| n < *sync)
         };
         let target = |op: &Op| match op {
-            Op::New { path, .. } | Op::Mkdir { path } | Op::Unlink { path } => Some(path.clone()),
-            Op::Rename { to, .. } | Op::Link { to, .. } => Some(to.clone()),
+            Op::New(_, path) | Op::Mkdir(path) | Op::Unlink(path) => Some(path.clone()),
+            Op::Rename(_, to) | Op::Link(_, to) => Some(to.clone()),
             _ => None,
         };
-        let newest_sure = ops
-            .iter()
-            .enumerate()
-            .filter(|(n, op)| target(op).is_some_and(|path| sure(*n, &path)))
-            .map(|(n, _)| n + 1)
-            .max()
-            .unwrap_or(0);
+        let lasted = |n: &usize| target(&ops[*n]).is_some_and(|path| sure(*n, &path));
+        let newest_sure = (0..ops.len()).rfind(lasted).map_or(0, |n| n + 1);
         let until = newest_sure + random.below(ops.len() + 1 - newest_sure);
         let mut names = self.names.clone();
         let mut folders = self.folders.clone();
@@ -362,14 +289,14 @@ impl Record {
                 false => sure(n, &path) || random.below(2) == 0,
             };
             match op {
-                Op::New { file, path } => {
+                Op::New(file, path) => {
                     known.insert(path.clone(), *file);
                     if there {
                         names.insert(path.clone(), *file);
                     }
                 }
-                Op::Mkdir { path } if there => folders.push(path.clone()),
-                Op::Rename { from, to } => {
+                Op::Mkdir(path) if there => folders.push(path.clone()),
+                Op::Rename(from, to) => {
                     let file = known.remove(from);
                     if let Some(file) = file {
                         known.insert(to.clone(), file);
@@ -379,7 +306,7 @@ impl Record {
                         names.extend(file.map(|file| (to.clone(), file)));
                     }
                 }
-                Op::Link { from, to } => {
+                Op::Link(from, to) => {
                     if let Some(file) = known.get(from).copied() {
                         known.insert(to.clone(), file);
                         if there {
@@ -387,7 +314,7 @@ impl Record {
                         }
                     }
                 }
-                Op::Unlink { path } => {
+                Op::Unlink(path) => {
                     known.remove(path);
                     if there {
                         names.remove(path);
@@ -402,11 +329,12 @@ impl Record {
 
     /// Makes `count` seeded states, spread over all moments.
     pub fn sweep(&self, seed: u64, count: u64, tried: &mut Tally) {
-        tried.add("points", self.moments() as u64);
+        let moments = self.ops.len() + 1;
+        tried.add("points", moments as u64);
         tried.add("states", count);
         let states: Vec<u64> = (0..count).collect();
         tried.bad.extend(spread::each(&states, |n| {
-            let moment = (*n as usize * 7919) % self.moments();
+            let moment = (*n as usize * 7919) % moments;
             self.state(moment, seed.wrapping_add(*n))
         }));
     }
@@ -417,12 +345,9 @@ fn inside(path: &Path, root: &Path) -> PathBuf {
 }
 
 fn walk_folders(root: &Path) -> Vec<PathBuf> {
-    let mut all = vec![root.to_owned()];
-    for entry in fs::read_dir(root).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            all.extend(walk_folders(&path));
-        }
-    }
-    all
+    let all = walkdir::WalkDir::new(root)
+        .into_iter()
+        .map(|entry| entry.unwrap());
+    let folders = all.filter(|entry| entry.file_type().is_dir());
+    folders.map(|entry| entry.into_path()).collect()
 }

@@ -26,6 +26,23 @@ impl Tally {
         tally
     }
 
+    /// Returns a tally of one count.
+    pub fn one(name: &str, count: usize, bad: Vec<String>) -> Self {
+        let mut tally = Self::default();
+        tally.set(name, count);
+        tally.bad = bad;
+        tally
+    }
+
+    /// Fails where something is bad, and where a count is not above its number.
+    #[track_caller]
+    pub fn good(&self, above: &[(&str, u64)]) {
+        assert_eq!(self.bad, [] as [String; 0]);
+        for (name, number) in above {
+            assert!(self.count(name) > *number, "{name}: {self:?}");
+        }
+    }
+
     pub fn figure(&self, name: &str) -> &Value {
         self.figures.get(name).unwrap_or(&Value::Null)
     }

@@ -1,48 +1,22 @@
 //! Small stores with records and objects of every kind.
 
 use std::{
-    collections::BTreeMap,
     fs::{self, Permissions},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context, Result, ensure};
 use precast::{
-    Digest, Store, StoreError, Target,
-    record::{
-        Artifact, ArtifactKind, Constant, Dtype, Entry, Failure, Input, Layout, Pad, Padding,
-        Program, Release, Step,
-    },
-    target::DeviceKind,
+    Digest, Store, StoreError,
+    record::{Artifact, Failure, Program, Release},
+    store::Policy,
 };
-use serde_json::json;
+use precast_store::testing::{self, program};
 
 #[path = "../sample/random.rs"]
 mod random;
 pub use random::Random;
-
-pub fn target() -> Target {
-    Target {
-        os: "linux".into(),
-        arch: "x86_64".into(),
-        isa: "x86-64-v3".into(),
-        features: vec!["avx2".into()],
-        device: DeviceKind::Cpu,
-        sm: None,
-        torch: "2.11.0".into(),
-        torch_git: "70d99e9".into(),
-        cuda: None,
-        cxx11_abi: true,
-    }
-}
-
-fn layout() -> Layout {
-    Layout {
-        dtype: Dtype::Float32,
-        shape: vec![8, 4],
-        stride: vec![4, 1],
-    }
-}
 
 /// Returns content that compresses about as well as code does.
 pub fn content(seed: u64, length: usize) -> Vec<u8> {
@@ -58,111 +32,22 @@ pub fn content(seed: u64, length: usize) -> Vec<u8> {
 
 pub fn artifact(name: &str, object: Digest, size: u64, log: Option<Digest>) -> Artifact {
     Artifact {
-        schema: 1,
-        id: Digest::of(name.as_bytes()),
-        object,
-        size,
-        target: target(),
-        inputs: vec![layout()],
-        outputs: vec![layout()],
-        constants: vec![Constant {
-            name: "w".into(),
-            layout: layout(),
-        }],
-        prepared: vec![],
-        proxy: None,
-        imports: None,
-        libraries: vec![],
         log,
-        kind: ArtifactKind::Library,
-        graph: None,
-        key: json!({ "graph": name }),
-        receipt: serde_json::from_value(json!({ "seconds": {"compile": 1.5} })).unwrap(),
-        provenance: Default::default(),
-    }
-}
-
-pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
-    let step = |artifact: &Digest| Step {
-        name: "s".into(),
-        artifact: *artifact,
-        inputs: vec![0],
-        outputs: vec![1],
-        binding: BTreeMap::new(),
-    };
-    Program {
-        schema: 1,
-        id: Digest::of(format!("{model} {batch}").as_bytes()),
-        model: model.into(),
-        module: "encode".into(),
-        sizes: BTreeMap::from([("batch".into(), batch)]),
-        dynamic: None,
-        target: target(),
-        inputs: vec![Input {
-            name: "x".into(),
-            layout: layout(),
-            dims: vec![Some("batch".into()), None],
-            pad: Pad::Int(0),
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
-        }],
-        states: vec![],
-        outputs: vec![],
-        results: vec![1],
-        checks: vec![],
-        values: 2,
-        steps: artifacts.iter().map(step).collect(),
-        eager: None,
-        constants: None,
-        padding: Padding::Allowed,
-        train: None,
-        call_spec: json!(null),
-        request: json!({}),
-        receipt: Default::default(),
-        provenance: Default::default(),
+        ..testing::artifact_of(name, object, size)
     }
 }
 
 pub fn release(model: &str, programs: &[Digest], weights: Option<Digest>) -> Release {
     Release {
-        schema: 1,
-        model: model.into(),
-        seq: 0,
-        name: Some("v1".into()),
-        rollback: None,
-        programs: programs.into(),
-        lacks: vec![],
-        shims: vec![],
         weights,
-        aliases: BTreeMap::new(),
-        assets: BTreeMap::new(),
-        entry: Entry {
-            entry: "m:f".into(),
-            sources: vec![],
-            packages: vec![],
-            declared: Default::default(),
-            site_packages: vec![],
-        },
-        provenance: Default::default(),
+        ..testing::release(model, Some("v1"), programs)
     }
 }
 
-pub fn failure(name: &str, log: Digest) -> Failure {
+fn failure(name: &str, log: Digest) -> Failure {
     Failure {
-        schema: 1,
-        id: Digest::of(name.as_bytes()),
-        model: "m".into(),
-        module: "encode".into(),
-        bucket: "fixed".into(),
-        sizes: BTreeMap::new(),
-        code: "compile".into(),
-        message: "it did not compile".into(),
-        location: None,
-        hint: None,
         log: Some(log),
-        provenance: Default::default(),
+        ..testing::failure(Digest::of(name.as_bytes()), "it did not compile")
     }
 }
 
@@ -191,17 +76,12 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
         artifacts.push(match whole {
             Some(artifact) => artifact,
             None => {
-                let object = store.objects().put_bytes(&content(n, SIZE))?;
+                let put = |bytes: &[u8]| store.objects().put_bytes(bytes);
+                let object = put(&content(n, SIZE))?;
                 tell(format!("object {object}"));
-                let log = store
-                    .objects()
-                    .put_bytes(format!("log of {n}").as_bytes())?;
-                let put = store.records().put_artifact(&artifact(
-                    &name,
-                    object,
-                    SIZE as u64,
-                    Some(log),
-                ))?;
+                let log = put(format!("log of {n}").as_bytes())?;
+                let record = artifact(&name, object, SIZE as u64, Some(log));
+                let put = store.records().put_artifact(&record)?;
                 tell(format!("artifact {id}"));
                 put
             }
@@ -210,9 +90,8 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
     let mut programs = Vec::new();
     for batch in 0..2 {
         let of: Vec<_> = artifacts[batch..batch + 2].iter().map(|a| a.id).collect();
-        let put = store
-            .records()
-            .put_program(&program("m", batch as i64, &of))?;
+        let record = program("m", batch as i64, &of);
+        let put = store.records().put_program(&record)?;
         tell(format!("program {}", put.id));
         programs.push(put);
     }
@@ -222,11 +101,8 @@ pub fn build(store: &Store, tell: &mut dyn FnMut(String)) -> Result<Scene, Store
     store.records().put_failure(&failed)?;
     tell(format!("failure {}", failed.id));
     let ids: Vec<_> = programs.iter().map(|program| program.id).collect();
-    if store
-        .releases()
-        .get("m", None)?
-        .is_none_or(|newest| newest.programs != ids)
-    {
+    let newest = store.releases().get("m", None)?;
+    if newest.is_none_or(|newest| newest.programs != ids) {
         let put = store.releases().put(&release("m", &ids, Some(weights)))?;
         tell(format!("release m {}", put.0.seq));
     }
@@ -255,74 +131,60 @@ pub fn fill(store: &Store, random: &mut Random) -> Result<(), StoreError> {
         let mut programs = Vec::new();
         for batch in 0..1 + random.below(8) {
             let of = [artifacts[random.below(artifacts.len())], artifacts[0]];
-            programs.push(
-                store
-                    .records()
-                    .put_program(&program(model, batch as i64, &of))?
-                    .id,
-            );
+            let record = program(model, batch as i64, &of);
+            programs.push(store.records().put_program(&record)?.id);
         }
         for last in 0..random.below(4) {
             let weights = store.objects().put_bytes(&content(last as u64, 500))?;
-            store
-                .releases()
-                .put(&release(model, &programs, Some(weights)))?;
+            let record = release(model, &programs, Some(weights));
+            store.releases().put(&record)?;
         }
     }
     for n in 0..random.below(3) {
-        let log = store
-            .objects()
-            .put_bytes(format!("failed {n}").as_bytes())?;
-        store
-            .records()
-            .put_failure(&failure(&format!("f{n}"), log))?;
+        let log = format!("failed {n}");
+        let record = failure(&format!("f{n}"), store.objects().put_bytes(log.as_bytes())?);
+        store.records().put_failure(&record)?;
     }
     Ok(())
 }
 
 /// Checks that everything a build promises is there, bit for bit.
-pub fn check(store: &Store) -> Result<(), String> {
-    let message = |e: StoreError| chain(&e);
-    let release = store
-        .releases()
-        .get("m", None)
-        .map_err(message)?
-        .ok_or("no release")?;
-    let _hold = store.releases().hold(&release).map_err(message)?;
+pub fn check(store: &Store) -> Result<()> {
+    let release = store.releases().get("m", None)?.context("no release")?;
+    let _hold = store.releases().hold(&release)?;
+    read(store, &release)?;
+    let weights = release.weights.context("no weights")?;
+    let sound = store.objects().map(&weights)?[..] == content(99, 2 * SIZE);
+    ensure!(sound, "other weights");
+    Ok(())
+}
+
+/// Reads every program, artifact and object of a release.
+pub fn read(store: &Store, release: &Release) -> Result<()> {
     for id in &release.programs {
-        let program = store
-            .records()
-            .program(id)
-            .map_err(message)?
-            .ok_or("no program")?;
+        let program = store.records().program(id)?.context("no program")?;
         for step in &program.steps {
-            let artifact = store
-                .records()
-                .artifact(&step.artifact)
-                .map_err(message)?
-                .ok_or("no artifact")?;
-            let bytes = store.objects().read(&artifact.object).map_err(message)?;
-            if bytes.len() as u64 != artifact.size {
-                return Err("another size".into());
-            }
+            let artifact = store.records().artifact(&step.artifact)?;
+            let artifact = artifact.context("no artifact")?;
+            let bytes = store.objects().read(&artifact.object)?;
+            ensure!(bytes.len() as u64 == artifact.size, "another size");
         }
     }
-    let weights = release.weights.ok_or("no weights")?;
-    match store.objects().map(&weights).map_err(message)?[..] == content(99, 2 * SIZE) {
-        true => Ok(()),
-        false => Err("other weights".into()),
-    }
+    Ok(())
 }
 
 /// Returns an error with all its causes.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
+pub fn chain(error: StoreError) -> String {
+    format!("{:#}", anyhow::Error::from(error))
+}
+
+/// Keeps the newest release, and nothing that is in none.
+pub fn newest_only() -> Policy {
+    Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
     }
-    text
 }
 
 /// Makes an empty folder, in memory where there is one: an fsync costs nothing there and means as much to these tests.

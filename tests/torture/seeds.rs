@@ -6,12 +6,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use anyhow::{Context, Result, ensure};
 use precast::{
     Digest, Store,
     store::{Defect, Needs, Options},
 };
 
-use crate::scene::{self, Scene, damage, object};
+use crate::{
+    report::Tally,
+    scene::{self, Scene, damage, object},
+    spread,
+};
 
 type Seed = (&'static str, &'static [&'static str], fn(&Path, &Scene));
 
@@ -50,7 +55,7 @@ pub fn write_record(path: &Path, json: &str) {
 
 /// Every defect: its name, the kinds that may name it, how it is made.
 #[rustfmt::skip]
-pub const SEEDS: &[Seed] = &[
+const SEEDS: &[Seed] = &[
     ("object: bit flipped in the frame", &["object"], |r, s| damage(&first(r, s), |b| b[20] ^= 4)),
     ("object: bit flipped in the header", &["object"], |r, s| damage(&first(r, s), |b| b[4] ^= 1)),
     ("object: bit flipped in the checksum", &["object"], |r, s| damage(&first(r, s), |b| { let n = b.len(); b[n - 1] ^= 1 })),
@@ -202,16 +207,14 @@ fn kind(defect: &Defect) -> String {
 }
 
 /// Deletes the index of a sound store, has it made again, and compares every row of every table that follows from
-/// files.
-pub fn index_comes_back(root: &Path) -> Result<u64, String> {
+/// files. Returns their number.
+pub fn index_comes_back(root: &Path) -> Result<u64> {
     let before = rows(root);
     fs::remove_file(root.join("index.sqlite")).unwrap();
-    drop(Store::open(root).map_err(|e| scene::chain(&e))?);
+    drop(Store::open(root)?);
     let after = rows(root);
-    match before == after {
-        true => Ok(before.len() as u64),
-        false => Err(format!("{before:#?} is not {after:#?}")),
-    }
+    ensure!(before == after, "{before:#?} is not {after:#?}");
+    Ok(before.len() as u64)
 }
 
 fn rows(root: &Path) -> Vec<String> {
@@ -237,54 +240,42 @@ fn rows(root: &Path) -> Vec<String> {
     all
 }
 
-/// Makes one defect in a copy of a sound store; returns the failure to find or fix it.
-pub fn try_seed(sound: &Path, scene: &Scene, seed: &Seed) -> Result<(), String> {
-    let (name, kinds, make) = seed;
+/// Makes every defect, each in a copy of a sound store. It must be found, by a reader too, and repaired.
+pub fn all(sound: &Path, scene: &Scene) -> Tally {
+    let bad = spread::each(SEEDS, |seed| {
+        try_seed(sound, scene, seed).with_context(|| seed.0.to_owned())
+    });
+    Tally::one("kinds", SEEDS.len(), bad)
+}
+
+fn try_seed(sound: &Path, scene: &Scene, (name, kinds, make): &Seed) -> Result<()> {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     scene::copy(sound, &root);
     make(&root, scene);
-    let err =
-        |what: &str, e: &dyn std::error::Error| format!("{name}: {what}: {}", scene::chain(e));
-    // A reader finds it too.
+    let find = |store: &Store| -> Result<Vec<String>> {
+        let found = store.audit().verify()?;
+        Ok(found.defects.iter().map(kind).collect())
+    };
+    let named = |seen: &[String]| seen.iter().any(|seen| kinds.contains(&&**seen));
     if let Ok(reader) = Store::open_read_only(&root) {
-        let found = reader.audit().verify().map_err(|e| err("reading", &e))?;
-        let seen: Vec<String> = found.defects.iter().map(kind).collect();
-        if !kinds
-            .iter()
-            .any(|kind| seen.iter().any(|seen| seen == kind))
-        {
-            return Err(format!("{name}: reading found {seen:?}, not {kinds:?}"));
-        }
+        let seen = find(&reader).context("reading")?;
+        ensure!(named(&seen), "reading found {seen:?}, not {kinds:?}");
     }
-    let store =
-        Store::open_for_repair(&root, Options::default()).map_err(|e| err("opening", &e))?;
-    let found = store.audit().verify().map_err(|e| err("verifying", &e))?;
-    let seen: Vec<String> = found.defects.iter().map(kind).collect();
+    let store = Store::open_for_repair(&root, Options::default())?;
+    let seen = find(&store)?;
     let healed = seen.is_empty() && *name == "index: missing";
-    if !healed
-        && !kinds
-            .iter()
-            .any(|kind| seen.iter().any(|seen| seen == kind))
-    {
-        return Err(format!("{name}: found {seen:?}, not {kinds:?}"));
-    }
-    let repaired = store.audit().repair().map_err(|e| err("repairing", &e))?;
+    ensure!(healed || named(&seen), "found {seen:?}, not {kinds:?}");
+    let repaired = store.audit().repair().context("repairing")?;
     if name.starts_with("artifact: of a newer version") {
         // It is left as it is, for a newer Precast.
-        return match repaired.left.iter().any(|d| d.needs() == Needs::Person) {
-            true => Ok(()),
-            false => Err(format!("{name}: was touched")),
-        };
+        let left = repaired.left.iter().any(|d| d.needs() == Needs::Person);
+        ensure!(left, "it was touched");
+        return Ok(());
     }
-    scene::build(&store, &mut |_| {}).map_err(|e| err("building again", &e))?;
-    scene::check(&store).map_err(|e| format!("{name}: after building again: {e}"))?;
-    let after = store
-        .audit()
-        .verify()
-        .map_err(|e| err("verifying again", &e))?;
-    match after.defects.is_empty() {
-        true => Ok(()),
-        false => Err(format!("{name}: still {:?}", after.defects)),
-    }
+    scene::build(&store, &mut |_| {}).context("building again")?;
+    scene::check(&store).context("after building again")?;
+    let after = store.audit().verify()?.defects;
+    ensure!(after.is_empty(), "still {after:?}");
+    Ok(())
 }

@@ -2,11 +2,13 @@
 
 use std::{
     sync::{
-        Mutex, PoisonError,
+        Mutex,
         atomic::{AtomicUsize, Ordering},
     },
     thread,
 };
+
+use anyhow::Result;
 
 use crate::report::Tally;
 
@@ -17,10 +19,7 @@ pub fn jobs() -> usize {
 }
 
 /// Tries every item, and returns the failures in the order of the items.
-pub fn each<T: Sync>(
-    items: &[T],
-    attempt: impl Fn(&T) -> Result<(), String> + Sync,
-) -> Vec<String> {
+pub fn each<T: Sync>(items: &[T], attempt: impl Fn(&T) -> Result<()> + Sync) -> Vec<String> {
     over(jobs(), items, attempt)
 }
 
@@ -29,13 +28,11 @@ pub fn sum<T: Sync>(items: &[T], attempt: impl Fn(&T) -> Tally + Sync) -> Tally 
     let all = Mutex::new(Tally::default());
     let bad = each(items, |item| {
         let part = attempt(item);
-        all.lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .merge(part);
+        all.lock().unwrap().merge(part);
         Ok(())
     });
     assert_eq!(bad, [] as [String; 0]);
-    all.into_inner().unwrap_or_else(PoisonError::into_inner)
+    all.into_inner().unwrap()
 }
 
 /// Adds up the tallies of as many shares of `count` as there are jobs; each has a seed of its own.
@@ -49,7 +46,7 @@ pub fn shares(seed: u64, count: u64, sweep: impl Fn(u64, u64) -> Tally + Sync) -
 pub fn over<T: Sync>(
     threads: usize,
     items: &[T],
-    attempt: impl Fn(&T) -> Result<(), String> + Sync,
+    attempt: impl Fn(&T) -> Result<()> + Sync,
 ) -> Vec<String> {
     let next = AtomicUsize::new(0);
     let bad = Mutex::new(Vec::new());
@@ -62,14 +59,13 @@ pub fn over<T: Sync>(
                         return;
                     };
                     if let Err(why) = attempt(item) {
-                        let mut bad = bad.lock().unwrap_or_else(PoisonError::into_inner);
-                        bad.push((at, why));
+                        bad.lock().unwrap().push((at, format!("{why:#}")));
                     }
                 }
             });
         }
     });
-    let mut bad = bad.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let mut bad = bad.into_inner().unwrap();
     bad.sort();
     bad.into_iter().map(|(_, why)| why).collect()
 }

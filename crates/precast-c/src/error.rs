@@ -217,11 +217,8 @@ mod tests {
         };
         let failure = Failure::from(denied);
         assert_eq!(failure.code, Code::LoadFailed);
-        assert!(
-            failure.message.ends_with(": no right to"),
-            "{}",
-            failure.message
-        );
+        let message = &failure.message;
+        assert!(message.ends_with(": no right to"), "{message}");
         let error = failure.into_error();
         assert!(texts(&error)[0].ends_with('a'), "{error:?}");
         assert!(!texts(&error)[1].is_empty());

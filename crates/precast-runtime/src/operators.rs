@@ -241,19 +241,15 @@ mod tests {
         };
         assert_eq!((&*call.name, &*call.overload), ("lab::mix", "out"));
         let values: Vec<OperatorArgument> = call.arguments.iter().map(|(_, v)| v.clone()).collect();
-        let there = OperatorArgument::OptionalTensors(vec![false, true]);
-        let device = OperatorArgument::Device("cuda:0".to_owned());
-        assert_eq!(
-            values,
-            [
-                OperatorArgument::Tensor,
-                there,
-                OperatorArgument::Float(f64::NEG_INFINITY),
-                OperatorArgument::Ints(2),
-                OperatorArgument::ScalarType(7),
-                device
-            ]
-        );
+        let expected = [
+            OperatorArgument::Tensor,
+            OperatorArgument::OptionalTensors(vec![false, true]),
+            OperatorArgument::Float(f64::NEG_INFINITY),
+            OperatorArgument::Ints(2),
+            OperatorArgument::ScalarType(7),
+            OperatorArgument::Device("cuda:0".to_owned()),
+        ];
+        assert_eq!(values, expected);
     }
 
     #[test]
@@ -290,9 +286,8 @@ mod tests {
             error.to_string()
         };
         let x = ("self", OperatorArgument::Tensor);
-        assert!(
-            Operators::new(&[call("aten::relu", std::slice::from_ref(&x))], Device::Cpu).is_ok()
-        );
+        let right = call("aten::relu", std::slice::from_ref(&x));
+        assert!(Operators::new(&[right], Device::Cpu).is_ok());
         insta::assert_snapshot!(told(call("lab::none", &[])), @"operator `lab::none`: no loaded library registers it");
         insta::assert_snapshot!(told(call("aten::relu", &[])), @"operator `aten::relu`: argument `self`: it has no value");
         insta::assert_snapshot!(told(call("aten::relu", &[("self", OperatorArgument::Int)])), @"operator `aten::relu`: argument `self`: it was compiled with another type than `Tensor`");

@@ -225,14 +225,9 @@ mod tests {
 
     #[test]
     fn concatenated_tensors_have_no_gap_and_others_stay_in_order() {
-        let tensors = [
-            ("k.b", 100),
-            ("k", 512),
-            ("q.b", 100),
-            ("q", 512),
-            ("v", 256),
-            ("z", 1),
-        ];
+        let names = ["k.b", "k", "q.b", "q", "v", "z"];
+        let bytes = [100, 512, 100, 512, 256, 1];
+        let tensors: Vec<_> = names.into_iter().zip(bytes).collect();
         let plain = Concatenated::default().places(&tensors);
         assert_eq!(plain, (vec![0, 256, 768, 1024, 1536, 1792], 2048));
         // `k`, `q` and `v` are where the first of them is met; biases of 100 bytes would leave gaps.
@@ -252,9 +247,8 @@ mod tests {
         let numbers: Vec<f32> = (0..24u8).map(f32::from).collect();
         let memory = Handle::of(&numbers, &[24], Dtype::Float32).unwrap();
         let view = |from: usize, shape: [i64; 2], stride: [i64; 2]| {
-            memory
-                .view(&shape, &stride, from * 4, Dtype::Float32)
-                .unwrap()
+            let view = memory.view(&shape, &stride, from * 4, Dtype::Float32);
+            view.unwrap()
         };
         let part = |from: usize, rows: i64| view(from, [rows, 4], [4, 1]);
         let parts = [part(4, 2), part(12, 1), part(16, 2)];

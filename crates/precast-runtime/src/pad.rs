@@ -231,24 +231,14 @@ pub fn cut(tensor: Handle, cuts: &[Cut], request: &[i64]) -> Result<Handle, Torc
 
 #[cfg(test)]
 mod tests {
-    use precast_store::record::Layout;
-
     use super::*;
+    use crate::fake;
 
     fn input(dtype: Dtype, pad: Pad) -> Input {
+        let layout = fake::layout(dtype, &[2, 3]);
         Input {
-            name: "x".to_owned(),
-            layout: Layout {
-                dtype,
-                shape: vec![2, 3],
-                stride: vec![3, 1],
-            },
-            dims: vec![Some("batch".to_owned()), Some("seq".to_owned())],
             pad,
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
+            ..fake::input("x", layout, &[Some("batch"), Some("seq")])
         }
     }
 
@@ -271,8 +261,8 @@ mod tests {
                 let buffer = Buffer::new(&input(dtype, pad), Device::Cpu).unwrap();
                 for _ in 0..2 {
                     buffer.fill(&row(&[1.0, 0.0], dtype)).unwrap();
-                    let wide =
-                        Handle::empty(&[2, 3], &[3, 1], Dtype::Float64, Device::Cpu).unwrap();
+                    let wide = Handle::empty(&[2, 3], &[3, 1], Dtype::Float64, Device::Cpu);
+                    let wide = wide.unwrap();
                     wide.copy_from(&buffer.tensor).unwrap();
                     let want = [1.0, 0.0, value, value, value, value];
                     assert_eq!(wide.read::<f64>().unwrap(), want, "{dtype} {pad:?}");
@@ -283,10 +273,11 @@ mod tests {
                 }
             }
         }
-        let told = Buffer::new(&input(Dtype::Int8, Pad::Int(300)), Device::Cpu)
-            .err()
-            .unwrap();
-        assert_eq!(told.to_string(), "the pad value 300 is no int8");
+        let told = Buffer::new(&input(Dtype::Int8, Pad::Int(300)), Device::Cpu);
+        assert_eq!(
+            told.err().unwrap().to_string(),
+            "the pad value 300 is no int8"
+        );
     }
 
     #[test]

@@ -182,10 +182,7 @@ impl<T> Drop for Place<'_, T> {
 mod tests {
     use std::{
         panic::{AssertUnwindSafe, catch_unwind},
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering},
-        },
+        sync::atomic::{AtomicUsize, Ordering},
         thread,
     };
 
@@ -221,39 +218,30 @@ mod tests {
 
     #[test]
     fn never_more_than_the_limit_and_nobody_waits_for_ever() {
-        let pool = Arc::new(Pool::new(3));
-        let (using, most, made) = (
-            Arc::new(AtomicUsize::new(0)),
-            Arc::new(AtomicUsize::new(0)),
-            Arc::new(AtomicUsize::new(0)),
-        );
-        let threads: Vec<_> = (0..16)
-            .map(|number| {
-                let (pool, using) = (pool.clone(), using.clone());
-                let (most, made) = (most.clone(), made.clone());
-                thread::spawn(move || {
-                    for call in 0..2000 {
-                        // Some are broken and thrown away.
-                        let make = |item: Option<usize>| match (call + number) % 97 {
-                            0 => Err(()),
-                            _ => Ok(item.unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst))),
-                        };
-                        let work = |_: &mut usize| {
-                            let now = using.fetch_add(1, Ordering::SeqCst) + 1;
-                            most.fetch_max(now, Ordering::SeqCst);
-                            thread::yield_now();
-                            using.fetch_sub(1, Ordering::SeqCst);
-                            Ok(())
-                        };
-                        let worked = with(&pool, Wait::Forever, make, work).unwrap();
-                        assert_eq!(worked.is_err(), (call + number) % 97 == 0);
-                    }
-                })
-            })
-            .collect();
-        for thread in threads {
-            thread.join().unwrap();
-        }
+        let pool = Pool::new(3);
+        let [using, most, made] = [0; 3].map(AtomicUsize::new);
+        let caller = |number: usize| {
+            for call in 0..2000 {
+                // Some are broken and thrown away.
+                let make = |item: Option<usize>| match (call + number) % 97 {
+                    0 => Err(()),
+                    _ => Ok(item.unwrap_or_else(|| made.fetch_add(1, Ordering::SeqCst))),
+                };
+                let work = |_: &mut usize| {
+                    let now = using.fetch_add(1, Ordering::SeqCst) + 1;
+                    most.fetch_max(now, Ordering::SeqCst);
+                    thread::yield_now();
+                    using.fetch_sub(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                let worked = with(&pool, Wait::Forever, make, work).unwrap();
+                assert_eq!(worked.is_err(), (call + number) % 97 == 0);
+            }
+        };
+        thread::scope(|scope| {
+            let caller = &caller;
+            (0..16).for_each(|number| drop(scope.spawn(move || caller(number))));
+        });
         assert!((1..=3).contains(&most.load(Ordering::SeqCst)));
         let state = pool.lock();
         assert_eq!((state.waiting, state.idle.len()), (0, state.made));
@@ -278,10 +266,8 @@ mod tests {
                 worked.unwrap().unwrap();
             });
             // An error of the work does not lose the item.
-            assert_eq!(
-                with(&pool, Wait::no(), make, |_| Err::<(), _>(())),
-                Some(Err(()))
-            );
+            let worked = with(&pool, Wait::no(), make, |_| Err::<(), _>(()));
+            assert_eq!(worked, Some(Err(())));
             assert_eq!(pool.lock().idle.len(), 1);
         }
         let first = taken(&pool, Wait::no());

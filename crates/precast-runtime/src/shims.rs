@@ -86,6 +86,8 @@ pub(super) fn open(
 
 #[cfg(test)]
 mod tests {
+    use precast_store::target::DeviceKind;
+
     use super::*;
 
     fn shim(torch: &str) -> Shim {
@@ -106,12 +108,7 @@ mod tests {
             cuda: Some("13.0".into()),
             cxx11_abi: true,
         };
-        Target::on_host(
-            precast_store::target::DeviceKind::Cpu,
-            "native",
-            &torch,
-            &[],
-        )
+        Target::on_host(DeviceKind::Cpu, "native", &torch, &[])
     }
 
     #[test]
@@ -143,10 +140,8 @@ mod tests {
         assert!(!program.target.mismatches(&counted).is_empty());
         let mut other = shim("2.15.0");
         other.arch = "riscv64".into();
-        assert_eq!(
-            counting(&host("2.15.0"), &[other], &[&program]),
-            host("2.15.0")
-        );
+        let counted = counting(&host("2.15.0"), &[other], &[&program]);
+        assert_eq!(counted, host("2.15.0"));
     }
 
     #[test]
@@ -175,7 +170,7 @@ mod tests {
             |host| host.os = "other".into(),
             |host| host.arch = "riscv64".into(),
             |host| host.features.clear(),
-            |host| host.device = precast_store::target::DeviceKind::Cuda,
+            |host| host.device = DeviceKind::Cuda,
             |host| host.torch = "2.12.1".into(),
             |host| host.torch.push_str("+cpu"),
             |host| host.torch_git.push('0'),
@@ -189,7 +184,7 @@ mod tests {
             }
         }
         // Of a program for a GPU the chip too; its CUDA is torch's.
-        program.target.device = precast_store::target::DeviceKind::Cuda;
+        program.target.device = DeviceKind::Cuda;
         program.target.sm = Some("90".into());
         let mut gpu = Target {
             sm: Some("90".into()),
@@ -210,22 +205,13 @@ mod tests {
             (error.to_string(), error.hint())
         };
         let (text, hint) = refused(&[shim("2.11.0"), shim("2.12.1")]);
-        assert_eq!(
-            text,
-            "the release has no shim for torch 2.13.0: it has those for 2.11.0, 2.12.1"
-        );
+        insta::assert_snapshot!(text, @"the release has no shim for torch 2.13.0: it has those for 2.11.0, 2.12.1");
         assert!(hint.contains("`precast verify --host MODEL`"), "{hint}");
         let mut old = shim("2.13.0");
         old.source = Digest::of(b"earlier sources");
         let (text, hint) = refused(&[old]);
-        assert_eq!(
-            text,
-            "the release's shim for torch 2.13.0 is of another version of Precast"
-        );
+        insta::assert_snapshot!(text, @"the release's shim for torch 2.13.0 is of another version of Precast");
         assert!(hint.contains("compiles nothing else"), "{hint}");
-        assert_eq!(
-            refused(&[]).0,
-            "the release has no shim: an earlier version of Precast built it"
-        );
+        insta::assert_snapshot!(refused(&[]).0, @"the release has no shim: an earlier version of Precast built it");
     }
 }

@@ -357,44 +357,30 @@ fn strides_of(sizes: &[i64], order: &[usize]) -> Vec<i64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ffi::Handle;
-    use precast_store::record::{Layout, Pad};
+    use crate::{fake, ffi::Handle};
+    use precast_store::record::Layout;
 
     #[test]
     fn an_input_without_elements_lies_any_way() {
         // The past of a decoder at its first step.
-        let past = Input {
-            name: "past".to_owned(),
-            layout: Layout {
-                dtype: Dtype::Float32,
-                shape: vec![2, 4, 0, 8],
-                stride: vec![32, 8, 8, 1],
-            },
-            dims: vec![Some("batch".to_owned()), None, None, None],
-            pad: Pad::Int(0),
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
+        let layout = Layout {
+            dtype: Dtype::Float32,
+            shape: vec![2, 4, 0, 8],
+            stride: vec![32, 8, 8, 1],
         };
+        let past = fake::input("past", layout, &[Some("batch"), None, None, None]);
         let signature = Signature::new(&[past], &["batch".to_owned()]).unwrap();
         let fit = |shape: [i64; 4], stride: [i64; 4]| {
             let tensor = Handle::empty(&shape, &stride, Dtype::Float32, Device::Cpu).unwrap();
             let mut request = [0];
-            let fit = signature.inputs[0].check(
-                &tensor.meta(),
-                Device::Cpu,
-                &signature.dims,
-                &mut request,
-            );
+            let (input, meta) = (&signature.inputs[0], tensor.meta());
+            let fit = input.check(&meta, Device::Cpu, &signature.dims, &mut request);
             fit.map(|fit| (fit, request[0]))
         };
         assert_eq!(fit([2, 4, 0, 8], [32, 8, 8, 1]), Ok((Fit::AsIs, 2)));
         assert_eq!(fit([1, 4, 0, 8], [1, 1, 4, 4]), Ok((Fit::AsIs, 1)));
         let sized = fit([2, 4, 1, 8], [32, 8, 8, 1]);
-        assert!(
-            matches!(sized, Err(Problem::Size { axis: 2, .. })),
-            "{sized:?}"
-        );
+        let axis = matches!(sized, Err(Problem::Size { axis: 2, .. }));
+        assert!(axis, "{sized:?}");
     }
 }

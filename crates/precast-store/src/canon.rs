@@ -233,39 +233,19 @@ mod tests {
 
     #[test]
     fn values_that_read_alike_stay_apart() {
-        let different = [
-            json!(null),
-            json!(false),
-            json!(0),
-            json!(0.0),
-            json!(-0.0),
-            json!(""),
-            json!("0"),
-            json!([]),
-            json!({}),
-            json!([[]]),
-            json!([0]),
-            json!(["a", "b"]),
-            json!(["ab"]),
-            json!([["a"], "b"]),
-            json!([["a", "b"]]),
-            json!({"a": "b"}),
-            json!({"a": null}),
-            json!({"a": {"b": 1}}),
-            json!({"a": {}, "b": 1}),
-            json!({"a.b": 1}),
-        ];
+        let different = json!([
+            null, false, 0, 0.0, -0.0, "", "0", [], {}, [[]], [0], ["a", "b"], ["ab"], [["a"], "b"], [["a", "b"]],
+            {"a": "b"}, {"a": null}, {"a": {"b": 1}}, {"a": {}, "b": 1}, {"a.b": 1},
+        ]);
+        let different = different.as_array().unwrap();
         for (i, a) in different.iter().enumerate() {
             for b in &different[i + 1..] {
                 assert_ne!(digest(a), digest(b), "{a} and {b}");
             }
         }
         let floats = [0.0, -0.0, 1.0, f64::INFINITY, f64::NEG_INFINITY, f64::NAN];
-        let different = floats.map(|float| text(&number(float)));
-        assert_eq!(
-            different,
-            ["0.0", "-0.0", "1.0", "\"inf\"", "\"-inf\"", "\"NaN\""]
-        );
+        let different = floats.map(|float| text(&number(float))).join(" ");
+        assert_eq!(different, r#"0.0 -0.0 1.0 "inf" "-inf" "NaN""#);
     }
 
     fn tree() -> impl Strategy<Value = Value> {

@@ -86,22 +86,12 @@ mod tests {
         let other = Store::open(store.path()).unwrap();
         let owner = other.leases().try_claim(&key).unwrap().unwrap_err();
         assert_eq!(owner, format!("pid {} (build)", std::process::id()));
-        assert!(
-            other
-                .leases()
-                .claim(&key, &mut |_| false)
-                .unwrap()
-                .is_none()
-        );
+        let claimed = || other.leases().claim(&key, &mut |_| false).unwrap();
+        assert!(claimed().is_none());
         drop(claim);
-        let claim = other.leases().claim(&key, &mut |_| false).unwrap().unwrap();
-        drop(claim);
-        assert_eq!(
-            fs::read_dir(store.path().join("locks/keys"))
-                .unwrap()
-                .count(),
-            0
-        );
+        drop(claimed().unwrap());
+        let locks = fs::read_dir(store.path().join("locks/keys")).unwrap();
+        assert_eq!(locks.count(), 0);
     }
 
     #[test]

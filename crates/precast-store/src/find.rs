@@ -272,46 +272,29 @@ mod tests {
     fn a_unique_prefix_finds_and_others_say_why_not() {
         let (_dir, store, artifact, program) = testing::filled();
         let hex = artifact.id.hex();
+        let find = |prefix: &str| store.records().resolve(prefix);
         for length in [5, 12, 63, 64] {
-            assert_eq!(
-                store.records().resolve(&hex[..length]).unwrap(),
-                Found::Artifact(artifact.id)
-            );
+            assert_eq!(find(&hex[..length]).unwrap(), Found::Artifact(artifact.id));
         }
-        assert_eq!(
-            store.records().resolve(&program.id.hex()).unwrap(),
-            Found::Program(program.id)
-        );
-        assert_eq!(
-            store.records().resolve(&artifact.object.hex()).unwrap(),
-            Found::Object(artifact.object)
-        );
-        assert!(matches!(
-            store.records().resolve("0000"),
-            Err(StoreError::Unknown(_))
-        ));
+        let program = (program.id.hex(), Found::Program(program.id));
+        let object = (artifact.object.hex(), Found::Object(artifact.object));
+        for (hex, found) in [program, object] {
+            assert_eq!(find(&hex).unwrap(), found);
+        }
+        assert_eq!(testing::refused(find("0000")), "Unknown");
         for bad in ["", "abc", "XYZ0", "../..", &"a".repeat(65)] {
-            assert!(
-                matches!(store.records().resolve(bad), Err(StoreError::BadPrefix(_))),
-                "{bad}"
-            );
+            assert_eq!(testing::refused(find(bad)), "BadPrefix", "{bad}");
         }
         // An object that has the digest of the artifact's key.
         let same = store.objects().put_bytes(b"block").unwrap();
         assert_eq!(same, artifact.id);
-        assert!(matches!(
-            store.records().resolve(&hex[..12]),
-            Err(StoreError::Ambiguous { .. })
-        ));
+        assert_eq!(testing::refused(find(&hex[..12])), "Ambiguous");
     }
 
     #[test]
     fn listings_go_on_over_pages_and_keep_to_the_filter() {
         let (_dir, store) = testing::store();
-        let artifact = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "block"))
-            .unwrap();
+        let artifact = testing::put_artifact(&store, "block");
         store
             .index()
             .write(|tx| {
@@ -323,20 +306,12 @@ mod tests {
                 Ok(())
             })
             .unwrap();
-        let all: Vec<_> = store
-            .records()
-            .programs(Filter::default())
-            .map(Result::unwrap)
-            .collect();
+        let all = store.records().programs(Filter::default());
+        let all: Vec<_> = all.map(Result::unwrap).collect();
         assert_eq!(all.len(), 600);
-        assert!(
-            all.iter()
-                .all(|row| row.bytes == artifact.size && row.steps == 1)
-        );
-        assert!(
-            all.windows(2)
-                .all(|w| (&w[0].model, &w[0].bucket) < (&w[1].model, &w[1].bucket))
-        );
+        let whole = |row: &ProgramRow| row.bytes == artifact.size && row.steps == 1;
+        assert!(all.iter().all(whole));
+        assert!(all.is_sorted_by(|a, b| (&a.model, &a.bucket) < (&b.model, &b.bucket)));
         let some = Filter {
             model: Some("a".into()),
             ..Filter::default()
@@ -347,15 +322,7 @@ mod tests {
             ..Filter::default()
         };
         assert_eq!(store.records().programs(none).count(), 0);
-        assert_eq!(
-            store
-                .records()
-                .artifacts()
-                .next()
-                .unwrap()
-                .unwrap()
-                .programs,
-            600
-        );
+        let listed = store.records().artifacts().next().unwrap().unwrap();
+        assert_eq!(listed.programs, 600);
     }
 }

@@ -300,6 +300,7 @@ impl<T: Write> Write for Tee<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::refused;
 
     fn stored(content: &[u8]) -> Vec<u8> {
         let mut file = tempfile::tempfile().unwrap();
@@ -328,12 +329,12 @@ mod tests {
             let good = stored(content);
             let digest = Digest::of(content);
             assert_eq!(read(&good, &digest).unwrap(), content);
+            assert_eq!(zstd::decode_all(&good[..]).unwrap(), content, "without us");
             for at in 0..good.len() {
                 for bit in [1, 0x80] {
                     let mut bad = good.clone();
                     bad[at] ^= bit;
-                    let error = read(&bad, &digest).unwrap_err();
-                    assert!(matches!(error, StoreError::Corrupt { .. }), "{at}: {error}");
+                    assert_eq!(refused(read(&bad, &digest)), "Corrupt", "{at}");
                 }
                 assert!(read(&good[..at], &digest).is_err(), "cut at {at}");
             }
@@ -341,12 +342,6 @@ mod tests {
             assert!(read(&[&good[..], &good[..]].concat(), &digest).is_err());
             assert!(read(&good, &Digest::of(b"other")).is_err());
         }
-    }
-
-    #[test]
-    fn zstd_reads_it_without_us() {
-        let good = stored(b"plain content");
-        assert_eq!(zstd::decode_all(&good[..]).unwrap(), b"plain content");
     }
 
     #[test]
@@ -366,14 +361,11 @@ mod tests {
 
     #[test]
     fn a_bomb_stops_at_its_declared_size() {
-        // A frame that declares 4 bytes and decodes to a megabyte: the header of one, the blocks of the other.
-        let small = zstd::encode_all(&[0u8; 4][..], 3).unwrap();
+        // A frame that declares 4 bytes and decodes to a megabyte.
         let big = stored(&vec![0u8; 1 << 20]);
         let mut bad = Vec::from(&big[..4]);
         bad.extend([0x20, 4]); // single segment, content size 4
         bad.extend(&big[9..]);
-        let error = read(&bad, &Digest::of(&[0; 4])).unwrap_err();
-        assert!(matches!(error, StoreError::Corrupt { .. }), "{error}");
-        assert!(!small.is_empty());
+        assert_eq!(refused(read(&bad, &Digest::of(&[0; 4]))), "Corrupt");
     }
 }

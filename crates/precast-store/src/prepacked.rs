@@ -223,10 +223,8 @@ mod tests {
         for at in [0, 6, 20] {
             testing::damage(&path(&key), |bytes| bytes[at] ^= 1);
             assert!(found(&key).is_none());
-            store
-                .prepacked()
-                .put(&weights, &key, &[b"one two"])
-                .unwrap();
+            let again = store.prepacked().put(&weights, &key, &[b"one two"]);
+            again.unwrap();
         }
         assert_eq!(store.audit().verify().unwrap().defects, []);
     }
@@ -270,30 +268,19 @@ mod tests {
     #[test]
     fn nothing_is_kept_where_files_are_not_used_in_place() {
         let (_dir, store) = testing::store();
-        let [weights, key, _] = keys();
+        let [weights, key, another] = keys();
         store.prepacked().put(&weights, &key, &[b"one"]).unwrap();
-        for (options, found) in [
-            (
-                Options {
-                    unpacked: Unpacked::Copy,
-                    ..Options::default()
-                },
-                false,
-            ),
-            (
-                Options {
-                    read_only: true,
-                    ..Options::default()
-                },
-                true,
-            ),
-        ] {
+        for (read_only, unpacked) in [(false, Unpacked::Copy), (true, Unpacked::Check)] {
+            let options = Options {
+                read_only,
+                unpacked,
+                ..Options::default()
+            };
             let other = Store::open_with(store.path(), options).unwrap();
-            let [weights, _, key_of_another] = keys();
-            let put = other.prepacked().put(&weights, &key_of_another, &[b"x"]);
+            let put = other.prepacked().put(&weights, &another, &[b"x"]);
             assert!(put.unwrap().is_none());
             let got = other.prepacked().get(&weights, &key).unwrap();
-            assert_eq!(got.is_some(), found);
+            assert_eq!(got.is_some(), read_only);
         }
     }
 }

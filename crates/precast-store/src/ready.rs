@@ -313,10 +313,8 @@ mod tests {
         for content in contents() {
             let digest = store.objects().put_bytes(&content).unwrap();
             drop(store.objects().map(&digest).unwrap());
-            let copy = opened(&store, Unpacked::Copy)
-                .objects()
-                .map(&digest)
-                .unwrap();
+            let copying = opened(&store, Unpacked::Copy);
+            let copy = copying.objects().map(&digest).unwrap();
             let path = store.layout().ready(&digest);
             testing::damage(&path, |bytes| bytes.truncate(1));
             assert!(copy[..] == content[..]);

@@ -146,14 +146,9 @@ mod tests {
     #[test]
     fn a_deleted_index_comes_back_the_same() {
         let (_dir, store, _, program) = testing::filled();
-        store
-            .releases()
-            .put(&testing::release("m", Some("v1"), &[program.id]))
-            .unwrap();
-        store
-            .records()
-            .put_failure(&testing::failure(Digest::of(b"f"), "why"))
-            .unwrap();
+        testing::put_release(&store, Some("v1"), &[program.id]);
+        let failure = testing::failure(Digest::of(b"f"), "why");
+        store.records().put_failure(&failure).unwrap();
         let before = dump(&store);
         assert_eq!(before.len(), 8);
         let path = store.path().to_owned();

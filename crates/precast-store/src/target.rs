@@ -328,14 +328,9 @@ mod tests {
         assert_eq!(cuda().mismatches(&host), []);
         host.features.clear();
         host.sm = Some("100".into());
-        let mismatches: Vec<String> = cuda()
-            .mismatches(&host)
-            .iter()
-            .map(ToString::to_string)
-            .collect();
-        insta::assert_snapshot!(mismatches.join("\n"), @r"
-        sm: artifact has `90`, host has `100`
-        isa: artifact has `native (needs avx2)`, host has `native`
-        ");
+        let mismatches = cuda().mismatches(&host);
+        let told: Vec<String> = mismatches.iter().map(ToString::to_string).collect();
+        let isa = "isa: artifact has `native (needs avx2)`, host has `native`";
+        assert_eq!(told, ["sm: artifact has `90`, host has `100`", isa]);
     }
 }

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 
 pub use own_process::in_own_process;
 
-use super::Store;
+use super::{Store, StoreError};
 use crate::{
     Digest, Target,
     record::{
@@ -35,15 +35,33 @@ pub fn store() -> (TempDir, Store) {
 /// Returns a store with an artifact and a program that calls it.
 pub fn filled() -> (TempDir, Store, Artifact, Program) {
     let (dir, store) = store();
-    let artifact = store
-        .records()
-        .put_artifact(&artifact(&store, "block"))
-        .unwrap();
-    let program = store
-        .records()
-        .put_program(&program("m", 8, &[artifact.id]))
-        .unwrap();
+    let artifact = put_artifact(&store, "block");
+    let program = put_program(&store, "m", 8, &[artifact.id]);
     (dir, store, artifact, program)
+}
+
+/// Puts an artifact of this name.
+pub fn put_artifact(store: &Store, name: &str) -> Artifact {
+    let artifact = artifact(store, name);
+    store.records().put_artifact(&artifact).unwrap()
+}
+
+/// Puts a program at a bucket of `batch`, whose steps call `artifacts`.
+pub fn put_program(store: &Store, model: &str, batch: i64, artifacts: &[Digest]) -> Program {
+    let program = program(model, batch, artifacts);
+    store.records().put_program(&program).unwrap()
+}
+
+/// Puts a release of programs of the model `m`.
+pub fn put_release(store: &Store, name: Option<&str>, programs: &[Digest]) -> Release {
+    let release = release("m", name, programs);
+    store.releases().put(&release).unwrap().0
+}
+
+/// Returns the name of the variant of a result's error.
+pub fn refused<T>(result: Result<T, StoreError>) -> String {
+    let error = format!("{:?}", result.err().expect("it is refused"));
+    error.split([' ', '(']).next().unwrap().to_owned()
 }
 
 /// Returns a record, or a part of one, parsed from JSON.
@@ -93,11 +111,17 @@ fn layout() -> Layout {
 /// Puts an object and returns the record of an artifact with it.
 pub fn artifact(store: &Store, name: &str) -> Artifact {
     let content = name.repeat(500);
+    let object = store.objects().put_bytes(content.as_bytes()).unwrap();
+    artifact_of(name, object, content.len() as u64)
+}
+
+/// Returns the record of an artifact with an object of `size` bytes.
+pub fn artifact_of(name: &str, object: Digest, size: u64) -> Artifact {
     Artifact {
         schema: 1,
         id: Digest::of(name.as_bytes()),
-        object: store.objects().put_bytes(content.as_bytes()).unwrap(),
-        size: content.len() as u64,
+        object,
+        size,
         target: target(),
         inputs: vec![layout()],
         outputs: vec![layout()],

@@ -113,21 +113,10 @@ mod tests {
     #[test]
     fn needs_are_counted_by_group_and_weights_belong_to_releases() {
         let (_dir, store) = testing::store();
-        let a = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "a"))
-            .unwrap();
-        let b = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "b"))
-            .unwrap();
-        let put = |model: &str, batch, artifacts: &[Digest]| {
-            let program = testing::program(model, batch, artifacts);
-            store.records().put_program(&program).unwrap()
-        };
-        let one = put("m", 1, &[a.id]);
-        let two = put("m", 2, &[a.id, b.id]);
-        put("other", 1, &[a.id]);
+        let [a, b] = ["a", "b"].map(|name| testing::put_artifact(&store, name));
+        let one = testing::put_program(&store, "m", 1, &[a.id]);
+        let two = testing::put_program(&store, "m", 2, &[a.id, b.id]);
+        testing::put_program(&store, "other", 1, &[a.id]);
         let mut release = testing::release("m", None, &[one.id, two.id]);
         release.weights = Some(store.objects().put_bytes(b"weights").unwrap());
         store.releases().put(&release).unwrap();
@@ -158,14 +147,12 @@ mod tests {
             releases in prop::collection::vec((0..2usize, prop::collection::vec(0..8usize, 1..4)), 0..8),
         ) {
             let (_dir, store) = testing::store();
-            let artifacts: Vec<_> = (0..6)
-                .map(|n| store.records().put_artifact(&testing::artifact(&store, &format!("a{n}"))).unwrap())
-                .collect();
+            let artifacts: Vec<_> = (0..6).map(|n| testing::put_artifact(&store, &format!("a{n}"))).collect();
             let models = ["m", "n"];
             let put: Vec<_> = (programs.iter().zip(1..))
                 .map(|((model, calls), batch)| {
                     let calls: Vec<_> = calls.iter().map(|call| artifacts[*call].id).collect();
-                    (*model, store.records().put_program(&testing::program(models[*model], batch, &calls)).unwrap().id)
+                    (*model, testing::put_program(&store, models[*model], batch, &calls).id)
                 })
                 .collect();
             for (n, (model, of)) in releases.iter().enumerate() {

@@ -259,10 +259,7 @@ mod tests {
         for read_only in [false, true] {
             let (_dir, store, artifact, program) = testing::filled();
             let digest = store.objects().put_bytes(b"weights").unwrap();
-            store
-                .releases()
-                .put(&testing::release("m", Some("v1"), &[program.id]))
-                .unwrap();
+            testing::put_release(&store, Some("v1"), &[program.id]);
             drop(store.objects().map(&digest).unwrap());
             let path = store.path().to_owned();
             drop(store);
@@ -282,14 +279,8 @@ mod tests {
             };
             let store = open();
             assert_eq!(store.audit().verify().unwrap().defects, []);
-            assert_eq!(
-                store
-                    .collector()
-                    .plan(&Default::default())
-                    .unwrap()
-                    .releases,
-                []
-            );
+            let plan = store.collector().plan(&Default::default()).unwrap();
+            assert_eq!(plan.releases, []);
             let release = store.releases().get("m", None).unwrap().unwrap();
             let _hold = store.releases().hold(&release).unwrap();
             assert_eq!(&store.objects().map(&digest).unwrap()[..], b"weights");

@@ -1,5 +1,7 @@
 //! Training with dropout and on several devices: masks from a seed that is state, and sums that equal those of one device.
 
+use std::collections::BTreeSet;
+
 use precast::runtime::{command::sum, errors::TorchError, training::Sums};
 
 use super::*;
@@ -18,8 +20,7 @@ fn dropout_has_other_masks_in_each_step_and_the_same_ones_after_a_checkpoint() {
     trainer.set_seed(11).unwrap();
     let still = |trainer: &mut Trainer<'_>| step(trainer, 0).loss;
     let losses: Vec<f64> = (0..64).map(|_| still(&mut trainer)).collect();
-    let distinct: std::collections::BTreeSet<u64> =
-        losses.iter().map(|loss| loss.to_bits()).collect();
+    let distinct: BTreeSet<u64> = losses.iter().map(|loss| loss.to_bits()).collect();
     assert_eq!(distinct.len(), losses.len(), "each step drops others");
     let whole = trainer.eval_step(&values(0)).unwrap().loss;
     assert_eq!(trainer.eval_step(&values(0)).unwrap().loss, whole);
@@ -42,15 +43,9 @@ fn dropout_has_other_masks_in_each_step_and_the_same_ones_after_a_checkpoint() {
 }
 
 /// Returns a batch of 16 rows: those of two batches.
-fn twice(number: i64) -> [(&'static str, Value); 2] {
-    let (mut ids, mut targets) = batch(number * 2);
-    let second = batch(number * 2 + 1);
-    ids.extend(second.0);
-    targets.extend(second.1);
-    [
-        ("ids", Value::new(&ids, &[16, 2]).unwrap()),
-        ("targets", Value::new(&targets, &[16]).unwrap()),
-    ]
+fn twice(number: i64) -> Batch {
+    let (first, second) = (batch(number * 2), batch(number * 2 + 1));
+    given(&[first.0, second.0].concat(), &[first.1, second.1].concat())
 }
 
 #[test]
@@ -95,32 +90,22 @@ fn two_devices_train_as_one_at_twice_the_batch_and_a_wrong_sum_is_refused() {
     trainer.load(&path).unwrap();
     let mut bad = vec![1_i64; 16];
     bad[12] = 31;
-    let [ids, _] = twice(0);
-    let bad = [ids, ("targets", Value::new(&bad, &[16]).unwrap())];
-    let error = trainer.step(&bad).unwrap_err();
-    assert!(matches!(error, RuntimeError::BadInput { .. }), "{error}");
+    let error = trainer.step(&given(&[1; 32], &bad)).unwrap_err();
+    assert_eq!(error.name(), "BadInput", "{error}");
     let losses = trainer.step(&twice(2)).unwrap();
     assert_eq!(losses.loss, after[0].loss);
     let norms = (losses.grad_norm.unwrap(), after[0].grad_norm.unwrap());
     assert!(close(norms.0, norms.1), "{norms:?}");
-    let odd = [
-        ("ids", Value::new(&[1_i64; 14], &[7, 2]).unwrap()),
-        ("targets", Value::new(&[1_i64; 7], &[7]).unwrap()),
-    ];
-    let error = trainer.step(&odd).unwrap_err().to_string();
-    assert!(
-        error.ends_with("on 2 devices: input `ids` has 7 rows"),
-        "{error}"
-    );
+    let error = trainer
+        .step(&given(&[1; 14], &[1; 7]))
+        .unwrap_err()
+        .to_string();
+    let end = "on 2 devices: input `ids` has 7 rows";
+    assert!(error.ends_with(end), "{error}");
     drop(trainer);
 
-    let Err(error) = two.trainer("train") else {
-        panic!("it is one program");
-    };
-    assert!(
-        matches!(error, RuntimeError::SeveralDevices { .. }),
-        "{error}"
-    );
+    let one_program = two.trainer("train").err().unwrap();
+    assert_eq!(one_program.name(), "SeveralDevices", "{one_program}");
     // A sum that leaves a device out, one that counts it twice, and one with NaN.
     let wrong: [Sum; 3] = [
         |all| Ok(all[0].share()),
@@ -141,10 +126,9 @@ fn two_devices_train_as_one_at_twice_the_batch_and_a_wrong_sum_is_refused() {
         };
         assert!(state.starts_with("optimizer."), "{error}");
         assert_eq!(trainer.progress().step, 0);
-        assert_eq!(trainer.eval_step(&twice(9)).unwrap().loss, {
-            let mut new = two.trainer("halves").unwrap();
-            new.eval_step(&twice(9)).unwrap().loss
-        });
+        let mut new = two.trainer("halves").unwrap();
+        let [left, begun] = [&mut trainer, &mut new].map(|one| one.eval_step(&twice(9)).unwrap());
+        assert_eq!(left.loss, begun.loss);
     }
 }
 
@@ -191,11 +175,9 @@ fn two_devices_train_alike_through_nccl_and_its_failure_has_a_name() {
     let mut trainer = two.trainer("halves").unwrap().through(&library).unwrap();
     for _ in 0..2 {
         let error = trainer.step(&twice(0)).unwrap_err();
-        assert!(matches!(error, RuntimeError::Nccl { .. }), "{error}");
-        assert_eq!(
-            error.to_string(),
-            "NCCL on 2 devices: `ncclReduce` failed: internal error: the fake refuses it"
-        );
+        assert_eq!(error.name(), "Nccl", "{error}");
+        let says = "NCCL on 2 devices: `ncclReduce` failed: internal error: the fake refuses it";
+        assert_eq!(error.to_string(), says);
     }
     let missing = trainer.through(Path::new("/nowhere/libnccl.so.2"));
     let error = missing.err().unwrap().to_string();
@@ -204,36 +186,20 @@ fn two_devices_train_alike_through_nccl_and_its_failure_has_a_name() {
 
 #[test]
 fn two_devices_leave_the_checkpoint_of_one_with_two_batches_of_an_update() {
-    let (_store, folder) = (store(), tempfile::tempdir().unwrap());
-    let file = folder.path().join("data.safetensors");
-    Runtime::libtorch(Some(&libtorch()), false).unwrap();
-    data(&file, 200);
-    let run = |name: &str, more: &[&str]| {
-        let folder = folder.path().join(name);
-        let more = [&["--steps", "20", "--lr", "0.05", "--quiet"], more].concat();
-        assert!(
-            train_module("halves", &file, &folder, &more)
-                .status()
-                .unwrap()
-                .success()
-        );
+    let place = Place::new();
+    let run = |name: &str, setting: [&str; 2]| {
+        let folder = place.saved.with_file_name(name);
+        let more = [&["--steps", "20", "--lr", "0.05", "--quiet"], &setting[..]].concat();
+        well(&mut train_module("halves", &place.data, &folder, &more));
         std::fs::read(folder.join("step-0000000020.safetensors")).unwrap()
     };
-    let (two, one) = (
-        run("two", &["--devices", "cpu,cpu"]),
-        run("one", &["--accumulate", "2"]),
-    );
-    assert!(two == one);
-    let mut step = train(
-        &file,
-        folder.path(),
-        &["--steps", "1", "--devices", "cpu,cpu"],
-    );
-    let output = step.output().unwrap();
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        text.contains("gradients and update are one program")
-            && text.contains("`accumulate = true`"),
-        "{text}"
-    );
+    let two = run("two", ["--devices", "cpu,cpu"]);
+    assert!(two == run("one", ["--accumulate", "2"]));
+    let text = said(&mut place.train(&["--steps", "1", "--devices", "cpu,cpu"])).err;
+    for says in [
+        "gradients and update are one program",
+        "`accumulate = true`",
+    ] {
+        assert!(text.contains(says), "{text}");
+    }
 }

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use crate::{
     broken::Built,
-    lab::{json, precast, shared},
+    lab::{precast, shared, well},
 };
 
 fn built() -> &'static Built {
@@ -16,8 +16,7 @@ fn built() -> &'static Built {
 #[test]
 fn a_right_step_is_as_near_to_float64_as_eager() {
     let id = &built().program("right", "built")["id"].as_str().unwrap()[..12];
-    let store = &shared().store;
-    let shown = json(&mut precast(store, &["show", id, "--format", "json"]));
+    let shown = shared().json(&["show", id]);
     let outputs = shown["receipt"]["gate"]["outputs"].as_array().unwrap();
     let decided = outputs.iter().filter_map(|output| output.get("truth"));
     let distance = |of: &serde_json::Value, whose: &str| of[whose].as_f64().unwrap();
@@ -25,8 +24,7 @@ fn a_right_step_is_as_near_to_float64_as_eager() {
     let times: Vec<f64> = times.collect();
     assert!(!times.is_empty(), "the plain comparison refuses none");
     assert!(times.iter().all(|times| *times < 3.0), "{times:?}");
-    let text = precast(store, &["show", id]).output().unwrap();
-    let text = String::from_utf8_lossy(&text.stdout);
+    let text = well(&mut precast(&shared().store, &["show", id])).out;
     let line = text.lines().find(|line| line.contains("  float64 "));
     let values = format!("decided on {} values", times.len());
     assert!(line.is_some_and(|line| line.contains(&values)), "{text}");
@@ -43,8 +41,6 @@ fn a_wrong_gradient_is_refused_by_name() {
 
 #[test]
 fn the_plain_refusal_stands_where_float64_can_not_run() {
-    built().failed(
-        "single",
-        "; float64 can't run it: TypeError: the rows are float32",
-    );
+    let why = "; float64 can't run it: TypeError: the rows are float32";
+    built().failed("single", why);
 }

@@ -4,17 +4,20 @@
 use std::{
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt, symlink},
-    path::{Path, PathBuf},
+    panic::{AssertUnwindSafe, catch_unwind},
+    path::Path,
     process::Command,
     time::{Duration, Instant},
 };
 
+use anyhow::{Result, ensure};
 use precast::{
     Digest, Store,
-    store::{Filter, Options, Policy},
+    store::{Filter, Options},
 };
 
 use crate::{
+    report::Tally,
     scene::{self, Scene, crafted, object},
     seeds::{record, write_record},
 };
@@ -37,7 +40,7 @@ fn release_json(scene: &Scene, model: &str, seq: u64) -> String {
 
 /// Every attack: its name, and its change of a sound store. The file of the last path must not change.
 #[rustfmt::skip]
-pub const ATTACKS: &[Attack] = &[
+const ATTACKS: &[Attack] = &[
     ("an object is a link to a secret", |r, s, out| {
         let path = object(r, &s.artifacts[0].object);
         fs::remove_file(&path).unwrap();
@@ -185,9 +188,15 @@ fn zstd_header(frame: &[u8]) -> usize {
     5 + usize::from(!single) + size
 }
 
+/// Tries every attack, one at a time: the cost of each is measured.
+pub fn all(sound: &Path, scene: &Scene) -> Tally {
+    let tried = |attack| try_attack(sound, scene, attack).err();
+    let bad = ATTACKS.iter().filter_map(tried).map(|why| why.to_string());
+    Tally::one("stores", ATTACKS.len(), bad.collect())
+}
+
 /// Runs a user's operations on such a store, and looks for changes outside of it.
-pub fn try_attack(sound: &Path, scene: &Scene, attack: &Attack) -> Result<(), String> {
-    let (name, make) = attack;
+fn try_attack(sound: &Path, scene: &Scene, (name, make): &Attack) -> Result<()> {
     let dir = scene::scratch();
     let root = dir.path().join("store");
     let outside = dir.path().join("outside");
@@ -201,133 +210,90 @@ pub fn try_attack(sound: &Path, scene: &Scene, attack: &Attack) -> Result<(), St
     let memory = peak();
     let answers = use_it(&root, scene);
     let took = start.elapsed();
-    if answers.contains("the secret") {
-        return Err(format!("{name}: the secret was read"));
-    }
-    if let Some(panicked) = answers.find("panicked") {
-        return Err(format!("{name}: {}", &answers[panicked..]));
-    }
-    if state(&outside) != before {
-        return Err(format!(
-            "{name}: outside changed: {:?} to {:?}",
-            before,
-            state(&outside)
-        ));
-    }
-    if took > PATIENCE {
-        return Err(format!("{name}: took {took:?}"));
-    }
-    match peak().saturating_sub(memory) {
-        // The honest bomb is read whole on request, as its header says.
-        grown if grown < 600 << 20 => Ok(()),
-        grown => Err(format!("{name}: took {} MiB", grown >> 20)),
-    }
+    ensure!(
+        !answers.contains("the secret"),
+        "{name}: the secret was read"
+    );
+    let panicked = answers.find("panicked");
+    ensure!(panicked.is_none(), "{name}: {answers}");
+    let after = state(&outside);
+    ensure!(
+        after == before,
+        "{name}: outside changed: {before:?} to {after:?}"
+    );
+    ensure!(took < PATIENCE, "{name}: took {took:?}");
+    // The honest bomb is read whole on request, as its header says.
+    let grown = peak().saturating_sub(memory);
+    ensure!(grown < 600 << 20, "{name}: took {} MiB", grown >> 20);
+    Ok(())
 }
 
 /// Returns all answers and errors as text.
 fn use_it(root: &Path, scene: &Scene) -> String {
-    let mut all = String::new();
-    let mut tell = |what: std::thread::Result<String>| match what {
-        Ok(text) => all.push_str(&text),
-        Err(panic) => all.push_str(&format!("panicked: {:?}", panic.downcast_ref::<String>())),
+    let tried = |work: &dyn Fn() -> String| match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(text) => text,
+        Err(panic) => format!("panicked: {:?}", panic.downcast_ref::<String>()),
     };
-    let root = root.to_owned();
-    let (artifacts, programs) = (scene.artifacts.clone(), scene.programs.clone());
-    tell(std::panic::catch_unwind(|| {
-        let store = match Store::open(&root) {
-            Ok(store) => store,
-            Err(e) => return scene::chain(&e),
-        };
-        let mut text = String::new();
-        for artifact in &artifacts {
-            text.push_str(&format!("{:?}", store.records().artifact(&artifact.id)));
-            // Reads are compared, not kept: the text must not hold gigabytes.
-            text.push_str(&match store.objects().read(&artifact.object) {
-                Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned(),
-                Err(e) => scene::chain(&e),
-            });
-            text.push_str(&match store.objects().map(&artifact.object) {
-                Ok(bytes) => String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned(),
-                Err(e) => scene::chain(&e),
-            });
-        }
-        for program in &programs {
-            text.push_str(
-                &store
-                    .records()
-                    .program(&program.id)
-                    .map_or_else(|e| scene::chain(&e), |_| String::new()),
-            );
-        }
-        text.push_str(&format!("{:?}", store.releases().models()));
-        let rows = store
-            .records()
-            .programs(Filter::default())
-            .take(100)
-            .map(|row| row.map(|row| row.model));
-        text.push_str(&format!("{:?}", rows.collect::<Vec<_>>()));
-        text.push_str(&format!(
-            "{:?}",
-            store
-                .releases()
-                .get("m", None)
-                .map(|release| release.map(|r| r.seq))
-        ));
-        text
-    }));
+    let mut all =
+        tried(&|| Store::open(root).map_or_else(scene::chain, |store| look(&store, scene)));
     for step in ["build", "gc", "verify", "repair", "build", "gc"] {
-        let root: PathBuf = root.clone();
-        tell(std::panic::catch_unwind(|| {
-            let policy = Policy {
-                keep_releases: 1,
-                unreleased: true,
-                ..Policy::default()
-            };
+        all += &tried(&|| {
             let done =
                 match step {
-                    "build" => Store::open(&root)
+                    "build" => Store::open(root)
                         .and_then(|store| scene::build(&store, &mut |_| {}).map(drop)),
-                    "gc" => {
-                        Store::open(&root).and_then(|store| store.collector().gc(&policy).map(drop))
-                    }
-                    "verify" => Store::open_read_only(&root)
+                    "gc" => Store::open(root)
+                        .and_then(|store| store.collector().gc(&scene::newest_only()).map(drop)),
+                    "verify" => Store::open_read_only(root)
                         .and_then(|store| store.audit().verify().map(drop)),
-                    _ => Store::open_for_repair(&root, Options::default())
+                    _ => Store::open_for_repair(root, Options::default())
                         .and_then(|store| store.audit().repair().map(drop)),
                 };
-            done.map_or_else(
-                |e| format!("{step}: {}\n", scene::chain(&e)),
-                |()| String::new(),
-            )
-        }));
+            done.map_or_else(scene::chain, |()| String::new())
+        });
     }
     all
 }
 
+fn look(store: &Store, scene: &Scene) -> String {
+    // Reads are compared, not kept: the text must not hold gigabytes.
+    let start = |bytes: &[u8]| String::from_utf8_lossy(&bytes[..bytes.len().min(100)]).into_owned();
+    let mut text = String::new();
+    for artifact in &scene.artifacts {
+        text += &format!("{:?}", store.records().artifact(&artifact.id));
+        let read = store.objects().read(&artifact.object);
+        text += &read.map_or_else(scene::chain, |bytes| start(&bytes));
+        let mapped = store.objects().map(&artifact.object);
+        text += &mapped.map_or_else(scene::chain, |bytes| start(&bytes));
+    }
+    for program in &scene.programs {
+        let found = store.records().program(&program.id);
+        text += &found.map_or_else(scene::chain, |_| String::new());
+    }
+    text += &format!("{:?}", store.releases().models());
+    let rows = store.records().programs(Filter::default()).take(100);
+    let rows: Vec<_> = rows.map(|row| row.map(|row| row.model)).collect();
+    let newest = store.releases().get("m", None);
+    text + &format!("{rows:?}{:?}", newest.map(|release| release.map(|r| r.seq)))
+}
+
 /// Returns a folder's content: names, modes, links and bytes.
 fn state(folder: &Path) -> Vec<String> {
-    scene::files(folder)
-        .iter()
-        .map(|path| {
-            let meta = fs::symlink_metadata(path).unwrap();
-            let name = path.file_name().unwrap().to_string_lossy();
-            let text = match name.starts_with("index") {
-                true => format!("{}", meta.len()),
-                false => String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned(),
-            };
-            format!("{name} {:o} {text}", meta.permissions().mode())
-        })
-        .collect()
+    let file = |path: &std::path::PathBuf| {
+        let meta = fs::symlink_metadata(path).unwrap();
+        let name = path.file_name().unwrap().to_string_lossy();
+        let text = match name.starts_with("index") {
+            true => meta.len().to_string(),
+            false => String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned(),
+        };
+        format!("{name} {:o} {text}", meta.permissions().mode())
+    };
+    scene::files(folder).iter().map(file).collect()
 }
 
 /// Returns the most memory this process ever had, in bytes.
-pub fn peak() -> u64 {
-    peak_of(std::process::id())
-}
-
-/// Returns the most memory a live process ever had, in bytes; 0 when it has ended.
-pub fn peak_of(process: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+fn peak() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with("VmHWM:"));
     let kib = line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
     kib.unwrap_or(0) << 10

@@ -19,11 +19,8 @@ use std::{
     sync::OnceLock,
 };
 
-use fake::{Fake, Memory, layout, weights};
-use precast_store::{
-    Store,
-    record::{ArtifactKind, Dtype, Eager, Follow, Input, Output, Pad, Program},
-};
+use fake::{Fake, Memory, weights};
+use precast_store::Store;
 
 /// The exported graph `ids + at + extra`.
 const SUM: &str = r#"{"format": 1, "inputs": 3, "outputs": [4], "calls": [
@@ -48,16 +45,10 @@ fn libtorch() -> PathBuf {
 /// Returns the standard output of a command that succeeds.
 fn output(command: &mut Command) -> String {
     let done = command.output().unwrap();
-    let (out, err) = (
-        String::from_utf8_lossy(&done.stdout),
-        String::from_utf8_lossy(&done.stderr),
-    );
-    assert!(
-        done.status.success(),
-        "{command:?}: {}\n{out}{err}",
-        done.status
-    );
-    out.into_owned()
+    let [out, err] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+    let status = done.status;
+    assert!(status.success(), "{command:?}: {status}\n{out}{err}");
+    out
 }
 
 /// Returns whether a program is installed. Says so if it is not.
@@ -75,10 +66,9 @@ fn library() -> &'static Path {
     FOLDER.get_or_init(|| {
         let folder = temporary("c");
         let mut make = Command::new("make");
-        make.current_dir(checkout())
-            .args(["--no-print-directory", "lib", "LIB_PROFILE=dev"])
-            .arg(format!("LIB={}", folder.display()))
-            .env_remove("MAKEFLAGS");
+        make.current_dir(checkout()).env_remove("MAKEFLAGS");
+        make.args(["--no-print-directory", "lib", "LIB_PROFILE=dev"]);
+        make.arg(format!("LIB={}", folder.display()));
         if let Some(cargo) = std::env::var_os("CARGO") {
             make.arg(format!("CARGO={}", cargo.display()));
         }
@@ -89,13 +79,8 @@ fn library() -> &'static Path {
 
 fn pkg_config(arguments: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
-    let folder = library().join("lib/pkgconfig");
-    let words = output(
-        command
-            .env("PKG_CONFIG_PATH", folder)
-            .args(arguments)
-            .arg("precast"),
-    );
+    command.env("PKG_CONFIG_PATH", library().join("lib/pkgconfig"));
+    let words = output(command.args(arguments).arg("precast"));
     words.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -146,10 +131,10 @@ fn store() -> &'static Path {
         chat.add("total", &total.clone().stateful());
         chat.add("fails", &total.behaving("FAILS_BELOW"));
         for (module, tokens) in [("prefill", 4), ("prefill", 2), ("decode", 1)] {
-            exported(&mut chat, module, tokens, SUM);
+            chat.add_graph(module, 1, tokens, SUM);
         }
         let same = r#"{"format": 1, "inputs": 3, "outputs": [0], "calls": []}"#;
-        exported(&mut chat, "same", 3, same);
+        chat.add_graph("same", 1, 3, same);
         chat.weights = Some(chat.put(weights(&[("scale", &[2.0])])));
         portable(&mut chat).publish(&store, "chat");
         folder
@@ -160,53 +145,9 @@ fn store() -> &'static Path {
 fn portable(memory: &mut Memory) -> &mut Memory {
     let programs = memory.programs.values_mut().map(|one| &mut one.target);
     let artifacts = memory.artifacts.values_mut().map(|one| &mut one.target);
-    programs
-        .chain(artifacts)
-        .for_each(|target| target.features.clear());
+    let targets = programs.chain(artifacts);
+    targets.for_each(|target| target.features.clear());
     memory
-}
-
-/// Adds a program that runs as its exported graph, with int64 inputs `[1, tokens]`, `[tokens]` and `[1]`.
-fn exported(memory: &mut Memory, module: &str, tokens: i64, graph: &str) {
-    let fake = Fake::sized(1, tokens).constants(0);
-    let mut program: Program = memory.add(module, &fake);
-    let object = memory.put(graph.into());
-    let mut artifact = fake.artifact(object);
-    artifact.kind = ArtifactKind::Graph;
-    memory.artifacts.insert(artifact.id, artifact.clone());
-    let seq = Some("seq".to_owned());
-    let input = |name: &str, shape: &[i64], dims: Vec<Option<String>>| Input {
-        name: name.to_owned(),
-        layout: layout(Dtype::Int64, shape),
-        dims,
-        pad: Pad::Int(0),
-        range: None,
-        within: (name == "at").then(|| "context".to_owned()),
-        bounds: None,
-        default: None,
-    };
-    program.inputs = vec![
-        input("ids", &[1, tokens], vec![None, seq.clone()]),
-        input("at", &[tokens], vec![seq]),
-        input("extra", &[1], vec![None]),
-    ];
-    let follow = Follow {
-        dim: "seq".to_owned(),
-        scale: 1,
-        offset: 0,
-    };
-    program.outputs = vec![Output {
-        name: "sum".to_owned(),
-        layout: layout(Dtype::Int64, &[1, tokens]),
-        dims: vec![None, Some(follow)],
-    }];
-    program.sizes = [("seq".to_owned(), tokens)].into();
-    program.steps.clear();
-    program.eager = Some(Eager {
-        artifact: artifact.id,
-        weights: vec![],
-    });
-    memory.programs.insert(program.id, program);
 }
 
 #[test]
@@ -235,8 +176,7 @@ fn the_header_needs_no_other_and_stands_beside_dlpacks_own() {
             let mut command = Command::new(compiler);
             command.args(STRICT).arg(format!("-std={standard}"));
             command.args(["-fsyntax-only", "-x", language]);
-            command.arg("-I").arg(&include);
-            command.arg("-isystem").arg(&dlpack);
+            command.arg("-I").arg(&include).arg("-isystem").arg(&dlpack);
             output(command.arg(&source));
         }
     }
@@ -248,19 +188,13 @@ fn the_library_has_a_soname_and_its_own_symbols_only() {
     let so = lib.join("libprecast.so");
     let version = env!("CARGO_PKG_VERSION");
     let real = so.canonicalize().unwrap();
-    assert_eq!(
-        real,
-        lib.join(format!("libprecast.so.{version}"))
-            .canonicalize()
-            .unwrap()
-    );
+    let versioned = lib.join(format!("libprecast.so.{version}"));
+    assert_eq!(real, versioned.canonicalize().unwrap());
     let dynamic = output(Command::new("readelf").arg("-d").arg(&so));
     let soname = dynamic.split_once("soname: [").unwrap().1;
     let soname = soname.split_once(']').unwrap().0;
-    assert_eq!(
-        soname,
-        format!("libprecast.so.{}", version.rsplit_once('.').unwrap().0)
-    );
+    let (minor, _) = version.rsplit_once('.').unwrap();
+    assert_eq!(soname, format!("libprecast.so.{minor}"));
     assert_eq!(lib.join(soname).canonicalize().unwrap(), real);
     assert!(!dynamic.contains("torch"), "{dynamic}");
     assert!(dynamic.contains("NODELETE"), "{dynamic}");
@@ -272,9 +206,8 @@ fn the_library_has_a_soname_and_its_own_symbols_only() {
     let header = fs::read_to_string(library().join("include/precast.h")).unwrap();
     let declared = header.lines().filter(|line| !line.starts_with("//"));
     let declared = declared.filter_map(|line| line.split_once('(')?.0.rsplit([' ', '*']).next());
-    let mut declared: Vec<&str> = declared
-        .filter(|name| name.starts_with("precast_"))
-        .collect();
+    let declared = declared.filter(|name| name.starts_with("precast_"));
+    let mut declared: Vec<&str> = declared.collect();
     declared.sort_unstable();
     assert_eq!(exported, declared);
     assert_eq!(pkg_config(&["--modversion"]), [version]);
@@ -327,9 +260,8 @@ fn a_program_can_have_the_library_in_itself() {
     let flags = flags.iter().filter(|flag| *flag != "-lprecast");
     cc.arg("-std=c99")
         .arg(checkout().join("examples/c/double.c"));
-    cc.args(pkg_config(&["--cflags"]))
-        .arg(lib.join("libprecast.a"))
-        .args(flags);
+    cc.args(pkg_config(&["--cflags"]));
+    cc.arg(lib.join("libprecast.a")).args(flags);
     // Artifacts take no symbol from the program.
     output(cc.arg("-o").arg(&program));
     let printed = output(run(&program).args(arguments()));
@@ -367,10 +299,8 @@ fn ours(name: &str) -> PathBuf {
 fn sessions_keep_states_and_mistakes_are_errors() {
     let folder = tempfile::tempdir().unwrap();
     let mut program = run(checks());
-    assert_eq!(
-        output(program.current_dir(&folder).args(arguments())),
-        "done\n"
-    );
+    let printed = output(program.current_dir(&folder).args(arguments()));
+    assert_eq!(printed, "done\n");
 }
 
 /// No access outside of memory, and no memory of ours that is lost.
@@ -380,15 +310,12 @@ fn valgrind_finds_nothing() {
         return;
     }
     let mut valgrind = run("valgrind");
-    valgrind.args(["--quiet", "--error-exitcode=9", "--leak-check=full"]);
-    valgrind.args([
-        "--show-leak-kinds=definite",
-        "--errors-for-leak-kinds=definite",
-    ]);
-    valgrind.arg(format!(
-        "--suppressions={}",
-        ours("valgrind.supp").display()
-    ));
+    let leaks = "--leak-check=full --show-leak-kinds=definite --errors-for-leak-kinds=definite";
+    valgrind
+        .args(["--quiet", "--error-exitcode=9"])
+        .args(leaks.split(' '));
+    let known = ours("valgrind.supp");
+    valgrind.arg(format!("--suppressions={}", known.display()));
     let folder = tempfile::tempdir().unwrap();
     valgrind.arg(checks()).args(arguments());
     assert_eq!(output(valgrind.current_dir(&folder)), "done\n");

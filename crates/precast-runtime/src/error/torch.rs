@@ -118,10 +118,8 @@ mod tests {
         assert!(matches!(other, TorchError::Libtorch(_)));
         let made = TorchError::libtorch("could not create a primitive").at("operator `f`");
         assert!(matches!(made, TorchError::NoCode(_)));
-        assert_eq!(
-            made.to_string(),
-            "operator `f`: could not create a primitive"
-        );
+        let said = made.to_string();
+        assert_eq!(said, "operator `f`: could not create a primitive");
     }
 
     #[test]

@@ -314,18 +314,12 @@ mod tests {
             super::one_cuda(&there, "2.11.0+cu130", "13.0")
         };
         assert_eq!(check(&[]), Ok(()));
-        assert_eq!(
-            check(&["/a/libcudart.so.13", "/b/libcudart.so.13.0.96"]),
-            Ok(())
-        );
+        let both = ["/a/libcudart.so.13", "/b/libcudart.so.13.0.96"];
+        assert_eq!(check(&both), Ok(()));
         for other in ["/a/libcudart.so.12", "/a/libcudart.so.130"] {
-            let error = check(&["/b/libcudart.so.13", other])
-                .unwrap_err()
-                .to_string();
-            assert!(
-                error.starts_with(&format!("the process has `{other}`, and torch")),
-                "{error}"
-            );
+            let error = check(&["/b/libcudart.so.13", other]).unwrap_err();
+            let says = format!("the process has `{other}`, and torch");
+            assert!(error.to_string().starts_with(&says), "{error}");
         }
     }
 

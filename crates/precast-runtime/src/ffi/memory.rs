@@ -449,16 +449,10 @@ mod tests {
             made.copy_from(&long).unwrap();
             made
         };
-        let all: Vec<_> = Dtype::ALL
-            .into_iter()
-            .flat_map(|dtype| {
-                [
-                    made(&[3, 1], dtype),
-                    made(&[1, 2], dtype),
-                    made(&[7, 2], dtype),
-                ]
-            })
-            .collect();
+        let strides = [[3, 1], [1, 2], [7, 2]];
+        let each = Dtype::ALL.into_iter();
+        let all = each.flat_map(|dtype| strides.each_ref().map(|stride| made(stride, dtype)));
+        let all: Vec<_> = all.collect();
         let values = |tensor: &Handle| {
             let wide = Handle::empty(&[2, 3], &[3, 1], Dtype::Float64, Device::Cpu).unwrap();
             wide.copy_from(tensor).unwrap();
@@ -476,12 +470,9 @@ mod tests {
         for (copy, of) in copies.iter().rev().zip(&all) {
             let bools = copy.meta().dtype() == Some(Dtype::Bool);
             let wanted = values(of).into_iter();
-            let wanted = wanted.map(|value| {
-                if bools {
-                    f64::from(value != 0.0)
-                } else {
-                    value
-                }
+            let wanted = wanted.map(|value| match bools {
+                true => f64::from(value != 0.0),
+                false => value,
             });
             assert_eq!(values(copy), wanted.collect::<Vec<_>>());
         }

@@ -398,16 +398,12 @@ mod tests {
     #[test]
     fn numbers_are_those_of_c10() {
         for dtype in Dtype::ALL {
-            assert_eq!(
-                dtype_of(i8::try_from(number_of(dtype)).unwrap()),
-                Some(dtype)
-            );
+            let number = i8::try_from(number_of(dtype)).unwrap();
+            assert_eq!(dtype_of(number), Some(dtype));
             let made = Handle::empty(&[2, 3], &[3, 1], dtype, Device::Cpu).unwrap();
             let meta = made.meta();
-            assert_eq!(
-                (meta.dtype(), meta.device()),
-                (Some(dtype), Some(Device::Cpu))
-            );
+            assert_eq!(meta.dtype(), Some(dtype));
+            assert_eq!(meta.device(), Some(Device::Cpu));
             assert_eq!(meta.room(), 6 * dtype.size() as i64);
         }
     }
@@ -434,13 +430,8 @@ mod tests {
             assert_eq!(plain.room(), by_shim.room());
             let facts = |meta: &Meta<'_>| {
                 let places = (meta.address(), meta.storage());
-                (
-                    places,
-                    meta.dtype(),
-                    meta.device(),
-                    meta.dense(),
-                    meta.raw.flags,
-                )
+                let kind = (meta.dtype(), meta.device(), meta.dense());
+                (places, kind, meta.raw.flags)
             };
             assert_eq!(facts(&plain), facts(&by_shim));
         }

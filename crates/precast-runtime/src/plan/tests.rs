@@ -40,6 +40,18 @@ fn three_steps() -> (Arc<dyn Source>, Program, [Digest; 2]) {
     (memory.source(), program, sets)
 }
 
+fn with(weights: &Arc<Weights>) -> With {
+    With {
+        device: Device::Cpu,
+        weights: weights.clone(),
+        aliases: Arc::default(),
+        extras: None,
+        instances: 1,
+        host: Arc::new(fake::target()),
+        trials: None,
+    }
+}
+
 fn answer(plan: &Plan, containers: &mut Containers, x: f32) -> Vec<f32> {
     let x = Handle::of(&[x; 4], &[2, 2], Dtype::Float32).unwrap();
     let inputs = [x].into_iter().collect();
@@ -52,16 +64,7 @@ fn steps_that_share_a_container_have_their_own_weights() {
     let (source, program, sets) = three_steps();
     let held = Held::default();
     let weights = sets.map(|set| held.on(&source, Some(set), Device::Cpu, None, &[]).unwrap());
-    let with = With {
-        device: Device::Cpu,
-        weights: weights[0].clone(),
-        aliases: Arc::default(),
-        extras: None,
-        instances: 1,
-        host: Arc::new(fake::target()),
-        trials: None,
-    };
-    let loaded = Loaded::load(&source, Arc::new(program), with).unwrap();
+    let loaded = Loaded::load(&source, Arc::new(program), with(&weights[0])).unwrap();
     let plan = &loaded.plan;
     for (weights, scale) in weights.into_iter().zip([2.0, 3.0]) {
         let mut plain = plan.containers().unwrap();
@@ -86,19 +89,16 @@ fn shared_containers_name_the_constant_that_they_can_not_bind() {
     let weights = Held::default()
         .on(&source, Some(sets[0]), Device::Cpu, None, &[])
         .unwrap();
-    let with = With {
-        device: Device::Cpu,
-        weights: weights.clone(),
-        aliases: Arc::default(),
-        extras: None,
-        instances: 1,
-        host: Arc::new(fake::target()),
-        trials: None,
-    };
-    let loaded = Loaded::load(&source, Arc::new(program), with).unwrap();
+    let loaded = Loaded::load(&source, Arc::new(program), with(&weights)).unwrap();
     let error = loaded.accepts(&weights).unwrap_err();
+    let RuntimeError::Unbound {
+        constant, reason, ..
+    } = &error
+    else {
+        panic!("{error}");
+    };
     assert!(
-        matches!(&error, RuntimeError::Unbound { constant, reason, .. } if constant == "scale" && reason.to_string().contains("b.gone")),
+        constant == "scale" && reason.to_string().contains("b.gone"),
         "{error}"
     );
     // The load fails, not a later call.
@@ -125,22 +125,12 @@ fn a_record_takes_no_memory_for_values_without_a_step() {
     for values in [5, 1 << 50, usize::MAX] {
         let mut program = program.clone();
         program.values = values;
-        let with = With {
-            device: Device::Cpu,
-            weights: Arc::new(Weights::none(Device::Cpu)),
-            aliases: Arc::default(),
-            extras: None,
-            instances: 1,
-            host: Arc::new(fake::target()),
-            trials: None,
-        };
-        let error = Loaded::load(&source, Arc::new(program), with)
-            .err()
-            .unwrap();
-        let RuntimeError::Malformed { reason, .. } = &error else {
-            panic!("{error}");
+        let weights = Arc::new(Weights::none(Device::Cpu));
+        let error = Loaded::load(&source, Arc::new(program), with(&weights)).err();
+        let Some(RuntimeError::Malformed { reason, .. }) = error else {
+            panic!("{error:?}");
         };
         let expected = format!("it has {values} values, and inputs, states and steps make 4");
-        assert_eq!(*reason, expected);
+        assert_eq!(reason, expected);
     }
 }

@@ -6,20 +6,12 @@ use super::*;
 
 /// Returns tensors of several dtypes.
 fn states() -> Vec<(String, Tensor)> {
-    vec![
-        (
-            "cache".to_owned(),
-            Tensor::from_slice(&[1.0_f32, -2.5, 3.0], &[3]).unwrap(),
-        ),
-        (
-            "done".to_owned(),
-            Tensor::from_slice(&[true, false, true], &[3]).unwrap(),
-        ),
-        (
-            "tokens".to_owned(),
-            Tensor::from_slice(&[7_i64, 8], &[1, 2]).unwrap(),
-        ),
-    ]
+    let cache = Tensor::from_slice(&[1.0_f32, -2.5, 3.0], &[3]);
+    let done = Tensor::from_slice(&[true, false, true], &[3]);
+    let tokens = Tensor::from_slice(&[7_i64, 8], &[1, 2]);
+    let all = [("cache", cache), ("done", done), ("tokens", tokens)];
+    all.map(|(name, made)| (name.to_owned(), made.unwrap()))
+        .into()
 }
 
 fn training() -> Holds {
@@ -159,24 +151,16 @@ fn other_files_and_those_of_earlier_versions_are_refused_by_name() {
     assert_eq!(refused(&session, HashMap::new()), old);
     let text = r#"{"format":1,"model":"gpt"}"#.to_owned();
     assert_eq!(refused(&states(), [(OLD_KEY.to_owned(), text)].into()), old);
-    assert_eq!(
-        refused(&states(), HashMap::new()),
-        "it has neither the states of a session nor a checkpoint"
-    );
+    let neither = refused(&states(), HashMap::new());
+    insta::assert_snapshot!(neither, @"it has neither the states of a session nor a checkpoint");
     let newer = r#"{"format":7}"#.to_owned();
-    assert_eq!(
-        refused(&states(), [(KEY.to_owned(), newer)].into()),
-        "it has format 7, and this version reads 2"
-    );
+    let newer = refused(&states(), [(KEY.to_owned(), newer)].into());
+    insta::assert_snapshot!(newer, @"it has format 7, and this version reads 2");
     let bad = refused(&states(), [(KEY.to_owned(), "{".to_owned())].into());
     assert!(bad.starts_with("its header can't be read"), "{bad}");
 
-    let device = write(
-        Path::new("/dev/null"),
-        &header(0, Holds::Session),
-        &[],
-        false,
-    );
+    let header = header(0, Holds::Session);
+    let device = write(Path::new("/dev/null"), &header, &[], false);
     assert!(matches!(device, Err(SavedError::Unfit(_))));
     assert!(!fs::metadata("/dev/null").unwrap().is_file());
 }

@@ -100,10 +100,8 @@ fn what_warm_ups_have_written_gets_its_first_value_again_and_nothing_else() {
     assert_ne!(kept, [0.0, 0.0]);
     let states = session.states();
     let at = states.at.unwrap();
-    let programs: Vec<Arc<Program>> = model.replicas[0]
-        .programs()
-        .map(|one| one.record.clone())
-        .collect();
+    let programs = model.replicas[0].programs();
+    let programs: Vec<Arc<Program>> = programs.map(|one| one.record.clone()).collect();
     for program in &programs {
         for state in &program.states {
             let level = &mut states.levels[at];
@@ -115,9 +113,8 @@ fn what_warm_ups_have_written_gets_its_first_value_again_and_nothing_else() {
         }
         states.levels[at].restore(program).unwrap();
     }
-    assert_eq!(session.state("a").unwrap().to_vec::<f32>().unwrap(), kept);
-    assert_eq!(
-        session.state("b").unwrap().to_vec::<f32>().unwrap(),
-        [0.0, 0.0]
-    );
+    for (name, value) in [("a", kept), ("b", vec![0.0, 0.0])] {
+        let state = session.state(name).unwrap();
+        assert_eq!(state.to_vec::<f32>().unwrap(), value);
+    }
 }

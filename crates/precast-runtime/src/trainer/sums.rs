@@ -197,12 +197,8 @@ mod tests {
 
     #[test]
     fn tensors_are_added_in_their_own_dtype() {
-        for dtype in [
-            Dtype::Float32,
-            Dtype::Float64,
-            Dtype::Bfloat16,
-            Dtype::Int64,
-        ] {
+        let floats = [Dtype::Float32, Dtype::Float64, Dtype::Bfloat16];
+        for dtype in floats.into_iter().chain([Dtype::Int64]) {
             let all = [[1.0_f32, 2.0], [3.0, -2.0], [5.0, 7.0]].map(|one| {
                 let made = Tensor::from_slice(&one, &[2]).unwrap();
                 made.to_dtype(dtype).unwrap()

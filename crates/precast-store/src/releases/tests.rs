@@ -3,14 +3,14 @@ use crate::Store;
 
 /// Puts programs of one artifact.
 fn programs<const N: usize>(store: &Store) -> [Digest; N] {
-    let artifact = store
-        .records()
-        .put_artifact(&testing::artifact(store, "block"));
-    let artifact = artifact.unwrap().id;
-    std::array::from_fn(|batch| {
-        let program = testing::program("m", batch as i64, &[artifact]);
-        store.records().put_program(&program).unwrap().id
-    })
+    let artifact = testing::put_artifact(store, "block").id;
+    std::array::from_fn(|batch| testing::put_program(store, "m", batch as i64, &[artifact]).id)
+}
+
+/// Puts a release of the model `m`. Returns its number and whether it is new.
+fn put(store: &Store, release: Release) -> (u64, bool) {
+    let (put, new) = store.releases().put(&release).unwrap();
+    (put.seq, new)
 }
 
 #[test]
@@ -18,43 +18,27 @@ fn releases_count_up_and_have_names_and_numbers() {
     let (_dir, store) = testing::store();
     let [one, two] = programs(&store);
     for (seq, name, program) in [(1, Some("v1"), one), (2, None, two), (3, Some("v1"), one)] {
-        let (put, new) = store
-            .releases()
-            .put(&testing::release("m", name, &[program]))
-            .unwrap();
-        assert_eq!((put.seq, new), (seq, true));
+        let release = testing::release("m", name, &[program]);
+        assert_eq!(put(&store, release), (seq, true));
     }
     let seq = |which| {
-        store
-            .releases()
-            .get("m", which)
-            .unwrap()
-            .map(|found| found.seq)
+        let found = store.releases().get("m", which).unwrap();
+        found.map(|found| found.seq)
     };
     let found = [None, Some("v1"), Some("2"), Some("v9"), Some("9")].map(seq);
     assert_eq!(found, [Some(3), Some(3), Some(2), None, None]);
     assert_eq!(store.releases().all("m").unwrap().len(), 3);
     assert_eq!(store.releases().models().unwrap(), ["m"]);
-    let result = store
-        .releases()
-        .put(&testing::release("m", Some("7"), &[one]));
-    assert!(
-        matches!(result, Err(StoreError::NumberName(_))),
-        "{result:?}"
-    );
+    let numbered = testing::release("m", Some("7"), &[one]);
+    let put = store.releases().put(&numbered);
+    assert_eq!(testing::refused(put), "NumberName");
 }
 
 #[test]
 fn what_the_newest_one_has_already_is_not_put_again() {
     let (_dir, store) = testing::store();
     let [one, two] = programs(&store);
-    let put = |name: Option<&str>, of: &[Digest]| {
-        let (put, new) = store
-            .releases()
-            .put(&testing::release("m", name, of))
-            .unwrap();
-        (put.seq, new)
-    };
+    let put = |name: Option<&str>, of: &[Digest]| put(&store, testing::release("m", name, of));
     assert_eq!(put(None, &[one, two]), (1, true));
     assert_eq!(put(None, &[two, one]), (1, false), "in another order");
     assert_eq!(put(Some("v1"), &[one, two]), (2, true), "it has no name");
@@ -74,16 +58,8 @@ fn what_the_newest_one_has_already_is_not_put_again() {
         }
     });
     // A rollback returns to the previous release with other content.
-    assert_eq!(
-        store
-            .releases()
-            .rollback("m", None)
-            .unwrap()
-            .0
-            .programs
-            .len(),
-        2
-    );
+    let (back, _) = store.releases().rollback("m", None).unwrap();
+    assert_eq!(back.programs.len(), 2);
     let (same, new) = store.releases().rollback("m", Some(4)).unwrap();
     assert_eq!((same.seq, new), (6, false));
 }
@@ -95,43 +71,30 @@ fn a_partial_release_is_nobodys_newest() {
     let put = |lacks: &[&str], of: &[Digest]| {
         let mut release = testing::release("m", None, of);
         release.lacks = lacks.iter().map(ToString::to_string).collect();
-        let (put, new) = store.releases().put(&release).unwrap();
-        (put.seq, new)
+        put(&store, release)
     };
     let newest = || {
-        store
-            .releases()
-            .get("m", None)
-            .unwrap()
-            .map(|newest| newest.seq)
+        let whole = store.releases().get("m", None).unwrap();
+        let seq = whole.map(|newest| newest.seq);
+        (seq, store.releases().newest("m").unwrap())
     };
     assert_eq!(put(&["encode batch=1"], &[one]), (1, true));
-    assert_eq!(
-        (newest(), store.releases().newest("m").unwrap()),
-        (None, None)
-    );
+    assert_eq!(newest(), (None, None));
     assert_eq!(put(&[], &[one, two]), (2, true));
     assert_eq!(put(&["encode batch=1"], &[three]), (3, true));
     assert_eq!(put(&["encode batch=1"], &[three]), (3, false));
-    assert_eq!(
-        (newest(), store.releases().newest("m").unwrap()),
-        (Some(2), Some(2))
-    );
-    assert_eq!(
-        store.releases().get("m", Some("3")).unwrap().unwrap().seq,
-        3
-    );
+    assert_eq!(newest(), (Some(2), Some(2)));
+    let named = store.releases().get("m", Some("3")).unwrap();
+    assert_eq!(named.unwrap().seq, 3);
     assert_eq!(store.releases().last("m").unwrap().unwrap().seq, 3);
     assert_eq!(store.releases().released(&three).unwrap(), None);
     assert_eq!(store.releases().partly_released(&three).unwrap(), Some(3));
     assert_eq!(put(&[], &[one, two]), (2, false), "it is the newest still");
     let error = store.releases().rollback("m", Some(3)).unwrap_err();
-    assert!(
-        matches!(error, StoreError::Partial { lacks: 1, .. }),
-        "{error}"
-    );
-    let error = store.releases().rollback("m", None).unwrap_err();
-    assert!(matches!(error, StoreError::NoRelease { .. }), "{error}");
+    let partial = matches!(error, StoreError::Partial { lacks: 1, .. });
+    assert!(partial, "{error}");
+    let back = store.releases().rollback("m", None);
+    assert_eq!(testing::refused(back), "NoRelease");
     assert_eq!(store.audit().verify().unwrap().defects, []);
 }
 
@@ -141,12 +104,9 @@ fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
     let [one, two] = programs(&store);
     let put = |shims: &[&str], of: &[Digest]| {
         let mut release = testing::release("m", None, of);
-        release.shims = shims
-            .iter()
-            .map(|torch| testing::shim(&store, torch))
-            .collect();
-        let (put, new) = store.releases().put(&release).unwrap();
-        (put.seq, new)
+        let shims = shims.iter().map(|torch| testing::shim(&store, torch));
+        release.shims = shims.collect();
+        put(&store, release)
     };
     assert_eq!(put(&["2.11.0"], &[two]), (1, true));
     assert_eq!(put(&["2.11.0"], &[one]), (2, true));
@@ -172,15 +132,10 @@ fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
     assert_eq!(usage.needs(&object).collect::<Vec<_>>(), [("m 5", 1)]);
     fs::remove_file(store.layout().object(&object)).unwrap();
     let mut release = testing::release("m", None, &[one]);
-    release.shims = vec![crate::record::Shim {
-        torch: "2.14.0".into(),
-        ..testing::shim(&store, "2.14.0")
-    }];
+    release.shims = vec![testing::shim(&store, "2.14.0")];
     release.shims[0].object = object;
-    assert!(matches!(
-        store.releases().put(&release),
-        Err(StoreError::Dangling { .. })
-    ));
+    let put = store.releases().put(&release);
+    assert_eq!(testing::refused(put), "Dangling");
     assert!(!store.audit().verify().unwrap().defects.is_empty());
 }
 
@@ -188,63 +143,34 @@ fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
 fn what_a_newer_release_does_not_answer_has_a_name() {
     let (_dir, store) = testing::store();
     let [one, two, three] = programs(&store);
-    let release = |of: &[Digest]| testing::release("m", None, of);
-    let lost = store
-        .releases()
-        .lost(&release(&[one, two]), &release(&[two, three]));
-    assert_eq!(lost.unwrap(), ["encode batch=0"]);
-    let lost = store
-        .releases()
-        .lost(&release(&[two]), &release(&[two, three]));
-    assert_eq!(lost.unwrap(), [""; 0]);
+    let lost = |old: &[Digest]| {
+        let [old, new] = [old, &[two, three]].map(|of| testing::release("m", None, of));
+        store.releases().lost(&old, &new).unwrap()
+    };
+    assert_eq!(lost(&[one, two]), ["encode batch=0"]);
+    assert_eq!(lost(&[two]), [""; 0]);
 }
 
 #[test]
 fn going_back_puts_the_earlier_one_once_more() {
     let (_dir, store) = testing::store();
-    let artifact = store
-        .records()
-        .put_artifact(&testing::artifact(&store, "block"))
-        .unwrap();
-    let put = |batch| {
-        store
-            .records()
-            .put_program(&testing::program("m", batch, &[artifact.id]))
-            .unwrap()
-            .id
-    };
-    let (one, two) = (put(1), put(2));
-    assert!(matches!(
-        store.releases().rollback("m", None),
-        Err(StoreError::NoRelease { .. })
-    ));
+    let [one, two] = programs(&store);
+    let back_to = |seq| store.releases().rollback("m", seq);
+    assert_eq!(testing::refused(back_to(None)), "NoRelease");
     for (name, program) in [("v1", one), ("v2", two)] {
-        store
-            .releases()
-            .put(&testing::release("m", Some(name), &[program]))
-            .unwrap();
+        testing::put_release(&store, Some(name), &[program]);
     }
-    let back = store.releases().rollback("m", None).unwrap().0;
-    assert_eq!(
-        (back.seq, back.name.as_deref(), &back.programs[..]),
-        (3, Some("v1"), &[one][..])
-    );
+    let back = back_to(None).unwrap().0;
+    let found = (back.seq, back.name.as_deref(), &back.programs[..]);
+    assert_eq!(found, (3, Some("v1"), &[one][..]));
     assert_eq!(store.releases().get("m", None).unwrap(), Some(back));
-    assert_eq!(
-        store.releases().rollback("m", Some(2)).unwrap().0.programs,
-        [two]
-    );
-    let error = store.releases().rollback("m", Some(9)).unwrap_err();
+    assert_eq!(back_to(Some(2)).unwrap().0.programs, [two]);
+    let error = back_to(Some(9)).unwrap_err();
     assert_eq!(error.to_string(), "`m` has no release 9");
-    fs::remove_file(
-        store
-            .layout()
-            .record(super::super::layout::Kind::Program, &one),
-    )
-    .unwrap();
-    assert!(matches!(
-        store.releases().rollback("m", Some(1)),
-        Err(StoreError::Dangling { .. })
-    ));
+    let record = store
+        .layout()
+        .record(super::super::layout::Kind::Program, &one);
+    fs::remove_file(record).unwrap();
+    assert_eq!(testing::refused(back_to(Some(1))), "Dangling");
     assert_eq!(store.releases().get("m", None).unwrap().unwrap().seq, 4);
 }

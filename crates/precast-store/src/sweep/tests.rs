@@ -8,42 +8,22 @@ use crate::record::{Artifact, Program, Release};
 struct Scene {
     _dir: tempfile::TempDir,
     path: PathBuf,
-    artifacts: Vec<Artifact>,
-    programs: Vec<Program>,
-    releases: Vec<Release>,
+    artifacts: [Artifact; 4],
+    programs: [Program; 2],
+    releases: [Release; 2],
     loose: Digest,
 }
 
 /// Program 0 calls artifacts 0 and 1, program 1 calls 1 and 2; release 1 has program 0, release 2 has program 1.
 fn scene() -> Scene {
     let (dir, store) = testing::store();
-    let put = |name| {
-        store
-            .records()
-            .put_artifact(&testing::artifact(&store, name))
-            .unwrap()
-    };
-    let artifacts: Vec<_> = ["a", "b", "c", "d"].into_iter().map(put).collect();
-    let programs: Vec<_> = [(1, &artifacts[..2]), (2, &artifacts[1..3])]
-        .into_iter()
-        .map(|(batch, of)| {
-            let ids: Vec<_> = of.iter().map(|artifact| artifact.id).collect();
-            store
-                .records()
-                .put_program(&testing::program("m", batch, &ids))
-                .unwrap()
-        })
-        .collect();
-    let releases: Vec<_> = programs
-        .iter()
-        .map(|program| {
-            store
-                .releases()
-                .put(&testing::release("m", None, &[program.id]))
-                .unwrap()
-                .0
-        })
-        .collect();
+    let artifacts = ["a", "b", "c", "d"].map(|name| testing::put_artifact(&store, name));
+    let ids = artifacts.each_ref().map(|artifact| artifact.id);
+    let programs = [(1, &ids[..2]), (2, &ids[1..3])]
+        .map(|(batch, of)| testing::put_program(&store, "m", batch, of));
+    let releases = programs
+        .each_ref()
+        .map(|program| testing::put_release(&store, None, &[program.id]));
     let loose = store.objects().put_bytes(b"loose").unwrap();
     Scene {
         path: store.path().to_owned(),
@@ -70,42 +50,30 @@ fn without_a_policy_only_what_nothing_refers_to_goes() {
     assert_eq!(plan.objects[0].id, scene.loose);
     assert_eq!(done.bytes, plan.before - plan.after);
     assert!(!store.objects().has(&scene.loose));
-    assert!(
-        store
-            .collector()
-            .gc(&Policy::default())
-            .unwrap()
-            .0
-            .is_empty()
-    );
+    let (next, _) = store.collector().gc(&Policy::default()).unwrap();
+    assert!(next.is_empty());
+}
+
+/// Keeps one release and nothing that is in none.
+fn newest_only() -> Policy {
+    Policy {
+        keep_releases: 1,
+        unreleased: true,
+        ..Policy::default()
+    }
 }
 
 #[test]
 fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
     let scene = scene();
     let store = Store::open(&scene.path).unwrap();
-    let policy = Policy {
-        keep_releases: 1,
-        unreleased: true,
-        ..Policy::default()
-    };
-    let (plan, done) = store.collector().gc(&policy).unwrap();
+    let (plan, done) = store.collector().gc(&newest_only()).unwrap();
     assert_eq!(counts(&done), [1, 1, 2, 3]);
     assert_eq!(plan.releases[0].reason, Reason::Superseded);
     assert_eq!(store.releases().all("m").unwrap(), &scene.releases[1..]);
     store.releases().hold(&scene.releases[1]).unwrap();
-    assert!(
-        !store
-            .records()
-            .has_artifact(&scene.artifacts[0].id)
-            .unwrap()
-    );
-    assert!(
-        store
-            .records()
-            .has_artifact(&scene.artifacts[1].id)
-            .unwrap()
-    );
+    let has = |n: usize| store.records().has_artifact(&scene.artifacts[n].id);
+    assert_eq!((has(0).unwrap(), has(1).unwrap()), (false, true));
     let json = serde_json::to_string(&plan).unwrap();
     assert_eq!(serde_json::from_str::<GcPlan>(&json).unwrap(), plan);
 }
@@ -114,10 +82,8 @@ fn an_older_release_goes_and_what_the_newer_one_needs_stays() {
 fn releases_are_counted_by_content_and_partial_ones_not_at_all() {
     let (_dir, store) = testing::store();
     let put = |batch, name: Option<&str>, lacks: &[&str]| {
-        let program = store
-            .records()
-            .put_program(&testing::program("m", batch, &[]));
-        let mut release = testing::release("m", name, &[program.unwrap().id]);
+        let program = testing::put_program(&store, "m", batch, &[]);
+        let mut release = testing::release("m", name, &[program.id]);
         release.lacks = lacks.iter().map(ToString::to_string).collect();
         store.releases().put(&release).unwrap().0.seq
     };
@@ -160,13 +126,10 @@ fn what_another_process_holds_stays_until_it_is_let_go() {
     );
     let hold = reader.releases().hold(&scene.releases[0]).unwrap();
     let loose = reader.leases().hold(&[scene.loose]).unwrap();
-    let policy = Policy {
-        keep_releases: 1,
-        unreleased: true,
-        ..Policy::default()
-    };
-    // A plan from before the lease of a reader is carried out with that lease.
-    let stale = Planned::blind(&store, &policy);
+    let policy = newest_only();
+    // A plan from before the lease of a reader is carried out with that lease. A read-only store reads no leases.
+    let blind = Store::open_read_only(&scene.path).unwrap();
+    let stale = blind.collector().plan(&policy).unwrap();
     assert!(!stale.programs.is_empty());
     let done = store.collector().collect(&stale).unwrap();
     assert_eq!(counts(&done), [1, 0, 1, 1], "{done:?}");
@@ -175,23 +138,8 @@ fn what_another_process_holds_stays_until_it_is_let_go() {
     }
     assert!(reader.objects().read(&scene.loose).is_ok());
     drop((hold, loose));
-    assert_eq!(
-        counts(&store.collector().gc(&policy).unwrap().1),
-        [0, 1, 1, 2]
-    );
-}
-
-struct Planned;
-
-impl Planned {
-    fn blind(store: &Store, policy: &Policy) -> GcPlan {
-        // A read-only store does not read leases.
-        Store::open_read_only(store.path())
-            .unwrap()
-            .collector()
-            .plan(policy)
-            .unwrap()
-    }
+    let (_, done) = store.collector().gc(&policy).unwrap();
+    assert_eq!(counts(&done), [0, 1, 1, 2]);
 }
 
 #[test]
@@ -215,35 +163,21 @@ fn age_and_size_take_the_longest_unused_first() {
             super::super::rows::insert_use(tx, &young, old + 1000)
         })
         .unwrap();
-    let age = Policy {
-        keep_days: Some(30),
-        ..Policy::default()
+    let plan = |keep_days, max_size| {
+        let policy = Policy {
+            keep_days,
+            max_size,
+            ..Policy::default()
+        };
+        store.collector().plan(&policy).unwrap()
     };
-    assert_eq!(store.collector().plan(&age).unwrap().programs.len(), 2);
-    let age = Policy {
-        keep_days: Some(50),
-        ..Policy::default()
-    };
-    assert_eq!(store.collector().plan(&age).unwrap().programs.len(), 0);
-    let all = store.collector().plan(&Policy::default()).unwrap().after;
-    let size = Policy {
-        max_size: Some(all - 1),
-        ..Policy::default()
-    };
-    let plan = store.collector().plan(&size).unwrap();
+    for (days, gone) in [(30, 2), (50, 0)] {
+        assert_eq!(plan(Some(days), None).programs.len(), gone);
+    }
+    assert_eq!(plan(None, Some(0)).after, 0);
+    let plan = plan(None, Some(plan(None, None).after - 1));
     // Artifact d, which no program calls, and program 0 have the same age. The deletion of one of them is enough.
     assert_eq!(plan.programs.len() + plan.artifacts.len(), 1, "{plan}");
-    assert_eq!(
-        store
-            .collector()
-            .plan(&Policy {
-                max_size: Some(0),
-                ..size
-            })
-            .unwrap()
-            .after,
-        0
-    );
 }
 
 #[test]
@@ -256,12 +190,8 @@ fn a_marked_thing_counts_as_gone_and_is_finished_later() {
     fs::remove_file(store.layout().record(Kind::Artifact, &victim.id)).unwrap();
     assert!(!store.records().has_artifact(&victim.id).unwrap());
     store.collector().recover().unwrap();
-    assert!(
-        store
-            .records()
-            .artifacts()
-            .all(|row| row.unwrap().id != victim.id)
-    );
+    let mut rows = store.records().artifacts();
+    assert!(rows.all(|row| row.unwrap().id != victim.id));
     // Another put removes a mark.
     store.records().put_artifact(victim).unwrap();
     store.index().write(mark_it).unwrap();

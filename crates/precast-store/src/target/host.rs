@@ -189,21 +189,13 @@ mod tests {
     #[test]
     fn a_version_file_is_read_as_text() {
         let torch = Torch::parse(VERSION).unwrap();
-        assert_eq!(
-            (torch.version.as_str(), torch.git.as_str()),
-            ("2.11.0+cu130", "70d99e9")
-        );
-        assert_eq!(torch.cuda.as_deref(), Some("13.0"));
+        let read = (&*torch.version, &*torch.git, torch.cuda.as_deref());
+        assert_eq!(read, ("2.11.0+cu130", "70d99e9", Some("13.0")));
         let cpu = Torch::parse(&VERSION.replace("'13.0'", "None")).unwrap();
         assert_eq!(cpu.cuda, None);
-        assert_eq!(
-            Torch::parse(&VERSION.replace("git_version", "commit")),
-            None
-        );
-        assert_eq!(
-            Torch::parse(&VERSION.replace("'70d99e9'", "compute()")),
-            None
-        );
+        for (from, to) in [("git_version", "commit"), ("'70d99e9'", "compute()")] {
+            assert_eq!(Torch::parse(&VERSION.replace(from, to)), None);
+        }
     }
 
     #[test]
@@ -214,10 +206,7 @@ mod tests {
         fs::write(b.join("torch/version.py"), VERSION).unwrap();
         assert_eq!(Target::of_host(DeviceKind::Cpu, "native", &[&a]), None);
         let target = Target::of_host(DeviceKind::Cpu, "native", &[&a, &b]).unwrap();
-        assert_eq!(
-            (target.torch.as_str(), target.sm.as_deref()),
-            ("2.11.0+cu130", None)
-        );
+        assert_eq!((&*target.torch, target.sm), ("2.11.0+cu130", None));
         assert_eq!(target.features, host_features());
         let level = Target::of_host(DeviceKind::Cpu, "x86-64-v3", &[&b]).unwrap();
         assert!(level.features.contains(&"avx2".to_owned()) && level.isa == "x86-64-v3");
@@ -227,15 +216,8 @@ mod tests {
     fn only_a_target_for_cuda_has_a_chip() {
         let torch = Torch::parse(VERSION).unwrap();
         let sms = ["90".to_owned(), "100".to_owned()];
-        assert_eq!(
-            Target::on_host(DeviceKind::Cuda, "native", &torch, &sms)
-                .sm
-                .as_deref(),
-            Some("90")
-        );
-        assert_eq!(
-            Target::on_host(DeviceKind::Cpu, "native", &torch, &sms).sm,
-            None
-        );
+        let of = |device| Target::on_host(device, "native", &torch, &sms).sm;
+        assert_eq!(of(DeviceKind::Cuda).as_deref(), Some("90"));
+        assert_eq!(of(DeviceKind::Cpu), None);
     }
 }

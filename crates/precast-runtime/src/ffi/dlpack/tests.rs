@@ -1,9 +1,6 @@
 //! Hand-written producers, and libtorch itself as a producer.
 
-use std::{
-    mem::offset_of,
-    sync::atomic::{AtomicUsize, Ordering::SeqCst},
-};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
 use super::*;
 
@@ -108,25 +105,6 @@ fn numbers<'a>(start: *mut i64, tensor: &DLTensor) -> &'a [i64] {
 fn row(count: i32) -> Handle {
     let data: Vec<i32> = (0..count).collect();
     Handle::of(&data, &[count.into()], Dtype::Int32).unwrap()
-}
-
-#[test]
-fn structures_are_laid_out_as_in_dlpack_h() {
-    assert_eq!((size_of::<DLDevice>(), size_of::<DLDataType>()), (8, 4));
-    assert_eq!(size_of::<DLTensor>(), 48);
-    assert_eq!(offset_of!(DLTensor, device), 8);
-    assert_eq!(offset_of!(DLTensor, ndim), 16);
-    assert_eq!(offset_of!(DLTensor, dtype), 20);
-    assert_eq!(offset_of!(DLTensor, shape), 24);
-    assert_eq!(offset_of!(DLTensor, strides), 32);
-    assert_eq!(offset_of!(DLTensor, byte_offset), 40);
-    assert_eq!((size_of::<Old>(), size_of::<New>()), (64, 80));
-    assert_eq!(offset_of!(Old, manager_ctx), 48);
-    assert_eq!(offset_of!(Old, deleter), 56);
-    assert_eq!(offset_of!(New, manager_ctx), 8);
-    assert_eq!(offset_of!(New, deleter), 16);
-    assert_eq!(offset_of!(New, flags), 24);
-    assert_eq!(offset_of!(New, dl_tensor), 32);
 }
 
 fn round<M: Managed>(made: &Handle) {
