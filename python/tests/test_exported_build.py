@@ -14,7 +14,7 @@ import torch
 from conftest import command
 from precast.capture import exported
 from torch import nn
-from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel
+from transformers import BertConfig, BertModel
 
 # Of the largest value.
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -143,27 +143,6 @@ def test_an_encoder_of_transformers(artifacts: Path) -> None:
                 near(given[key], wanted[key])
         with pytest.raises(precast.NoFit):
             model.forward(**sample(1, 25))
-
-
-def test_a_convolutional_network_in_bfloat16(artifacts: Path) -> None:
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
-    net = ResNetModel(config).bfloat16().eval()
-    built = precast.build(
-        net,
-        torch.randn(2, 3, 32, 32).bfloat16(),
-        name="resnet",
-        store=artifacts,
-        shapes={"pixel_values": ["batch", 3, 32, 32]},
-        buckets=[{"batch": 2}],
-        progress=False,
-    )
-    assert not built.failed
-    with precast.load(artifacts, "resnet") as model:
-        for batch in (1, 2, 3):
-            x = torch.randn(batch, 3, 32, 32).bfloat16()
-            with torch.no_grad():
-                near(model.forward(x).pooler_output, net(x).pooler_output)
 
 
 class Counter(nn.Module):

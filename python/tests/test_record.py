@@ -351,16 +351,6 @@ def outcome(module: Any, x: Tensor) -> Any:
     return answer.dtype, answer.tolist()
 
 
-def test_a_value_that_comes_back_brings_the_artifacts_back() -> None:
-    net = Net().eval()
-    module, _, _ = wrapped(net, sample=((X,), {}))
-    with torch.no_grad():
-        for scale in (3.0, 1.5, 2.0, 1.5):
-            net.config.scale = scale
-            assert torch.equal(module(X), net(X))
-    assert counts(module) == (2, {"attributes": 2})
-
-
 MODULE = """
 import helpers
 from consts import FACTOR

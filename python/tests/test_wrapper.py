@@ -82,7 +82,8 @@ def test_any_sample_and_any_mode_will_do_at_the_start(store: Path) -> None:
         for pad in (True, False):
             module = wrapped(store, None, batch(*sizes), pad=pad)
             agrees(module, 2, 8)
-            assert counts(module) == (1, {})
+            agrees(module, 1, 8)
+            assert counts(module) == ((2, {}) if pad else (1, {"shape": 1}))
     with torch.autocast("cpu", torch.bfloat16):
         module = wrapped(store)
     agrees(module, 2, 8)
@@ -92,13 +93,6 @@ def test_any_sample_and_any_mode_will_do_at_the_start(store: Path) -> None:
             agrees(each, 2, 8)
             assert counts(each) == (1, {})
     assert counts(module) == (1, {})
-
-
-def test_without_padding_only_buckets_are_answered(store: Path) -> None:
-    module = wrapped(store, pad=False)
-    agrees(module, 2, 8)
-    agrees(module, 1, 8)
-    assert counts(module) == (1, {"shape": 1})
 
 
 class Rows(nn.Module):
@@ -181,6 +175,7 @@ def test_changes_in_place_are_seen(store: Path) -> None:
     agrees(module)
     with torch.no_grad():
         net.offset.mul_(2)
+        net.fixed.add_(1.0)  # a constant of the artifact
     agrees(module)
     optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
     module.train()
@@ -211,17 +206,7 @@ def test_tensors_that_moved_are_bound_again(store: Path) -> None:
     module.second.weight.data = torch.randn(16, 16).t()
     agrees(module)
     assert counts(module) == (4, {"parameters": 2})
-
-
-def test_a_constant_of_the_artifact_that_changes_is_seen(store: Path) -> None:
-    module = wrapped(store)
-    with torch.no_grad():
-        module.fixed.add_(1.0)
-    agrees(module)
-    with torch.no_grad():
-        module.fixed.sub_(1.0)
-    agrees(module)
-    assert counts(module) == (2, {})
+    assert module.precast_report()["regions"][""]["rebinds"] == 4
 
 
 def test_an_untied_weight_is_seen(store: Path) -> None:
@@ -255,17 +240,6 @@ def test_other_inputs_are_the_originals(store: Path) -> None:
         with pytest.raises(IndexError):
             module(ids + 100, mask)
     assert counts(module)[0] == 6 and counts(module)[1] == {"inputs": 5}
-
-
-def test_gradients_and_inference_mode(store: Path) -> None:
-    module = wrapped(store)
-    module(**batch(2, 8)).tokens.sum().backward()
-    assert module.first.weight.grad is not None
-    with torch.inference_mode():
-        module(**batch(2, 8))
-    module.requires_grad_(False)
-    module(**batch(2, 8))
-    assert counts(module) == (2, {"gradients": 1})
 
 
 def test_a_deep_copy_has_its_own_parameters(store: Path) -> None:
@@ -367,28 +341,6 @@ def test_the_smoke_test_finds_other_answers(store: Path) -> None:
     other.first.weight.data.add_(0.1)
     result = CompileSmoketest(2).run(module, batch(2, 8), eager=other)
     assert not result.ok and "output `tokens` differs" in str(result.reason)
-
-
-class Branches(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(x) if x.sum() > 0 else -self.linear(x)
-
-
-def test_what_cannot_be_captured_is_the_originals(builds: None, tmp_path: Path) -> None:
-    net = Branches().eval()
-    module = maybe_compile(net, CompileConfig(store=tmp_path), None, torch.ones(2, 4))
-    with torch.no_grad():
-        for x in (torch.ones(2, 4), -torch.ones(2, 4)):
-            assert torch.equal(module(x), net(x))
-    assert counts(module) == (0, {"not compiled": 2})
-    attempt = module.precast_report()["regions"][""]["attempt"]
-    assert not attempt["success"] and "test_wrapper.py" in attempt["exception"] and "Traceback" in attempt["stack"]
-    with pytest.raises(Exception, match="can't be captured"):
-        maybe_compile(net, CompileConfig(store=tmp_path, fail_policy="raise"), None, torch.ones(2, 4))
 
 
 class Counts(nn.Module):
