@@ -52,14 +52,8 @@ def net() -> Net:
 
 
 def config(store: Path) -> CompileConfig:
-    return CompileConfig(
-        kind="autograd",
-        prefer="artifact",
-        name="shared",
-        store=store,
-        allowlist=["layers.*", "head"],
-        fail_policy="raise",
-    )
+    settings = {"name": "shared", "allowlist": ["layers.*", "head"], "fail_policy": "raise"}
+    return CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
 
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
@@ -117,12 +111,8 @@ def test_a_second_process_finds_the_releases(built: Any, nothing_built: None, ki
     module = wrapped(net().train(kind == "autograd"), built[0], X)
     found = attempts(module, kind)
     assert len({one["release"] for one in found.values()}) == 2 and not any(one["built"] for one in found.values())
-    assert {name: one["shares"] for name, one in found.items()} == {
-        "layers.0": "layers.0",
-        "layers.1": "layers.0",
-        "layers.2": "layers.0",
-        "head": "head",
-    }
+    shares = {name: one["shares"] for name, one in found.items()}
+    assert shares == {**{f"layers.{at}": "layers.0" for at in range(3)}, "head": "head"}
 
 
 def test_each_region_answers_with_its_own_tensors(built: Any, nothing_built: None) -> None:
