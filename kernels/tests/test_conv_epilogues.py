@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -287,7 +286,3 @@ class ConvEpiloguesTest(Project):
         library = compiler.result(files, context._weights)["library"]
         for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 import precast_kernels
@@ -161,7 +160,3 @@ class FusedLinearTest(Project):
                 got = torch.nn.functional.linear(x, whole.to_dense(), bias).sin().split((384, 96, 96), 1)
                 for one, other in zip(got, wanted, strict=True):
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -137,7 +137,3 @@ class SmallProductsTest(Project):
                 traced.graph.eliminate_dead_code()
             kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
             self.assertEqual(not kept, taken, (rows, weight.shape, weight.dtype))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -126,7 +126,8 @@ def test_one_tensor_in_two_threads_and_changed_by_a_third(model: precast.Model) 
 GIVEN = {
     "tensors": "import torch\nids, x, one = torch.ones(2, 3, dtype=torch.int64), torch.ones(2, 3), torch.ones(1)\n"
     "uses = lambda: [torch._C._storage_Use_Count(t.untyped_storage()._cdata) for t in (ids, x)]\n",
-    "arrays": "from numpy import ndarray, ones\nids, x = ones((2, 3), 'int64'), ones((2, 3), 'float32')\none = x[0, :1]\n"
+    "arrays": "from numpy import ndarray, ones\n"
+    "ids, x = ones((2, 3), 'int64'), ones((2, 3), 'float32')\none = x[0, :1]\n"
     "uses = lambda: [sys.getrefcount(model.encode(ids, ids).base), *map(sys.getrefcount, (x.dtype, ndarray))]\n",
 }
 CALLS = """

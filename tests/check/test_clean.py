@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
-
 from .support import HEAD, Checks
 
 MODELS = """
@@ -145,7 +143,3 @@ class Clean(Checks):
                 self.assertEqual(set(answer["dynamic"]), used)
                 self.assertTrue(all(answer["dynamic"].values()), answer["dynamic"])
                 self.assertEqual(answer["artifacts"], 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks
@@ -81,7 +80,3 @@ class Costs(Checks):
 
     def test_it_is_measured_where_it_is_asked_for_only(self) -> None:
         self.assertIsNone(self.check(self.open(HEAD + MODEL.format(body=PLAIN)), X)["cost"])
-
-
-if __name__ == "__main__":
-    unittest.main()

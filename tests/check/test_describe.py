@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from tests.worker.support import Project, Quiet, part
@@ -176,7 +175,3 @@ class Describe(Project):
         self.assertIn("`ids`, `mask`", failure.hint)
         failure = self.fails("entry_call", self.describe, samples="broken")
         self.assertIn("no samples today", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

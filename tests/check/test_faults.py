@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import unittest
 from collections.abc import Iterator
 from typing import Any
 
@@ -360,7 +359,3 @@ class Faults(Checks):
         answer = self.check(self.open(self.source("\n".join(kept), inputs)), inputs)
         self.assertTrue(answer["captured"], answer["findings"])
         self.assertEqual(found(answer, category), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

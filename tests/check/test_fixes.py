@@ -13,7 +13,6 @@ import io
 import sys
 import textwrap
 import types
-import unittest
 from typing import Any
 
 import torch
@@ -319,7 +318,3 @@ class Fixes(Checks):
             self.looked_at(source(body, inputs), inputs)
         # The eager run does not use these two: test_faults and test_nanovlm test them.
         self.assertEqual(named - used, {"flag", "evaluated"})
-
-
-if __name__ == "__main__":
-    unittest.main()

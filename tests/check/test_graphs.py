@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -81,7 +80,3 @@ class Graphs(Checks):
         answer = self.looked_at("return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))  # here")
         self.assertEqual(found(answer, "inputs"), [])
         self.assertIn(f".py:{self.line}, which can't be watched", " ".join(answer["unknown"]))
-
-
-if __name__ == "__main__":
-    unittest.main()

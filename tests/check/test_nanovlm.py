@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +77,3 @@ class NanoVLM(Checks):
         with torch.no_grad():
             expected = faulty.load()(ids, images)
             self.assertTrue(torch.equal(fixed.load()(ids, torch.cat(images)), expected))
-
-
-if __name__ == "__main__":
-    unittest.main()

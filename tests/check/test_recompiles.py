@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -68,7 +67,3 @@ class Recompiles(Checks):
     def test_it_is_looked_at_where_it_is_asked_for_only(self) -> None:
         answer = self.check(self.open(HEAD + MODEL.format(body="        return x")), X, sizes={"batch": 2})
         self.assertIsNone(answer["recompiles"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -117,7 +116,3 @@ class Regions(Checks):
             return min(best)
 
         self.assertLess(seconds(800), 16 * seconds(100))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
-
 from .support import HEAD, Checks, found
 
 # Pull request 1166 of TabPFN: attention looks for its kernel by an import inside of forward, which cut a compiled model
@@ -93,7 +91,3 @@ class Upstream(Checks):
         fixed = self.check(self.open(HEAD + EXPERTS.format(how="batched_mm")), ids)
         self.assertTrue(fixed["captured"])
         self.assertEqual([one for one in fixed["findings"] if one["severity"] != "low"], [])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -6,7 +6,6 @@ to the weight of another block shows. One segment is expected for each kind of b
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import Project
@@ -111,7 +110,3 @@ class ArchitecturesTest(Project):
         resnet = {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [2, 3], "layer_type": "basic"}
         segments = self.segments("ResNet", resnet, "model.encoder.stages.*.layers.*", PICTURE)
         self.assertEqual(segments, [0, 1, 1, 2, 3, 3])
-
-
-if __name__ == "__main__":
-    unittest.main()

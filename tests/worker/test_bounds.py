@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import Project, part, spec
@@ -94,7 +93,3 @@ class BoundsTest(Project):
         for method, guarded in {"chosen": True, "computed": False, "counted": False, "lookup": False}.items():
             text = self.captured(method)["segments"][0]["graph"]
             self.assertEqual("masked_fill" in text, guarded, method)
-
-
-if __name__ == "__main__":
-    unittest.main()

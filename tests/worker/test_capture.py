@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -554,7 +553,3 @@ class MistakesTest(Project):
         opened = self.open(model("return 3"))
         failure = self.fails("capture", self.capture, opened, inputs=[X])
         self.assertEqual(failure.message, "module `m` returns no tensor")
-
-
-if __name__ == "__main__":
-    unittest.main()

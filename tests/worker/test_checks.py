@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -290,7 +289,3 @@ class ChecksTest(Project):
         made = self.run_eager(captured, [torch.full((2, 4), 6)], self.weights(opened))
         self.assertEqual(len(made), 2)
         self.assertTrue(bool(made[1]))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -439,7 +439,3 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
             expected = opened.model(x.cuda())
         for number, wanted in zip(captured["results"], expected, strict=True):
             torch.testing.assert_close(values[number], wanted.cpu(), rtol=1e-3, atol=1e-3)
-
-
-if __name__ == "__main__":
-    unittest.main()

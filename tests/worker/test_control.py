@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 
 import torch
@@ -138,7 +137,3 @@ class RangeTest(Project):
         entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9], "pad": 0}
         self.assertEqual(set(spec(entry, [100], 3, "cpu").tolist()), {5, 6, 7, 8})
         self.assertEqual(part("values.samples").lowest([{**entry, "shape": [2]}], "cpu")[0].tolist(), [5, 5])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
-
 import torch
 
 from .artifact import run
@@ -74,7 +72,3 @@ class DynamicTest(Project):
         bounds = {"n": {"min": 1, "max": 2}}
         failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
         self.assertEqual(failure.message, "dimension `n` goes from 1 to 2: too few sizes to be dynamic")
-
-
-if __name__ == "__main__":
-    unittest.main()

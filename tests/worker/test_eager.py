@@ -343,7 +343,3 @@ class SameAsTheModuleTest(Project):
         captured = self.capture(opened, inputs=inputs)
         self.assertIsNone(captured["exported"])
         self.assertIn("requests that no bucket covers are refused", captured["notes"][0])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import unittest
 
 import torch
 
@@ -221,7 +220,3 @@ class OpenTest(Project):
         failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
         self.assertEqual(failure.location, f"{name}.py:3")
         self.assertIn("SyntaxError: invalid syntax", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

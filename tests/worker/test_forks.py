@@ -124,7 +124,3 @@ class ForksTest(unittest.TestCase):
         worker.stdin.write('{"id": 1, "op": "hello"}\n')
         worker.stdin.flush()
         self.assertEqual(worker.wait(30), -signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    unittest.main()

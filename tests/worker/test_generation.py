@@ -222,7 +222,3 @@ def sized(module: dict[str, Any], sizes: dict[str, int]) -> dict[str, Any]:
         specs.append({**made, "within": past} if isinstance(past, str) else made)
     state = [{"name": glob, "first": "zeros", **at(axes)} for glob, axes in module["state"].items()]
     return {"name": module["name"], "method": module["method"], "specs": specs, "state": state}
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import Project, part
@@ -113,7 +112,3 @@ class InputsTest(Project):
         self.assertRegex(failure.location, r"^project_\d+\.py:42$")
         failure = self.fails("bad_input", find, opened, samples="doubled", sizes={"batch": 3})
         self.assertEqual(failure.message, "axis 0 of input `x` is 6 at `batch` = 3 and 8 at 4")
-
-
-if __name__ == "__main__":
-    unittest.main()

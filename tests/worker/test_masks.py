@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
-
 from .support import Project
 
 LAYERS = """
@@ -66,7 +64,3 @@ class MasksTest(Project):
     def test_a_mask_of_one_attention_is_left_to_the_compiler(self) -> None:
         for segment in self.captured("single", "float32"):
             self.assertNotIn("aten.where", segment["graph"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tomllib
-import unittest
 
 from .support import ROOT, Project, Quiet, part, spec
 
@@ -29,7 +28,3 @@ class MiniLmTest(Project):
         self.assertEqual(len({step["segment"] for step in layers}), 1)
         self.assertEqual(len({step["binding"]["c0"] for step in layers}), 6)
         self.check_composed(opened, captured)
-
-
-if __name__ == "__main__":
-    unittest.main()

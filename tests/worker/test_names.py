@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +98,3 @@ class Names(Project):
         refused = answers[0]["error"]
         self.assertEqual((refused["message"], refused["location"]), ("`model` has no `laod`", "model.py:1"))
         self.assertIn("it was imported", answers[1]["error"]["message"])
-
-
-if __name__ == "__main__":
-    unittest.main()

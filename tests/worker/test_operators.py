@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +127,3 @@ class OperatorsTest(Project):
         captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})
         self.assertEqual(captured["segments"][0]["libraries"], [])
         self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
-
-
-if __name__ == "__main__":
-    unittest.main()

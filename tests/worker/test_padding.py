@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import unittest
 from typing import Any
 
 from .support import Project, model, part, spec
@@ -114,7 +113,3 @@ class PaddingTest(Project):
         self.assertEqual(refused, {})
         self.assertEqual(report["points"], [])
         self.assertEqual(spec("x", "float32", [1])["pad"], 0)
-
-
-if __name__ == "__main__":
-    unittest.main()

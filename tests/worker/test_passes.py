@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import sys
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +203,3 @@ class SegmentPassTest(Project):
         (offer,) = self.offered(opened, *self.package(), "1.0")
         self.assertEqual(len(offer["passes"]), 1)
         self.assertEqual(len(opened.offering), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

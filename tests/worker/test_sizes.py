@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import unittest
 from typing import Any
 
 import torch
@@ -113,7 +112,3 @@ class SizesTest(Project):
         for low, floor, end in itertools.product((2, 3, 17, 33, 64), (1, 2), (1, 2, 3, 16, 32, 40)):
             found = lowest(low, floor, lambda size, end=end: size >= end)
             self.assertEqual(found, max(floor, min(end, low)) if floor <= low else low, f"{low} {floor} {end}")
-
-
-if __name__ == "__main__":
-    unittest.main()

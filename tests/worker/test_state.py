@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -286,7 +285,3 @@ class State(Project):
         given = [values[number] for number in step["inputs"]]
         (output,) = artifact.run(compiled["library"], "cpu", weights, given, 1)
         torch.testing.assert_close(output, samples["out.0"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import unittest
 
 from .support import Project, part
 
@@ -97,7 +96,3 @@ class WeightsTest(Project):
             self.assertEqual(held.keys(), given.keys())
             for name, tensor in given.items():
                 self.assertTrue(torch.equal(held[name], tensor) and held[name].dtype == tensor.dtype, name)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -103,7 +103,3 @@ class UntriedTest(Project):
             failure = self.fails("compile", compile_segment, asked, self.out, Quiet())
         self.assertEqual(failure.message, "option `was_there` is gone: torch 2.11 has dropped it")
         self.assertEqual(failure.hint, "leave it out")
-
-
-if __name__ == "__main__":
-    unittest.main()

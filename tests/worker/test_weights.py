@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tomllib
-import unittest
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -275,7 +274,3 @@ class FileTest(Project):
                 path.write_bytes(bytes_)
                 failure = self.fails("weights", self.filled, path)
                 self.assertIn(f"can't read the weights in `{path}`: {message}", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -71,7 +71,3 @@ class WireTest(unittest.TestCase):
         self.assertEqual(answer["error"]["code"], "entry_import")
         self.assertNotIn("\n", answer["error"]["message"])
         json.dumps(answer)
-
-
-if __name__ == "__main__":
-    unittest.main()
