@@ -238,22 +238,6 @@ def test_another_method_is_captured(tmp_path: Path) -> None:
     torch.testing.assert_close(replay(x), net.encode(x, 3))
 
 
-def test_hooks_of_the_module_run(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(4, 4))
-    net[0].register_forward_hook(lambda module, inputs, output: output * 10)
-    x = torch.randn(2, 4)
-    torch.testing.assert_close(capture(net, x, {}, None, tmp_path)(x), net(x))
-
-
-def test_a_capture_in_inference_mode_is_the_same(tmp_path: Path) -> None:
-    net = nn.Linear(4, 4)
-    with torch.inference_mode():
-        replay = capture(net, torch.randn(2, 4), {"input": ["batch", 4]}, {"batch": [1, 2]}, tmp_path)
-        x = torch.randn(5, 4)
-        torch.testing.assert_close(replay(x), net(x))
-    net(torch.randn(2, 4)).sum().backward()
-
-
 def test_equal_modules_make_equal_files(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     body = """

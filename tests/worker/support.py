@@ -104,6 +104,30 @@ class Project(unittest.TestCase):
         self.assertNotIn("\n", failure.message)
         return failure
 
+    def refused(self, code: str, model: Any, **request: Any) -> Any:
+        """Returns the failure of the capture of a model, opened or as source."""
+        opened = self.open(model) if isinstance(model, str) else model
+        return self.fails(code, self.capture, opened, **request)
+
+    def checked(self, model: Any, **request: Any) -> dict[str, Any]:
+        """Captures a model, opened or as source; fails unless the steps give eager's results, bit for bit."""
+        opened = self.open(model) if isinstance(model, str) else model
+        captured = self.capture(opened, **request)
+        self.check_composed(opened, captured)
+        return captured
+
+    def compile(self, captured: dict[str, Any], name: str = "compiled", **request: Any) -> dict[str, Any]:
+        """Compiles a segment into a folder of this name."""
+        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}, **request}
+        request["file"] = captured["segments"][request.pop("segment", 0)]["file"]
+        out = self.out / name
+        out.mkdir()
+        return part("compiler").compile_segment(request, out, Quiet())
+
+    def wrapper(self, name: str = "compiled") -> str:
+        """Returns the C++ code of a compile that calls its kernels."""
+        return "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+
     def weights(self, opened: Any, captured: dict[str, Any] | None = None) -> dict[str, Any]:
         """Writes the weight set and reads it back, with the further tensors of a capture."""
         files = [part("weights").write(opened, self.out)["file"], (captured or {}).get("extra_weights")]

@@ -42,11 +42,8 @@ def half():
 
 class MasksTest(Project):
     def captured(self, entry: str, dtype: str) -> list[dict]:
-        opened = self.open(LAYERS, entry)
         inputs = [("x", dtype, [2, 5, 16]), ("real", "bool", [2, 5])]
-        captured = self.capture(opened, inputs=inputs, regions=["layers.*"])
-        self.check_composed(opened, captured)
-        return captured["segments"]
+        return self.checked(self.open(LAYERS, entry), inputs=inputs, regions=["layers.*"])["segments"]
 
     def test_layers_take_the_numbers_and_one_segment_makes_them(self) -> None:
         for entry, dtype in (("load", "float32"), ("half", "float16")):

@@ -93,19 +93,17 @@ class OperatorsTest(Project):
         self.assertEqual(third[0]["error"]["location"], "using.py:8")
 
     def test_the_body_of_an_operator_in_python_is_traced(self) -> None:
-        opened = self.open(model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON))
-        captured = self.capture(opened, inputs=[X], sizes={"n": 4})
-        self.check_composed(opened, captured)
-        (segment,) = captured["segments"]
+        text = model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON)
+        (segment,) = self.checked(text, inputs=[X], sizes={"n": 4})["segments"]
         self.assertNotIn("precast_python", segment["graph"])
         self.assertIn("aten.div", segment["graph"])
         self.assertIn("aten.gelu", segment["graph"])
         self.assertEqual(segment["libraries"], [])
+        self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
 
     def test_an_operator_whose_body_can_not_be_traced_is_refused_by_name(self) -> None:
         body = PYTHON.replace("precast_python", "precast_numpy").replace("x / 2", "torch.from_numpy(x.numpy() / 2)")
-        opened = self.open(model("return torch.ops.precast_numpy.half(x) + 1", extra=body))
-        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        failure = self.refused("capture", model("return torch.ops.precast_numpy.half(x) + 1", extra=body), inputs=[X])
         self.assertIn("operator `precast_numpy::half`, called by the model, has no C++ kernel for cpu", failure.message)
         self.assertIn("its body can't be traced", failure.message)
         self.assertRegex(failure.location, r"^project_\d+\.py:16$")
@@ -119,11 +117,6 @@ class OperatorsTest(Project):
         extra = (
             "class Inner(torch.nn.Module):\n    def forward(self, x):\n        return torch.ops.precast_impl.half(x)\n"
         )
-        opened = self.open(model("return self.inner(x) + 1", "self.inner = Inner()", extra=extra))
-        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        text = model("return self.inner(x) + 1", "self.inner = Inner()", extra=extra)
+        failure = self.refused("capture", text, inputs=[X])
         self.assertIn("`precast_impl::half`, called by `inner`, has no C++ kernel for cpu", failure.message)
-
-    def test_operators_of_torch_need_nothing(self) -> None:
-        captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})
-        self.assertEqual(captured["segments"][0]["libraries"], [])
-        self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
