@@ -183,18 +183,6 @@ def keywords_of(net: Any) -> Any:
     return lambda: helper.__kwdefaults__.update(shift=0.0)  # type: ignore[union-attr]
 
 
-def hooked(net: Any) -> Any:
-    return net.parts[1].linear.register_forward_hook(lambda *given: given[-1] + 1).remove
-
-
-def pre_hooked(net: Any) -> Any:
-    return net.tail[0].register_forward_pre_hook(lambda _, given: (given[0] * 2,)).remove
-
-
-def globally_hooked(net: Any) -> Any:
-    return nn.modules.module.register_module_forward_hook(lambda *given: given[-1] + 1).remove
-
-
 def dtype_of(net: Any) -> Any:
     torch.set_default_dtype(torch.float64)
     return lambda: torch.set_default_dtype(torch.float32)
@@ -206,6 +194,11 @@ def subclassed(net: Any) -> None:
             return x.sigmoid()
 
     net.parts[0].__class__ = Other
+
+
+def smaller(net: Any) -> None:
+    net.tail[0].weight = nn.Parameter(torch.randn(3, 4))
+    net.tail[0].register_parameter("bias", None)
 
 
 def swapped(net: Any) -> None:
@@ -261,15 +254,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "memory of a parameter": (assign("parts.0.linear.weight.data", Made(lambda: torch.randn(4, 4))), True),
     "strides of a parameter": (do(lambda net: setattr(net.tail[0].weight, "data", net.tail[0].weight.data.t())), False),
     "a parameter that is expanded": (assign("tail.0.weight.data", Made(lambda: torch.randn(1, 4).expand(4, 4))), False),
-    "a smaller parameter": (
-        do(
-            lambda net: (
-                setattr(net.tail[0], "weight", nn.Parameter(torch.randn(3, 4))),
-                net.tail[0].register_parameter("bias", None),
-            )
-        ),
-        False,
-    ),
+    "a smaller parameter": (do(smaller), False),
     "pruning": (do(lambda net: nn.utils.prune.random_unstructured(net.tail[0], "weight", 0.5)), False),
     "a weight norm": (do(lambda net: nn.utils.parametrizations.weight_norm(net.tail[0])), False),
     "a bias that is None": (do(lambda net: net.tail[0].register_parameter("bias", None)), False),
@@ -306,10 +291,16 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "training mode of a part that does not read it": (do(lambda net: net.tail[0].train()), True),
     "another dtype": (do(lambda net: net.double()), False),
     "half precision of a part": (do(lambda net: net.tail.bfloat16()), False),
-    "a hook": (do(hooked), False),
-    "a hook before": (do(pre_hooked), False),
+    "a hook": (do(lambda net: net.parts[1].linear.register_forward_hook(lambda *given: given[-1] + 1).remove), False),
+    "a hook before": (
+        do(lambda net: net.tail[0].register_forward_pre_hook(lambda _, given: (given[0] * 2,)).remove),
+        False,
+    ),
     "a backward hook": (do(lambda net: net.tail[0].register_full_backward_hook(lambda *_: None).remove), True),
-    "a global hook": (do(globally_hooked), False),
+    "a global hook": (
+        do(lambda _: nn.modules.module.register_module_forward_hook(lambda *given: given[-1] + 1).remove),
+        False,
+    ),
     "the default dtype": (do(dtype_of), False),
     "the table of attributes": (
         do(lambda net: setattr(net.config, "__dict__", {**vars(net.config), "scale": 9.0})),

@@ -43,9 +43,8 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wrapped(store: Path, module: Any = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"release": "trains", "fail_policy": "raise", **settings}
-    return maybe_compile(
-        module or net(), CompileConfig(kind="autograd", prefer="artifact", store=store, **settings), None, sample
-    )
+    config = CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
+    return maybe_compile(module or net(), config, None, sample)
 
 
 def test_a_trainer_takes_the_pair_of_a_spec(released: Path) -> None:
