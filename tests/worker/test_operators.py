@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import torch
 
 from .shim import cpp_standard
-from .support import Project, model, part, talk
+from .support import Project, model, part
 from .test_capture import X
 
 CODE = """
@@ -62,35 +62,23 @@ def build(path: Path) -> None:
 
 
 class OperatorsTest(Project):
-    def test_a_cpp_operator_is_compiled_by_a_worker_that_never_saw_the_model(self) -> None:
+    def test_the_library_of_a_cpp_operator_is_part_of_the_segment(self) -> None:
+        """That it runs in an artifact, with no Python, is in `tests/numerics/operators.rs`."""
         build(self.root / "twice.so")
-        (self.root / "using.py").write_text(USING)
-        x = {"name": "x", "dtype": "float32", "shape": [4, 6], "stride": [6, 1], "dims": ["n", None], "pad": 0}
-        module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": [x]}
-        first = talk(
-            [
-                {"id": 1, "op": "open", "root": str(self.root), "entry": "using:load", "device": "cpu"},
-                {"id": 2, "op": "capture", "module": module, "sizes": {"n": 4}, "out": str(self.out)},
-            ]
-        )
-        self.assertEqual([source["path"] for source in first[0]["value"]["sources"]], ["twice.so", "using.py"])
-        segment: dict[str, Any] = first[1]["value"]["segments"][0]
+        opened = self.open(USING)
+        self.assertIn("twice.so", [source["path"] for source in opened.sources])
+        captured = self.capture(opened, inputs=[X], sizes={"n": 4})
+        (segment,) = captured["segments"]
         self.assertEqual(segment["libraries"], [str(self.root / "twice.so")])
         self.assertIn("library sha256=", segment["graph"])
         self.assertIn("precast_test.twice.default<", segment["graph"])
         self.assertNotIn(str(self.root), segment["graph"])
-        request = {"op": "compile", "device": "cpu", "isa": "native", "mode": "default", "options": {}}
-        second = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "c")}])
-        self.assertEqual(second[0]["kind"], "result", second[0])
-        nodes = json.loads(Path(second[0]["value"]["proxy"]).read_text())["nodes"]
+        nodes = json.loads(Path(self.compile(captured)["proxy"]).read_text())["nodes"]
         self.assertEqual([node["node"]["target"] for node in nodes], ["precast_test::twice"])
-
-        # A compile that fails names the project's line, in a worker that never opened it either.
-        broken = {"PRECAST_TEST_BREAK": "1"}
-        third = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "d")}], broken)
-        self.assertEqual(third[0]["error"]["code"], "compile")
-        self.assertIn("no shape today", third[0]["error"]["message"])
-        self.assertEqual(third[0]["error"]["location"], "using.py:8")
+        with mock.patch.dict(os.environ, {"PRECAST_TEST_BREAK": "1"}):
+            failure = self.fails("compile", self.compile, captured, "broken")
+        self.assertIn("no shape today", failure.message)
+        self.assertRegex(failure.location, r"^project_\d+\.py:8$")
 
     def test_the_body_of_an_operator_in_python_is_traced(self) -> None:
         text = model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON)
