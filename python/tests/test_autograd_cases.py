@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import inspect
-import os
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import folder, gradients
 from precast import CompileConfig, CompiledModule, maybe_compile
-from precast.compare import gradients
+from precast.compare import gradients as steps
 from precast.compare.batches import difference
-from precast.compare.gradients import difference as gradients_differ
-from precast.wrapper import parts
+from precast.compare.gradients import difference as difference_of_gradients
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.utils import clip_grad_norm_, parametrizations, parametrize
@@ -65,24 +64,20 @@ def loss(answer: dict[str, Any]) -> Tensor:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with two pairs of the net, without and with gradients of its inputs, and a program of its evaluation."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    folder = Path(kept) / "cases" if kept else tmp_path_factory.mktemp("cases")
-    module = wrapped(folder, net())
+    store = folder(tmp_path_factory, "cases")
+    module = wrapped(store, net())
     loss(module(**batch())).backward()
     loss(module(**batch(True))).backward()
     evaluated_under_autocast(module)
     assert module.precast_report()["artifact"] == 3, module.precast_report()
-    return folder
+    return store
 
 
-@pytest.fixture(autouse=True)
-def _no_build(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any, **__: Any) -> None:
-        raise RuntimeError("these tests build nothing")
-
-    monkeypatch.setattr(parts, "build", refused)
+@pytest.fixture
+def store(built: Path, no_build: None) -> Path:
+    return built
 
 
 def wrapped(store: Path, module: nn.Module) -> CompiledModule:
@@ -685,8 +680,7 @@ def test_case(store: Path, name: str) -> None:
         assert type(failure) is type(error) and str(failure) == str(error), (failure, error)
     problem, _ = difference(got, expected)
     assert problem is None, problem
-    grads = [{name: one.grad for name, one in each.named_parameters()} for each in (module, plain)]
-    problem, _ = gradients_differ(*grads, 1e-4)
+    problem, _ = difference_of_gradients(gradients(module), gradients(plain), 1e-4)
     assert problem is None, problem
     problem, _ = difference(dict(module.named_buffers()), dict(plain.named_buffers()), noun="buffer")
     assert problem is None, problem
@@ -699,12 +693,12 @@ def test_case(store: Path, name: str) -> None:
 def test_a_pair_that_is_slower_is_not_used(
     store: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    honest = gradients._seconds
-    monkeypatch.setattr(gradients.Kept, "read", lambda self: {})
-    times = iter([1.0, 1.5] * gradients.ROUNDS)
-    monkeypatch.setattr(gradients, "_seconds", lambda *step: (honest(*step), next(times))[1])
+    honest = steps._seconds
+    monkeypatch.setattr(steps.Kept, "read", lambda self: {})
+    times = iter([1.0, 1.5] * steps.ROUNDS)
+    monkeypatch.setattr(steps, "_seconds", lambda *step: (honest(*step), next(times))[1])
     written: list[Any] = []
-    monkeypatch.setattr(gradients.Kept, "write", lambda self, shares: written.append(shares))
+    monkeypatch.setattr(steps.Kept, "write", lambda self, shares: written.append(shares))
     config = CompileConfig(kind="autograd", store=store, name="cases")
     module, plain = maybe_compile(net(), config), net()
     with caplog.at_level("INFO", "precast"):
@@ -716,7 +710,7 @@ def test_a_pair_that_is_slower_is_not_used(
     assert "a step of the pair takes 1.50 times eager's" in caplog.text
     assert torch.equal(module.body.bias.grad, plain.body.bias.grad)
     # A later start measures nothing, and `prefer` decides.
-    monkeypatch.setattr(gradients.Kept, "read", lambda self: written[-1])
+    monkeypatch.setattr(steps.Kept, "read", lambda self: written[-1])
     for prefer, reasons in (("fastest", {"slower": 1}), ("artifact", {})):
         module = maybe_compile(net(), replace(config, prefer=prefer))
         loss(module(**batch())).backward()

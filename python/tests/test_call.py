@@ -6,7 +6,6 @@ import copy
 import logging
 import pickle
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import precast
 import pytest
 import torch
+from conftest import python
 from model.model import load as eager
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -25,8 +25,7 @@ MASK = torch.ones(3, 4, dtype=torch.int64)
 
 def test_importing_the_package_imports_no_torch_and_takes_little_time() -> None:
     code = "import sys, precast; print('torch' in sys.modules, 'numpy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+    assert python(code).split() == ["False", "False"]
 
 
 def test_tensors_of_torch_and_arrays_of_numpy_give_the_same_answers(model: precast.Model) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks_net import Block, config, net
+from conftest import gradients, in_threads
 from fake_engine import counts, fake_engine  # noqa: F401
 from precast import CompiledModule, maybe_compile
 from precast.compare.gradients import difference
@@ -25,10 +26,6 @@ X = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
 
 def trained(store: Path, **settings: Any) -> CompiledModule:
     return maybe_compile(net(), config(store, **settings), None, torch.ones(2, 4))
-
-
-def gradients(module: Any) -> dict[str, Tensor | None]:
-    return {name: one.grad for name, one in module.named_parameters()}
 
 
 def noted(module: nn.Module, seen: list[Any]) -> None:
@@ -198,21 +195,16 @@ def test_threads_within_hooks_do_not_disturb_each_other() -> None:
     module, _ = layers()
     layer, both = module.layers[0], threading.Barrier(2, timeout=20)
     layer.register_forward_pre_hook(lambda *_: None if both.broken else (both.wait(), None)[1])
-    answers: dict[int, list[Tensor]] = {}
 
-    def run(number: int) -> None:
+    def run(number: int) -> list[Tensor]:
         with torch.no_grad():
-            answers[number] = [module(torch.full((2, 5, 3), float(number))) for _ in range(20)]
+            return [module(torch.full((2, 5, 3), float(number))) for _ in range(20)]
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    answers = in_threads(2, run)
     assert counts(module) == (80, {}) and "forward" not in vars(layer)
     both.abort()
     with torch.no_grad():
-        for number, found in answers.items():
+        for number, found in enumerate(answers):
             wanted = module._orig_mod(torch.full((2, 5, 3), float(number)))
             assert all(torch.equal(one, wanted) for one in found)
 

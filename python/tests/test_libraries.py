@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import inspect
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import precast
 import pytest
 import torch
+from conftest import folder
 from precast.torch_private import registry
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
@@ -25,8 +25,7 @@ CLASSES, WIDTH, WORDS = 3, 16, 40
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    return Path(kept) / "libraries" if kept else tmp_path_factory.mktemp("libraries")
+    return folder(tmp_path_factory, "libraries")
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.utils.prune
+from conftest import python
 from fake_engine import GRAPHS, counts, fake_engine, wrapped  # noqa: F401
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -458,10 +458,7 @@ def test_an_edit_of_the_sources_is_other_code_or_is_none(tmp_path: Path, where: 
         return str(folder)
 
     folders = [written("first"), *(written(str(number), *edit[:3]) for number, edit in enumerate(EDITS))]
-    command = [sys.executable, "-c", READ, where, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    same, *found = done.stdout.splitlines()
+    same, *found = python(READ, where, *folders).splitlines()
     assert same == "None"
     wrong = [(*edit[:3], said) for edit, said in zip(EDITS, found, strict=True) if (said != "None") != edit[3]]
     assert wrong == []

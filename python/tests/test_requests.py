@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import python
 from precast import CompileConfig, maybe_compile
 from precast.wrapper import parts, requests
 from precast.wrapper.logs import Log
@@ -291,12 +290,8 @@ def test_a_name_is_the_same_in_another_process() -> None:
         "with pytest.MonkeyPatch.context() as patch:\n"
         "    print(t.found(patch, t.Model(layers), 'autograd'))\n"
     )
-    command = [sys.executable, "-c", code]
-    first, second = (
-        subprocess.run([*command, *numbers], cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
-        for numbers in (("1", "2"), ("4", "7"))
-    )
-    assert first.stdout == second.stdout and "layers.1" in first.stdout
+    first, second = python(code, 1, 2), python(code, 4, 7)
+    assert first == second and "layers.1" in first
 
 
 class Branches(nn.Module):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy as np
 import precast
 import pytest
 import torch
+from conftest import python
 from torch.utils._python_dispatch import TorchDispatchMode
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -231,8 +231,7 @@ def test_a_torch_whose_objects_are_others_passes_tensors_by_dlpack(store: Path) 
         "except RuntimeError as error:\n"
         "    print('not resizable' in str(error))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "True\n", done.stderr
+    assert python(code) == "True\n"
 
 
 def test_arrays_and_tensors_over_one_memory(model: precast.Model) -> None:

@@ -4,31 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import folder, gradients, python
+from fake_engine import counts
 from precast import BadInput, CompileConfig, CompiledModule, CompileSmoketest, maybe_compile
 from precast.compare import truth
 from precast.compare.batches import difference
 from precast.compare.gradients import TOLERANCES
 from precast.compare.gradients import difference as gradients_differ
-from precast.wrapper import autograd, parts
+from precast.wrapper import autograd
 from torch import Tensor, nn
 from trained_net import BUCKETS, SHAPES, batch, loss, net
 
 
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the pairs of the module for two sizes."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    store = Path(kept) / "training" if kept else tmp_path_factory.mktemp("training")
+    store = folder(tmp_path_factory, "training")
     module = wrapped(store)
     attempt = module.precast_report()["regions"][""]["attempt"]
     assert attempt["success"], attempt["stack"]
@@ -36,37 +34,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(autouse=True)
-def _no_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets only tests with the fixture `builds` build."""
-    if "trained" in request.fixturenames:
-        request.getfixturevalue("trained")
-    if "builds" not in request.fixturenames:
-        monkeypatch.setattr(parts, "build", refused)
-
-
 @pytest.fixture
-def builds() -> None:
-    """Lets a test build."""
-
-
-def refused(*_: Any, **__: Any) -> None:
-    raise RuntimeError("this test builds nothing")
+def trained(built: Path, no_build: None) -> Path:
+    return built
 
 
 def wrapped(store: Path, module: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"name": "trained", "buckets": BUCKETS, "shapes": SHAPES, **settings}
     config = CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
     return maybe_compile(module or net(), config, None, batch() if sample is None else sample)
-
-
-def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
-    report = module.precast_report()
-    return report["artifact"], report["reasons"]
-
-
-def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    return {name: one.grad for name, one in module.named_parameters()}
 
 
 def twins(store: Path, **settings: Any) -> tuple[CompiledModule, nn.Module]:
@@ -153,11 +129,7 @@ print(json.dumps(module.precast_report()))
 
 
 def test_a_second_process_captures_nothing(trained: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", SECOND, str(trained)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(python(SECOND, trained))
     region = report["regions"][""]
     assert report["artifact"] == 4 and report["reasons"] == {} and region["recompiles"] == 0
     assert region["attempt"]["built"] is False and region["attempt"]["smoketest_steps"] == 1
@@ -253,9 +225,11 @@ def test_what_no_pair_can_do_is_named(tmp_path: Path, forward: Any, reason: str)
     assert not attempt["success"] and reason in attempt["exception"], attempt["exception"]
 
 
-def test_autocast_is_part_of_the_pair(builds: None, trained: Path) -> None:
+def test_autocast_is_part_of_the_pair(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    module, plain = twins(trained, module=Small().train(), sample=torch.ones(2, 4), name="small", buckets={}, shapes={})
+    module, plain = twins(
+        tmp_path, module=Small().train(), sample=torch.ones(2, 4), name="small", buckets={}, shapes={}
+    )
 
     def call(each: nn.Module) -> Any:
         with torch.autocast("cpu", torch.bfloat16):
