@@ -117,9 +117,6 @@ def by(who: str) -> Callable[[Case], Case]:
 class Cases:
     """Each is called with an eager module and a wrapped one, and gives the same with both: see `test_case`."""
 
-    def backward(m: Any) -> Any:
-        loss(m(**batch())).backward()
-
     def gradients_of_inputs(m: Any) -> Any:
         given = batch(True)
         loss(m(**given)).backward()
@@ -259,10 +256,6 @@ class Cases:
         loss(m(**{**batch(True), "x": x.expand(16, 4)})).backward()
         return x.grad
 
-    def inputs_with_strides(m: Any) -> Any:
-        x = batch()["x"].t().contiguous().t()
-        loss(m(**{**batch(), "x": x})).backward()
-
     def a_hook_of_a_result(m: Any) -> Any:
         answer = m(**batch())
         answer["b"].register_hook(lambda grad: grad * 3)
@@ -288,16 +281,6 @@ class Cases:
         m.b.weight.register_post_accumulate_grad_hook(seen.append)
         m(**batch())["a"].sum().backward()
         assert not seen
-
-    @by("not compiled")
-    def a_forward_hook_inside(m: Any) -> Any:
-        m.body.register_forward_hook(lambda _, args, answer: answer * 2)
-        loss(m(**batch())).backward()
-
-    @by("not compiled")
-    def a_forward_hook_with_keywords(m: Any) -> Any:
-        m.body.register_forward_hook(lambda _, args, kwargs, answer: answer * 2, with_kwargs=True)
-        loss(m(**batch())).backward()
 
     @by("hooks")
     def a_backward_hook_inside(m: Any) -> Any:
@@ -397,14 +380,6 @@ class Cases:
         assert not answer["b"].is_leaf
 
     @by("artifact not compiled")
-    def frozen_between(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        m.zero_grad()
-        m.a.requires_grad_(False)
-        loss(m(**batch())).backward()
-        assert m.a.weight.grad is None
-
-    @by("artifact not compiled")
     def frozen_and_back(m: Any) -> Any:
         m.a.requires_grad_(False)
         loss(m(**batch())).backward()
@@ -430,19 +405,6 @@ class Cases:
             loss(m(**batch())).backward()
         finally:
             del m.forward
-
-    @by("not compiled")
-    def eval_mode(m: Any) -> Any:
-        m.eval()
-        loss(m(**batch())).backward()
-
-    @by("artifact not compiled")
-    def eval_mode_between(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        m.drop.eval()
-        loss(m(**batch())).backward()
-        m.drop.train()
-        loss(m(**batch())).backward()
 
     def dropout_draws_what_eager_draws(m: Any) -> Any:
         torch.manual_seed(5)
@@ -519,26 +481,6 @@ class Cases:
         loss(m(**batch())).backward()
         return {name: one.grad for name, one in own.items() if one.grad is not None}
 
-    @by("not compiled")
-    def a_parametrization(m: Any) -> Any:
-        parametrizations.weight_norm(m.a)
-        loss(m(**batch())).backward()
-        return [one.grad for one in m.a.parameters()]
-
-    def a_parametrization_that_is_removed(m: Any) -> Any:
-        parametrizations.weight_norm(m.a)
-        parametrize.remove_parametrizations(m.a, "weight")
-        loss(m(**batch())).backward()
-        return m.a.weight.grad
-
-    @by("artifact parameters")
-    def tied_between(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        m.c.weight = nn.Parameter(m.body.weight.detach().clone())
-        m.zero_grad()
-        loss(m(**batch())).backward()
-        return m.c.weight.grad
-
     def anomaly_mode(m: Any) -> Any:
         with torch.autograd.detect_anomaly(check_nan=True):
             loss(m(**batch())).backward()
@@ -571,18 +513,6 @@ class Cases:
         m.zero_grad()
         loss(m(**batch())).backward()
 
-    @by("artifact parameters")
-    def an_assigned_state_dict(m: Any) -> Any:
-        # The tied parameters are two afterwards.
-        loss(m(**batch())).backward()
-        m.load_state_dict({name: one.clone() * 2 for name, one in m.state_dict().items()}, assign=True)
-        loss(m(**batch())).backward()
-
-    def data_of_a_parameter_between_calls(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        m.a.weight.data = m.a.weight.data * 2
-        loss(m(**batch())).backward()
-
     def data_of_a_parameter_before_backward(m: Any) -> Any:
         before = m.a.weight.data
         value = loss(m(**batch()))
@@ -610,17 +540,6 @@ class Cases:
         given = {name: one.double() if one.is_floating_point() else one for name, one in batch().items()}
         loss(m(**given)).backward()
 
-    @by("artifact shape")
-    def other_sizes_and_dtypes(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        loss(m(**{**batch(), "x": torch.ones(2, 4), "ids": torch.tensor([0, 1])})).backward()
-        loss(m(**{**batch(), "ids": torch.tensor([0, 2], dtype=torch.int32)})).backward()
-
-    @by("artifact inputs")
-    def another_constant(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        loss(m(**batch(), more=3)).backward()
-
     @by("not compiled")
     def inputs_by_position(m: Any) -> Any:
         loss(m(*batch().values())).backward()
@@ -637,12 +556,6 @@ class Cases:
             loss(m(**batch())).backward()
         return m.body.bias.detach().clone()
 
-    @by("artifact attributes")
-    def a_patched_method(m: Any) -> Any:
-        loss(m(**batch())).backward()
-        m.norm.momentum = 0.5
-        loss(m(**batch())).backward()
-
     def several_calls_before_one_backward(m: Any) -> Any:
         (loss(m(**batch())) * loss(m(**batch()))).backward()
 
@@ -658,7 +571,61 @@ class Cases:
         m.zero_grad()
 
 
+def keywords(_: Any, args: Any, kwargs: Any, answer: Any) -> Any:
+    return answer * 2
+
+
+# A change before a step, or between two; who answers; what is given after the change.
+Changes = dict[str, tuple[Case, str, dict[str, Any]]]
+X = batch()["x"]
+BEFORE: Changes = {
+    "nothing": (lambda m: None, "artifact", {}),
+    "a forward hook": (lambda m: m.body.register_forward_hook(lambda _, args, y: y * 2), "not compiled", {}),
+    "a hook with keywords": (lambda m: m.body.register_forward_hook(keywords, with_kwargs=True), "not compiled", {}),
+    "eval mode": (lambda m: m.eval(), "not compiled", {}),
+    "a parametrization": (lambda m: parametrizations.weight_norm(m.a), "not compiled", {}),
+    "one that is removed": (
+        lambda m: parametrize.remove_parametrizations(parametrizations.weight_norm(m.a), "weight"),
+        "artifact",
+        {},
+    ),
+    "inputs with strides": (lambda m: None, "artifact", {"x": X.t().contiguous().t()}),
+}
+BETWEEN: Changes = {
+    "a frozen part": (lambda m: (m.zero_grad(), m.a.requires_grad_(False)), "artifact not compiled", {}),
+    "eval mode of a part": (lambda m: m.drop.eval(), "artifact not compiled", {}),
+    "an untied weight": (
+        lambda m: setattr(m.c, "weight", nn.Parameter(m.body.weight.detach().clone())),
+        "artifact parameters",
+        {},
+    ),
+    "an assigned state dict": (  # the tied parameters are two afterwards
+        lambda m: m.load_state_dict({name: one.clone() * 2 for name, one in m.state_dict().items()}, assign=True),
+        "artifact parameters",
+        {},
+    ),
+    "data of a parameter": (lambda m: setattr(m.a.weight, "data", m.a.weight.data * 2), "artifact", {}),
+    "an attribute": (lambda m: setattr(m.norm, "momentum", 0.5), "artifact attributes", {}),
+    "another size": (lambda m: None, "artifact shape", {"x": torch.ones(2, 4), "ids": torch.tensor([0, 1])}),
+    "another dtype of an input": (lambda m: None, "artifact shape", {"ids": torch.tensor([0, 2], dtype=torch.int32)}),
+    "another constant": (lambda m: None, "artifact inputs", {"more": 3}),
+}
+
+
+def changed(between: bool, change: Case, who: str, given: dict[str, Any]) -> Case:
+    @by(who)
+    def call(m: Any) -> Any:
+        if between:
+            loss(m(**batch())).backward()
+        change(m)
+        loss(m(**{**batch(), **given})).backward()
+
+    return call
+
+
 CASES = {name: function for name, function in vars(Cases).items() if inspect.isfunction(function)}
+CASES |= {f"before: {name}": changed(False, *one) for name, one in BEFORE.items()}
+CASES |= {f"between: {name}": changed(True, *one) for name, one in BETWEEN.items()}
 
 
 def outcome(function: Case, module: nn.Module) -> tuple[Any, Any]:
