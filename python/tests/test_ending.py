@@ -110,7 +110,7 @@ def ended(store: Path, forms: dict[str, str], code: str, exit_code: int) -> dict
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert "Fatal" not in done.stderr and "terminate" not in done.stderr, done.stderr
     assert done.returncode == exit_code, done.stdout + done.stderr
-    said = dict(line.split(": ", 1) for line in done.stdout.splitlines())
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if not line.startswith("  hint: "))
     assert said.keys() == forms.keys(), done.stdout + done.stderr
     assert all(one.startswith(("done", "refused")) for one in said.values()), done.stdout
     return said
