@@ -38,7 +38,6 @@ def versions() -> list[str]:
 
 
 def all_tests() -> list[str]:
-    """Returns the files of all tests."""
     return sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
 
 

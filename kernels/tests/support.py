@@ -37,7 +37,6 @@ def context_of(module: Any, device: str = "cuda", freezing: bool = True, **optio
 
 
 def recipes(context: Any) -> dict[str, Any]:
-    """Returns the recipes of prepacked weights, by constant."""
     return context._weights.prepacked
 
 

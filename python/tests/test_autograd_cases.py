@@ -629,7 +629,6 @@ CASES |= {f"between: {name}": changed(True, *one) for name, one in BETWEEN.items
 
 
 def outcome(function: Case, module: nn.Module) -> tuple[Any, Any]:
-    """Returns what a case gives, or its error."""
     torch.manual_seed(3)
     try:
         return function(module), None

@@ -29,7 +29,6 @@ def built(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def cuda_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the model `tiny` for CUDA."""
     folder = tmp_path_factory.mktemp("cuda")
     for file in (HERE / "model").glob("*.*"):
         text = file.read_text().replace("[[module]]", '[target]\ndevice = "cuda"\n\n[[module]]', 1)
@@ -222,7 +221,6 @@ inputs.x = { dtype = "float32", shape = [1024, 64] }
     x = torch.ones(1024, 64, device="cuda")
 
     def pools() -> dict[tuple[int, int], int]:
-        """Returns the bytes of the pools of graphs."""
         held: dict[tuple[int, int], int] = {}
         for segment in torch.cuda.memory_snapshot():
             pool = segment["segment_pool_id"]

@@ -40,7 +40,6 @@ def backend(store: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def artifacts_answered() -> None:
-    """Every graph of Dynamo was answered by an artifact."""
     found = counters["precast"]
     assert found["artifact"] and not found["eager"], found
 

@@ -78,8 +78,6 @@ class Part(nn.Module):
 
 
 class Net(nn.Module):
-    """The module of these tests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.config = Config()
@@ -118,8 +116,6 @@ def assign(place: str, value: Any) -> Callable[[Any], Any]:
 
 
 def do(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a change that a function makes."""
-
     @contextlib.contextmanager
     def change(net: Any) -> Iterator[None]:
         undo = function(net)
@@ -329,7 +325,6 @@ def test_a_change_is_seen_or_is_none(name: str) -> None:
 
 
 def outcome(module: Any, x: Tensor) -> Any:
-    """Returns the answer, or the error, of a call."""
     torch.manual_seed(0)
     buffers = [(one, one.clone()) for one in module.buffers()]
     try:

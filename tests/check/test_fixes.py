@@ -230,7 +230,6 @@ class Fixes(Checks):
         return made.load()
 
     def looked_at(self, text: str, inputs: list[Any]) -> list[dict[str, Any]]:
-        """Returns the findings of an eager run."""
         module = {"name": "m", "path": "", "method": "forward", "inputs": [spec(*one) for one in inputs]}
         opened = types.SimpleNamespace(model=self.model(text), root=self.root, device="cpu")
         subject = part("check.subject").Subject.of(opened, {"module": module, "sizes": {}, "buckets": [{}]}, Quiet())

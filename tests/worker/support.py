@@ -37,7 +37,6 @@ def _package() -> None:
 
 
 def part(name: str) -> Any:
-    """Returns a module of the worker."""
     _package()
     return importlib.import_module(f"precast_worker.{name}")
 
@@ -68,7 +67,6 @@ class Project(unittest.TestCase):
         self.addCleanup(lambda: sys.path.__setitem__(slice(None), path))
 
     def write(self, text: str) -> str:
-        """Writes a module; returns its name."""
         Project.count += 1
         name = f"project_{Project.count}"
         (self.root / f"{name}.py").write_text(textwrap.dedent(text))
@@ -83,7 +81,6 @@ class Project(unittest.TestCase):
         context: int | None = None,
         unsaved: Sequence[str] = (),
     ) -> Any:
-        """Opens a model from source."""
         name = f"{self.write(text)}:{entry}"
         return part("model.entry").open_model(self.root, name, device, also, context=context, unsaved=unsaved)
 
@@ -137,11 +134,9 @@ class Project(unittest.TestCase):
         return held
 
     def samples(self, captured: dict[str, Any]) -> dict[str, Any]:
-        """Reads the sample inputs and eager's outputs."""
         return part("tensors").read(Path(captured["samples"]))
 
     def bound(self, captured: dict[str, Any], weights: dict[str, Any], step: int = 0) -> dict[str, Any]:
-        """Returns the constants of a step."""
         return {name: weights[tensor] for name, tensor in captured["steps"][step]["binding"].items()}
 
     def run_eager(self, captured: dict[str, Any], inputs: list[Any], weights: dict[str, Any]) -> list[Any]:

@@ -72,7 +72,6 @@ ctypes.CDLL(sys.argv[1])
 
 
 def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
-    """Returns the result of a recipe."""
     from torch._export.serde import serialize
 
     def value(argument: dict[str, Any]) -> Any:

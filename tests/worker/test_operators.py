@@ -50,7 +50,6 @@ def _(x):
 
 
 def build(path: Path) -> None:
-    """Compiles the operator's library."""
     home = Path(torch.__file__).parent
     source = path.with_suffix(".cpp")
     source.write_text(CODE)

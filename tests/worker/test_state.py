@@ -107,8 +107,6 @@ def named(name: str, shape: list[int] | None = None, dims: list[str | None] | No
 
 
 class State(Project):
-    """Captures of modules with state."""
-
     def test_buffers_that_are_written_are_states(self) -> None:
         for regions in ([], ["blocks.*"]):
             with self.subTest(regions=regions):
