@@ -38,7 +38,6 @@ def versions() -> list[str]:
 
 
 def all_tests() -> list[str]:
-    """Returns the files of all tests."""
     return sorted(str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).glob("test_*.py"))
 
 
@@ -112,15 +111,8 @@ def gates(python: Path, store: Path, models: list[str], log: TextIO) -> list[dic
         command = [str(ROOT / "target/release/precast"), "verify", "--host", *models, "--format", "json"]
         # LIBTORCH would be another torch than this interpreter's.
         environment = {name: value for name, value in os.environ.items() if name != "LIBTORCH"}
-        ran = subprocess.run(
-            [*command, "--store", str(copy), "--python", str(python)],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=environment,
-            text=True,
-            check=False,
-        )
+        command += ["--store", str(copy), "--python", str(python)]
+        ran = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, env=environment, text=True)
         log.write(ran.stdout)
         if not ran.stdout:
             raise SystemExit(f"error: the gates ended with {ran.returncode}; `{log.name}` has what they said")
@@ -141,36 +133,13 @@ def of_gates(row: dict[str, Any]) -> str:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Returns rows as a table in Markdown."""
-    head = (
-        "torch",
-        "Triton",
-        "CUDA",
-        "tests run",
-        "failed",
-        "skipped",
-        "features off",
-        "options gone",
-        "gates",
-        "minutes",
-    )
-    lines = [head, ("---",) * len(head)]
+    head = "torch, Triton, CUDA, tests run, failed, skipped, features off, options gone, gates, minutes".split(", ")
+    lines = [head, ["---"] * len(head)]
     for row in rows:
-        gone = ", ".join(f"`{option}`" for option in row["gone"])
-        numbers = [str(row["run"]), str(len(row["failed"])), str(row["skipped"])]
-        minutes = f"{row['seconds'] / 60:.0f}"
-        names = ", ".join(row["off"]) or "none"
-        lines.append(
-            (
-                row["torch"],
-                row["triton"],
-                row["cuda"] or "none",
-                *numbers,
-                names,
-                gone or "none",
-                of_gates(row),
-                minutes,
-            )
-        )
+        off, gone = (", ".join(names) or "none" for names in (row["off"], [f"`{one}`" for one in row["gone"]]))
+        numbers = [str(row["run"]), str(len(row["failed"])), str(row["skipped"]), off, gone]
+        versions = [row["torch"], row["triton"], row["cuda"] or "none"]
+        lines.append([*versions, *numbers, of_gates(row), f"{row['seconds'] / 60:.0f}"])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -2,9 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
-from tests.worker.support import part
+from tests.worker.support import SOURCES, part
+
+from . import FOLDER
+
+# The head of a script that runs a segment's graph: the module, its inputs, and kernels that the interpreter runs.
+SCRIPT = """
+import importlib, os, sys
+from pathlib import Path
+sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[3]]
+import torch
+torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called without a wrapper
+worker = os.path.basename(sys.argv[1])
+segment = importlib.import_module(f"{worker}.graph.segment")
+module, inputs, _ = segment.load(Path(sys.argv[2]), "cpu")
+"""
+
+
+def interpreted(code: str, file: str) -> None:
+    """Runs a script on a captured segment; it fails by itself."""
+    command = [sys.executable, "-P", "-c", SCRIPT + code, str(SOURCES), file, str(FOLDER)]
+    subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, timeout=300)
 
 
 def context_of(module: Any, device: str = "cuda", freezing: bool = True, **options: Any) -> Any:
@@ -14,7 +37,6 @@ def context_of(module: Any, device: str = "cuda", freezing: bool = True, **optio
 
 
 def recipes(context: Any) -> dict[str, Any]:
-    """Returns the recipes of prepacked weights, by constant."""
     return context._weights.prepacked
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import textwrap
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -257,37 +256,21 @@ class ConvEpiloguesTest(Project):
         tidy(module, context, [precast_kernels.conv_epilogues])
         self.assertEqual(recipes(context), {})
 
-    def test_folded_filters_are_laid_out_too(self) -> None:
-        module, weights, inputs = self.load_segment(NORMS, [2, 3, 9, 9])
-        inputs[0].normal_()
-        wanted = module(*inputs)
-        context, compiler = context_of(module), part("compiler")
-        tidy(module, context, [precast_kernels.conv_epilogues])
-        self.assertEqual(len(recipes(context)), 4)
-        files = self.compiled(module, inputs, context, [precast_kernels.conv_epilogues])
-        constants = compiler.result(files, context._weights)["prepared"]
-        self.assertIn(([8, 3, 3, 3], [27, 1, 9, 3]), [(one["shape"], one["stride"]) for one in constants])
-        for one in constants:
-            weights[one["name"]] = follow(one["call"], weights)
-        library = compiler.result(files, context._weights)["library"]
-        for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
-            self.assertTrue(got.allclose(want, rtol=1e-4, atol=1e-5))
-
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
-        module, weights, inputs = self.load_segment(FILTERS, [2, 3, 9, 9])
-        inputs[0].copy_(torch.randn(2, 3, 9, 9))
-        wanted = module(*inputs)
-        context, compiler = context_of(module), part("compiler")
-        files = self.compiled(module, inputs, context, [precast_kernels.conv_epilogues])
-        # A filter of one point is laid out alike either way.
-        ((name, recipe),) = recipes(context).items()
-        self.assertEqual((recipe["shape"], recipe["stride"]), ([8, 3, 3, 3], [27, 1, 9, 3]))
-        weights[name] = follow(recipe["call"], weights)
-        self.assertEqual([one["name"] for one in compiler.result(files, context._weights)["prepared"]], [name])
-        library = compiler.result(files, context._weights)["library"]
-        for got, want in zip(run(library, "cpu", weights, inputs, 1), wanted, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-
-
-if __name__ == "__main__":
-    unittest.main()
+        # A filter of one point is laid out alike either way. Those with norms are folded before.
+        for text, folded, prepared in ((FILTERS, 0, 1), (NORMS, 4, 4)):
+            module, weights, inputs = self.load_segment(text, [2, 3, 9, 9])
+            inputs[0].normal_()
+            wanted = module(*inputs)
+            context, passes = context_of(module), [precast_kernels.conv_epilogues]
+            if folded:
+                tidy(module, context, passes)
+            self.assertEqual(len(recipes(context)), folded)
+            answer = part("compiler").result(self.compiled(module, inputs, context, passes), context._weights)
+            layouts = [(one["shape"], one["stride"]) for one in answer["prepared"]]
+            self.assertIn(([8, 3, 3, 3], [27, 1, 9, 3]), layouts)
+            self.assertEqual(len(layouts), prepared)
+            for one in answer["prepared"]:
+                weights[one["name"]] = follow(one["call"], weights)
+            for got, want in zip(run(answer["library"], "cpu", weights, inputs, 1), wanted, strict=True):
+                torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 import precast_kernels
 import torch
 
-from tests.worker.support import Project, Quiet, part
+from tests.worker.support import Project, part
 from tests.worker.test_compile import follow
 
 from .support import context_of, recipes, tidy
@@ -147,12 +146,9 @@ class FusedLinearTest(Project):
         # Without the pass, an older compiler fuses matrices of one shape only, a newer one these as well.
         alone = [] if part("torch_private.versions").in_use() >= (2, 12) else [([], 3)]
         for passes, calls in (*alone, (["precast_kernels:fuse"], 1)):
-            request = {"file": captured["segments"][0]["file"], "device": "cpu", "isa": "native"}
-            request |= {"options": {"freezing": True}, "passes": part("passes.segments").described(passes, self.root)}
-            out = self.out / f"calls{calls}"
-            answer = part("compiler").compile_segment(request, out, Quiet())
-            code = "".join(file.read_text() for file in out.rglob("*wrapper.cpp"))
-            self.assertEqual(code.count("(aoti_torch_cpu__linear_pointwise("), calls)
+            described = part("passes.segments").described(passes, self.root)
+            answer = self.compile(captured, f"calls{calls}", options={"freezing": True}, passes=described)
+            self.assertEqual(self.wrapper(f"calls{calls}").count("(aoti_torch_cpu__linear_pointwise("), calls)
             shapes = sorted(one["shape"] for one in answer["prepared"])
             self.assertEqual(shapes, [[576], [576, 384]] if calls == 1 else [[96, 384], [96, 384], [384, 384]])
             prepacked = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
@@ -161,7 +157,3 @@ class FusedLinearTest(Project):
                 got = torch.nn.functional.linear(x, whole.to_dense(), bias).sin().split((384, 96, 96), 1)
                 for one, other in zip(got, wanted, strict=True):
                     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-
-
-if __name__ == "__main__":
-    unittest.main()

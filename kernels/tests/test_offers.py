@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tomllib
-import unittest
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,7 +88,3 @@ class OffersTest(Project):
         offered = part("passes.segments").offered(SimpleNamespace(device="cuda", root=self.out, offering=set()), graphs)
         names = [[one["callable"] for one in offer["passes"]] for offer in offered]
         self.assertIn(["precast_kernels:split_k"], names)
-
-
-if __name__ == "__main__":
-    unittest.main()

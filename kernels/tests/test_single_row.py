@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import precast_kernels
 from precast_kernels import offers
 
-from tests.worker.support import SOURCES, Project, part
+from tests.worker.support import Project, part
 
-from . import FOLDER
-from .support import context_of, tidy
+from .support import context_of, interpreted, tidy
 
 BLOCK = """
 import torch
@@ -62,15 +58,7 @@ def load():
 # Replaces the nodes that the pass takes, and compares results and states with those of the plain segment. Where the
 # mask hides the cache, it has NaN.
 KERNEL = """
-import importlib, os, sys
-from pathlib import Path
-sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[3]]
-import torch
-torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called without a wrapper
-worker = os.path.basename(sys.argv[1])
-segment = importlib.import_module(f"{worker}.graph.segment")
 from precast_kernels import single_row
-module, inputs, _ = segment.load(Path(sys.argv[2]), "cpu")
 torch.manual_seed(0)
 at = 40
 def value(held):
@@ -138,5 +126,4 @@ class SingleRowTest(Project):
         self.assertNotIn(["precast_kernels:decode"], [one["passes"] for one in offers.offers("cpu", [module.graph])])
 
     def test_the_kernels_give_the_same_and_read_nothing_that_is_hidden(self) -> None:
-        command = [sys.executable, "-P", "-c", KERNEL, str(SOURCES), self.segment("float16"), str(FOLDER)]
-        subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, timeout=300)
+        interpreted(KERNEL, self.segment("float16"))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import unittest.mock
 from pathlib import Path
 from typing import Any
@@ -12,10 +9,9 @@ from typing import Any
 import precast_kernels
 from precast_kernels import small_batch
 
-from tests.worker.support import SOURCES, Project, part
+from tests.worker.support import Project, part
 
-from . import FOLDER
-from .support import context_of, tidy
+from .support import context_of, interpreted, tidy
 
 BLOCK = """
 import torch
@@ -39,15 +35,7 @@ def load():
 
 # Splits a captured segment; returns the changes and the largest difference from the plain one.
 KERNEL = """
-import importlib, os, sys
-from pathlib import Path
-sys.path[:0] = [os.path.dirname(sys.argv[1]), sys.argv[3]]
-import torch
-torch.library.wrap_triton = lambda kernel: kernel  # the interpreter's is called without a wrapper
-worker = os.path.basename(sys.argv[1])
-segment = importlib.import_module(f"{worker}.graph.segment")
 from precast_kernels import small_batch
-module, inputs, _ = segment.load(Path(sys.argv[2]), "cpu")
 inputs = [torch.randn_like(value) for value in inputs]
 for weight in module.buffers():
     weight.div_(32)
@@ -90,6 +78,4 @@ class SmallBatchTest(Project):
         self.assertIn("precast_kernels.attention.default", targets)
 
     def test_the_kernels_give_the_same(self) -> None:
-        file = self.segment("float16", 48)
-        command = [sys.executable, "-P", "-c", KERNEL, str(SOURCES), file, str(FOLDER)]
-        subprocess.run(command, env={**os.environ, "TRITON_INTERPRET": "1"}, check=True, timeout=300)
+        interpreted(KERNEL, self.segment("float16", 48))

@@ -10,7 +10,7 @@ import torch
 from precast_kernels import products
 
 from tests.worker.artifact import run
-from tests.worker.support import Project, Quiet, part
+from tests.worker.support import Project, part
 from tests.worker.test_compile import follow
 
 from .support import context_of
@@ -62,12 +62,8 @@ class SmallProductsTest(Project):
     def compiled(self, opened: Any, rows: int, isa: str = "native") -> tuple[str, list[list[int]]]:
         """Compiles for some number of rows, and checks the results; returns code and shapes of prepacked weights."""
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
-        (segment,) = captured["segments"]
-        out = self.out / f"{isa}{rows}"
         passes = part("passes.segments").described(["precast_kernels:small_products"], self.root)
-        request = {"file": segment["file"], "device": "cpu", "isa": isa, "options": {"freezing": True}}
-        request["passes"] = passes
-        answer = part("compiler").compile_segment(request, out, Quiet())
+        answer = self.compile(captured, f"{isa}{rows}", isa=isa, options={"freezing": True}, passes=passes)
         held = self.weights(opened)
         weights = self.bound(captured, held)
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
@@ -79,8 +75,7 @@ class SmallProductsTest(Project):
         results = [given[number] for number in captured["results"]]
         for result, wanted in zip(results, expected, strict=True):
             torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
-        code = "".join(file.read_text() for file in out.rglob("*wrapper.cpp"))
-        return code, [made["shape"] for made in answer["prepared"] if len(made["shape"]) == 3]
+        return self.wrapper(f"{isa}{rows}"), [made["shape"] for made in answer["prepared"] if len(made["shape"]) == 3]
 
     def test_small_products_are_own_code_for_any_number_of_rows(self) -> None:
         opened = self.open(MODEL)
@@ -137,7 +132,3 @@ class SmallProductsTest(Project):
                 traced.graph.eliminate_dead_code()
             kept = [node for node in traced.graph.nodes if node.target is torch.ops.aten.mm.default]
             self.assertEqual(not kept, taken, (rows, weight.shape, weight.dtype))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -120,8 +120,6 @@ def fake_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Records(logging.Handler):
-    """The records of a logger."""
-
     def __init__(self) -> None:
         super().__init__()
         self.records: list[logging.LogRecord] = []

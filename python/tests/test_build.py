@@ -6,14 +6,11 @@ import copy
 import inspect
 import io
 import json
-import os
 import pickle
 import re
-import signal
 import subprocess
 import sys
 import textwrap
-import time
 import types
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from typing import Any
 import numpy
 import precast
 import pytest
-import torch
 from precast.client import building, command, objects, progress
 from precast.spec import Buckets, Input, Module, Spec
 from safetensors.numpy import save_file
@@ -87,24 +83,12 @@ def test_a_build_publishes_a_release(built: objects.BuildResult, project: Projec
     assert "published release 1" in repr(built)
     assert "forward batch=2" in built._repr_html_()
     assert sorted(file.name for file in project.file.parent.glob("*.toml")) == ["precast.toml"]
-
-
-def test_the_same_spec_in_a_file_is_fresh(built: objects.BuildResult, project: Project) -> None:
     again = precast.build(project.file, store=str(project.store), progress=False)
     assert again.compiled == 0 and not again.published
     assert repr(again).startswith("fresh: 2 of 2 programs are in the store (")
 
 
-def test_a_module_is_built_by_its_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
-    exported = types.ModuleType("precast.capture.exported")
-    monkeypatch.setattr(exported, "build", lambda *arguments, **options: (arguments, options), raising=False)
-    monkeypatch.setattr("precast.capture.exported", exported, raising=False)
-    monkeypatch.setitem(sys.modules, "precast.capture.exported", exported)
-    net, inputs = torch.nn.Linear(2, 2), torch.ones(1, 2)
-    assert precast.build(net, inputs, name="net") == ((net, inputs), {"name": "net"})
-
-
-def test_a_store_is_looked_at(built: objects.BuildResult, project: Project) -> None:
+def test_each_command_returns_what_it_found(built: objects.BuildResult, project: Project, tmp_path: Path) -> None:
     store = project.store
     programs = precast.ls(store=store).programs
     assert [(row.model, row.bucket, row.state) for row in programs] == [
@@ -125,24 +109,21 @@ def test_a_store_is_looked_at(built: objects.BuildResult, project: Project) -> N
     assert (release.model, release.seq) == ("small", 1)
     assert any(file.name == "libtorch_cpu.so" for file in precast.deps("small", store=store).files)
     assert precast.gc(dry_run=True, store=store).dry_run
-
-
-def test_a_plan_says_what_a_setting_would_rebuild(built: objects.BuildResult, project: Project) -> None:
-    assert precast.plan(project.spec, store=project.store).missing == 0
-    plan = precast.plan(project.spec, store=project.store, settings={"options": {"freezing": False}})
-    assert plan.missing == 2
-    assert {row.why[0].reason for row in plan.programs} == {"option-changed"}
-    assert {row.why[0].name for row in plan.programs} == {"freezing"}
-    only = precast.plan(project.spec, store=project.store, only="forward eager")
-    assert [row.bucket for row in only.programs] == ["eager"]
-
-
-def test_a_report_is_an_object_and_a_page(built: objects.BuildResult, project: Project, tmp_path: Path) -> None:
-    report = precast.report(tmp_path / "report.html", store=project.store)
-    assert [model.model for model in report.models] == ["small"]
+    plan = precast.plan(project.spec, store=store, settings={"options": {"freezing": False}}, only="forward eager")
+    assert (plan.missing, [row.bucket for row in plan.programs]) == (1, ["eager"])
+    assert [(one.reason, one.name) for one in plan.programs[0].why] == [("option-changed", "freezing")]
+    assert [model.model for model in precast.report(tmp_path / "report.html", store=store).models] == ["small"]
     assert "<html" in (tmp_path / "report.html").read_text("utf-8").lower()
-    with pytest.raises(precast.BuildError, match="nowhere"):
-        precast.report(tmp_path / "nowhere" / "report.html", store=project.store)
+    diagnosis = precast.doctor(store=store)
+    assert diagnosis.can_build and "torch" in {check.name for check in diagnosis.checks}
+    bench = precast.bench("forward", store=store, seconds=0.1)
+    assert bench.module == "forward" and bench.buckets
+    precast.export(tmp_path / "host", "small", dry_run=True, store=store)
+    assert not (tmp_path / "host").exists()
+    save_file({"w": numpy.zeros((2, 3), "float32")}, tmp_path / "-w.safetensors")
+    assert "-w.safetensors" in json.dumps(precast.inspect(tmp_path / "-w.safetensors").json)
+    with pytest.raises(precast.BuildError, match=r"counts\.json"):
+        precast.stats(tmp_path / "counts.json")
 
 
 def test_what_a_store_lacks_is_not_found(built: objects.BuildResult, project: Project) -> None:
@@ -151,17 +132,16 @@ def test_what_a_store_lacks_is_not_found(built: objects.BuildResult, project: Pr
     assert "`precast ls` lists programs" in raised.value.hint
     with pytest.raises(precast.NotFound):
         precast.rollback("nothing", store=project.store)
+    with pytest.raises(precast.Error, match="small"):
+        precast.rollback("small", to=7, store=project.store)
     # No option, though it begins like one.
     with pytest.raises(precast.NotFound, match="--all"):
         precast.show("--all", store=project.store)
 
 
-def test_a_release_that_is_missing_is_no_target_of_a_rollback(built: objects.BuildResult, project: Project) -> None:
-    with pytest.raises(precast.Error, match="small"):
-        precast.rollback("small", to=7, store=project.store)
-
-
-def test_a_failed_build_raises_with_its_result(built: objects.BuildResult, project: Project) -> None:
+def test_a_failed_build_raises_with_its_result_and_a_check_returns_it(
+    built: objects.BuildResult, project: Project
+) -> None:
     spec = Spec("small", "model:load", [module("branch", method="branch")], folder=project.spec.folder)
     with pytest.raises(precast.BuildError, match="nothing answers `branch`") as raised:
         precast.build(spec, store=project.store, progress=False)
@@ -171,15 +151,9 @@ def test_a_failed_build_raises_with_its_result(built: objects.BuildResult, proje
     assert "model.py:15: can't capture module `branch`" in repr(result)
     assert result.findings[0].findings[0].category == "control-flow"
     assert precast.ls(state="failed", store=project.store).programs[0].module == "branch"
-
-
-def test_a_check_returns_findings_with_fixes(project: Project) -> None:
-    spec = Spec("small", "model:load", [module("branch", method="branch")], folder=project.spec.folder)
     check = precast.check(spec)
-    assert check.failed
     finding = next(row for row in check.findings if row.category == "control-flow")
-    assert finding.location == "model.py:15"
-    assert "torch.where" in finding.fix
+    assert check.failed and finding.location == "model.py:15" and "torch.where" in finding.fix
     assert "control-flow" in repr(check) and "control-flow" in check._repr_html_()
 
 
@@ -191,69 +165,6 @@ def test_a_new_spec_is_written_and_read(project: Project, tmp_path: Path) -> Non
     assert Spec.read(file).modules[0].inputs == {"x": Input("float32", ["batch", 4], pad=0.0)}
     with pytest.raises(precast.BuildError, match=r"precast\.toml"):
         precast.init("model:load", input=["x=float32[batch,4]"], file=file)
-
-
-def test_a_machine_is_diagnosed(project: Project) -> None:
-    diagnosis = precast.doctor(store=project.store)
-    assert diagnosis.can_build
-    assert "torch" in {check.name for check in diagnosis.checks}
-    assert not precast.doctor(python="/nowhere/python").can_build
-
-
-def test_a_file_is_inspected(built: objects.BuildResult, project: Project, tmp_path: Path) -> None:
-    save_file({"w": numpy.zeros((2, 3), "float32")}, tmp_path / "-w.safetensors")
-    assert "-w.safetensors" in json.dumps(precast.inspect(tmp_path / "-w.safetensors").json)
-
-
-def test_counts_of_production_are_summarised(built: objects.BuildResult, project: Project, tmp_path: Path) -> None:
-    with pytest.raises(precast.BuildError, match=r"counts\.json"):
-        precast.stats(tmp_path / "counts.json")
-
-
-def test_a_bucket_is_measured(built: objects.BuildResult, project: Project) -> None:
-    bench = precast.bench("forward", store=project.store, seconds=0.1)
-    assert bench.module == "forward" and bench.buckets
-
-
-def test_a_release_is_exported(built: objects.BuildResult, project: Project, tmp_path: Path) -> None:
-    precast.export(tmp_path / "host", "small", dry_run=True, store=project.store)
-    assert not (tmp_path / "host").exists()
-
-
-def test_a_build_is_interrupted_by_ctrl_c(tmp_path: Path) -> None:
-    """The real command ends its workers, and its caller gets a `KeyboardInterrupt`."""
-    project = Project(tmp_path)
-    caller = f"""
-        import signal, sys, precast
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            precast.build({str(project.file)!r}, store={str(project.store)!r})
-        except KeyboardInterrupt:
-            print("interrupted")
-    """
-    process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(caller)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert process.stderr is not None
-    assert process.stderr.readline().startswith("plan: ")
-    time.sleep(1)
-    os.killpg(process.pid, signal.SIGINT)
-    output, errors = process.communicate(timeout=60)
-    assert output == "interrupted\n", errors
-    assert "Traceback" not in errors
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(tmp_path).encode() in _bytes(path)]
-    assert not left
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
 
 
 EVENTS: list[dict[str, Any]] = [
@@ -324,15 +235,9 @@ def test_progress_elsewhere_is_plain_lines(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_fields_are_attributes() -> None:
-    json: dict[str, Any] = {
-        "schema": 1,
-        "name": "a",
-        "raise": True,
-        "rows": [{"id": "f" * 64, "bytes": 797_123}],
-        "no": [],
-    }
-    document = objects.Document(json)
+def test_fields_are_attributes_and_are_printed() -> None:
+    rows = [{"id": "f" * 64, "bytes": 797_123}]
+    document = objects.Document({"schema": 1, "name": "a", "raise": True, "rows": rows, "no": []})
     assert document.name == "a" and document["raise"] is True and document.rows[0].bytes == 797_123
     assert document.no == [] and "rows" in dir(document) and "rows" in document
     with pytest.raises(AttributeError, match="Document has no field `nothing`"):
@@ -341,17 +246,10 @@ def test_fields_are_attributes() -> None:
     assert repr(document) == "Document(name=a, raise=yes)\nrows:\nid            bytes\nffffffffffff  797 kB"
     assert repr(document.no) == "[]"
     assert "<td style='text-align:left'>797 kB</td>" in document._repr_html_()
-
-
-def test_html_is_escaped() -> None:
     document = objects.Document({"name": "<b>", "rows": [{"<i>": "<script>"}]})
     assert "<b>" not in document._repr_html_().replace("<b>rows</b>", "") and "<script>" not in document._repr_html_()
-
-
-def test_long_tables_end_with_their_rest() -> None:
     table = objects.Table([{"number": number} for number in range(100)])
-    assert repr(table).splitlines()[-1] == "… 40 more"
-    assert "… 40 more" in table._repr_html_()
+    assert repr(table).splitlines()[-1] == "… 40 more" and "… 40 more" in table._repr_html_()
 
 
 DOCUMENTS = {

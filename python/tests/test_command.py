@@ -10,11 +10,14 @@ import sys
 import sysconfig
 import textwrap
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from precast.client import command
 from precast.errors import BuildError, NotFound
+
+Fake = Callable[[str], None]
 
 
 def program(path: Path, text: str) -> Path:
@@ -22,6 +25,12 @@ def program(path: Path, text: str) -> Path:
     path.write_text(f"#!{sys.executable}\n{textwrap.dedent(text)}", "utf-8")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
     return path
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Has a Python program play the command."""
+    return lambda text: monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
 
 
 def test_the_command_is_found_by_variable_then_scripts_then_path(
@@ -54,17 +63,11 @@ def test_the_workers_get_the_python_of_this_process(monkeypatch: pytest.MonkeyPa
     assert "/nowhere/python" in command.run("--version", "-v")["python"]
 
 
-def test_an_error_of_the_real_command_is_raised_with_its_hint_and_code(tmp_path: Path) -> None:
-    with pytest.raises(BuildError) as raised:
+def test_an_error_of_the_real_command_is_raised_with_its_mistakes_its_hint_and_code(tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match="cannot read the spec") as raised:
         command.run("plan", f"--file={tmp_path}/precast.toml", f"--store={tmp_path}/store")
-    assert "cannot read the spec" in str(raised.value)
-    assert "No such file" in str(raised.value)
-    assert "name a spec with `-f`" in raised.value.hint
-    assert raised.value.code == "2"
-    assert raised.value.document["code"] == 2
-
-
-def test_each_mistake_in_a_spec_is_in_the_message(tmp_path: Path) -> None:
+    assert "No such file" in str(raised.value) and "name a spec with `-f`" in raised.value.hint
+    assert (raised.value.code, raised.value.document["code"]) == ("2", 2)
     text = 'schema = 1\n[model]\nname = "x"\nentri = "m:f"\n[[module]]\nname = "y"\nregion = []\n'
     (tmp_path / "precast.toml").write_text(text)
     with pytest.raises(BuildError) as raised:
@@ -73,36 +76,25 @@ def test_each_mistake_in_a_spec_is_in_the_message(tmp_path: Path) -> None:
     assert "precast.toml:4:1: unknown key `entri` in [model]" in message
     assert "precast.toml:7:1: unknown key `region`" in message
     assert len(raised.value.document["mistakes"]) >= 2
-
-
-def test_a_wrong_option_is_an_error() -> None:
     with pytest.raises(BuildError, match="--nothing"):
         command.run("ls", "--nothing")
 
 
-def test_each_document_of_a_stream_is_an_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = """
-        import json
-        for number in range(3):
-            print(json.dumps({"schema": 1, "event": number}))
-    """
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+def test_each_document_of_a_stream_is_an_event(fake: Fake) -> None:
+    fake("""for number in range(3): print('{"schema": 1, "event": %d}' % number)""")
     seen: list[int] = []
     last = command.run("build", on_event=lambda event: seen.append(event["event"]))
     assert (seen, last["event"]) == ([0, 1, 2], 2)
 
 
-def test_a_warning_is_warned_of_and_a_note_is_logged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    text = """
+def test_a_warning_is_warned_of_and_a_note_is_logged(fake: Fake, caplog: pytest.LogCaptureFixture) -> None:
+    fake("""
         import sys
         print('{"schema":1,"warning":"something is odd","hint":"look at it"}', file=sys.stderr)
         print('{"schema":1,"note":"something is so"}', file=sys.stderr)
         print('text of a library', file=sys.stderr)
         print('{"schema":1}')
-    """
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+    """)
     caplog.set_level("INFO", "precast")
     with pytest.warns(UserWarning, match="something is odd; look at it") as caught:
         assert command.run("ls") == {"schema": 1}
@@ -110,19 +102,17 @@ def test_a_warning_is_warned_of_and_a_note_is_logged(
     assert caplog.messages == ["something is so", "text of a library"]
 
 
-def test_much_text_on_both_streams_does_not_stop_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = """
+def test_much_text_on_both_streams_does_not_stop_it(fake: Fake) -> None:
+    fake("""
         import sys
         sys.stderr.write(("y" * 99 + "\\n") * 20_000)
         print('{"schema":1,"long":"' + "z" * 2_000_000 + '"}')
-    """
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+    """)
     assert len(command.run("ls")["long"]) == 2_000_000
 
 
-def test_a_defect_is_a_document_and_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = 'import sys; print(\'{"schema":1,"failed":true}\'); sys.exit(1)'
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+def test_a_defect_is_a_document_and_no_error(fake: Fake) -> None:
+    fake('import sys; print(\'{"schema":1,"failed":true}\'); sys.exit(1)')
     assert command.run("check") == {"schema": 1, "failed": True}
 
 
@@ -134,22 +124,15 @@ def test_a_defect_is_a_document_and_no_error(tmp_path: Path, monkeypatch: pytest
         ("", "`precast ls` ended with 0"),
     ],
 )
-def test_an_end_without_a_document_is_an_error(
-    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+def test_an_end_without_a_document_is_an_error(text: str, message: str, fake: Fake) -> None:
+    fake(text)
     with pytest.raises(BuildError) as raised:
         command.run("ls")
     assert message in str(raised.value)
 
 
-def test_an_error_of_the_caller_ends_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = """
-        import json, time
-        print('{"schema":1}', flush=True)
-        time.sleep(60)
-    """
-    monkeypatch.setenv("PRECAST_COMMAND", str(program(tmp_path / "precast", text)))
+def test_an_error_of_the_caller_ends_the_command(fake: Fake) -> None:
+    fake("""import time; print('{"schema":1}', flush=True); time.sleep(60)""")
     begun = time.monotonic()
     with pytest.raises(ZeroDivisionError):
         command.run("build", on_event=lambda event: 1 // 0)

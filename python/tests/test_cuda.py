@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +11,7 @@ import numpy as np
 import precast
 import pytest
 import torch
-from conftest import HERE, command
+from conftest import HERE, build, python
 from model.model import load as eager
 
 if not torch.cuda.is_available():
@@ -26,15 +23,12 @@ MASK = torch.ones(3, 4, dtype=torch.int64).cuda()
 
 def built(folder: Path) -> Path:
     """Builds the spec of a folder; returns its store."""
-    environment = {**os.environ, "PRECAST_PYTHON": sys.executable}
-    arguments = [command(), "build", "-f", folder / "precast.toml", "--store", folder / "artifacts", "-q"]
-    subprocess.run(arguments, env=environment, check=True, timeout=600)
+    build(folder / "precast.toml", folder / "artifacts")
     return folder / "artifacts"
 
 
 @pytest.fixture(scope="module")
 def cuda_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the model `tiny` for CUDA."""
     folder = tmp_path_factory.mktemp("cuda")
     for file in (HERE / "model").glob("*.*"):
         text = file.read_text().replace("[[module]]", '[target]\ndevice = "cuda"\n\n[[module]]', 1)
@@ -62,8 +56,7 @@ def test_a_process_that_imported_torch_loads_and_runs(cuda_store: Path) -> None:
         "print(model.encode(x, x).device)\n"
     )
     for head in ("", "import torch; torch.cuda.init()\n"):
-        done = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, timeout=300)
-        assert (done.returncode, done.stdout.strip()) == (0, "cuda:0"), done.stderr
+        assert python(head + code).strip() == "cuda:0"
 
 
 def test_answers_are_those_of_eager(model: precast.Model, expected: torch.Tensor) -> None:
@@ -170,9 +163,8 @@ def test_a_fork_after_cuda_is_refused(cuda_store: Path) -> None:
         "    os._exit(3)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
-    assert done.stdout.count("refused:") == 2, done.stdout + done.stderr
-    assert done.stdout.split()[-1] == "3"
+    said = python(code)
+    assert said.count("refused:") == 2 and said.split()[-1] == "3", said
 
 
 def test_a_module_is_wrapped_and_follows_its_parameters(cuda_store: Path, tmp_path: Path) -> None:
@@ -229,7 +221,6 @@ inputs.x = { dtype = "float32", shape = [1024, 64] }
     x = torch.ones(1024, 64, device="cuda")
 
     def pools() -> dict[tuple[int, int], int]:
-        """Returns the bytes of the pools of graphs."""
         held: dict[tuple[int, int], int] = {}
         for segment in torch.cuda.memory_snapshot():
             pool = segment["segment_pool_id"]

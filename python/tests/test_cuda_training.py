@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from precast import CompileConfig, Error, maybe_compile
+from precast import CompileConfig, CompiledModule, Error, maybe_compile
 from torch import Tensor, nn
 
 if not torch.cuda.is_available():
@@ -26,6 +27,13 @@ class Block(nn.Module):
         y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.drop(self.out(y.transpose(1, 2).reshape(x.shape)))
         return x + self.down(nn.functional.gelu(self.up(x)))
+
+
+def twins(plain: nn.Module, store: Path, **settings: Any) -> tuple[CompiledModule, nn.Module]:
+    """Returns a wrapped module on the device, and an eager one with equal parameters."""
+    plain = plain.cuda().train()
+    config = CompileConfig(kind="autograd", prefer="artifact", store=store, name="twins", **settings)
+    return maybe_compile(copy.deepcopy(plain), config), plain
 
 
 def losses(module: nn.Module, half: bool) -> list[float]:
@@ -48,9 +56,7 @@ def losses(module: nn.Module, half: bool) -> list[float]:
 @pytest.mark.parametrize(("drop", "half"), [(0.0, False), (0.0, True), (0.25, False)])
 def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode: str) -> None:
     torch.manual_seed(0)
-    plain = Block(drop).cuda().train()
-    config = CompileConfig(kind="autograd", prefer="artifact", mode=mode, store=tmp_path, name="block")
-    module = maybe_compile(copy.deepcopy(plain), config)
+    module, plain = twins(Block(drop), tmp_path, mode=mode)
     torch.testing.assert_close(losses(module, half), losses(plain, half), rtol=3e-2 if half else 1e-4, atol=1e-4)
     report = module.precast_report()
     assert report["artifact"] == 6, report
@@ -58,9 +64,7 @@ def test_losses_are_those_of_eager(tmp_path: Path, drop: float, half: bool, mode
 
 def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    plain = Block().cuda().train()
-    config = CompileConfig(kind="autograd", prefer="artifact", mode="reduce-overhead", store=tmp_path, name="block")
-    module = maybe_compile(copy.deepcopy(plain), config)
+    module, plain = twins(Block(), tmp_path, mode="reduce-overhead")
     inputs = torch.randn(4, 4, 32, 64, device="cuda")
 
     def values(net: nn.Module) -> list[Tensor]:
@@ -96,9 +100,7 @@ def test_what_a_graph_lends_keeps_its_values_while_it_is_held(tmp_path: Path) ->
 def test_a_graph_keeps_what_its_products_write(tmp_path: Path) -> None:
     torch.manual_seed(0)
     # Products of few values from many are sums of parts, which cuBLAS keeps in its workspace.
-    plain = nn.Linear(1 << 16, 16, bias=False).cuda().train()
-    config = CompileConfig(kind="autograd", prefer="artifact", mode="reduce-overhead", store=tmp_path, name="narrow")
-    module = maybe_compile(copy.deepcopy(plain), config)
+    module, plain = twins(nn.Linear(1 << 16, 16, bias=False), tmp_path, mode="reduce-overhead")
     x = torch.randn(16, 1 << 16, device="cuda")
 
     def answer(net: nn.Module) -> Tensor:
@@ -122,8 +124,7 @@ def test_a_graph_keeps_what_its_products_write(tmp_path: Path) -> None:
 
 def test_a_backward_program_frees_what_it_has_read(tmp_path: Path) -> None:
     wide = [nn.Sequential(nn.Linear(2048, 2048), nn.GELU()) for _ in range(6)]
-    config = CompileConfig(kind="autograd", prefer="artifact", store=tmp_path, name="wide")
-    module = maybe_compile(nn.Sequential(*wide).cuda().train(), config)
+    module, _ = twins(nn.Sequential(*wide), tmp_path)
     x = torch.randn(1024, 2048, device="cuda")
 
     def peak(retain_graph: bool) -> int:
@@ -153,9 +154,7 @@ class Classifier(nn.Module):
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_a_step_does_not_wait_and_names_an_index_out_of_bounds(tmp_path: Path, mode: str) -> None:
     torch.manual_seed(0)
-    plain = Classifier().cuda().train()
-    config = CompileConfig(kind="autograd", prefer="artifact", mode=mode, store=tmp_path, name="classifier")
-    module = maybe_compile(copy.deepcopy(plain), config)
+    module, plain = twins(Classifier(), tmp_path, mode=mode)
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3, fused=True) for each in (module, plain)]
     tokens, targets = torch.randint(10, (8, 6)).cuda(), torch.randint(5, (8,)).cuda()
 

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-# Names in all of them: `precast`, `store`, `ids`, and `load()`.
 HEAD = """\
 import atexit, sys, threading, torch, precast
-store = {store!r}
+store, forms = {store!r}, {forms!r}
 ids = torch.ones(2, 3, dtype=torch.int64)
 one = torch.ones(4)
 def load():
@@ -26,59 +25,67 @@ class At:
         self.work = work
     def __del__(self):
         self.work()
-def said(work, print=print, Error=precast.Error):
+def said(name, work, print=print, Error=precast.Error):
     try:
         work()
-        print("done")
+        print(name + ": done")
     except (Error, ImportError) as error:
-        print("refused:", error)
+        print(name + ": refused:", error)
 """
 
-FORMS = {
-    "a call in a destructor": "model = load()\nat = At(lambda: said(lambda: model.encode(ids, ids)))",
-    "close in a destructor": "model = load()\nat = At(lambda: said(model.close))",
-    "stats in a destructor": "model = load()\nat = At(lambda: said(model.stats))",
-    "other weights in a destructor": "model = load()\nat = At(lambda: said(lambda: model.swap('tiny@1')))",
-    "a load in a destructor": "model = load()\nat = At(lambda: said(load))",
-    "a session's close in a destructor": "session = load().session()\nat = At(lambda: said(session.close))",
-    "a session's call in a destructor": (
-        "session = load().session()\nat = At(lambda: said(lambda: session.run('count', one)))"
-    ),
-    "a session's state in a destructor": "session = load().session()\nat = At(lambda: said(lambda: session.position))",
-    "a session opened in a destructor": "model = load()\nat = At(lambda: said(model.session))",
+# Each has names of its own: what `At` has is done when the interpreter removes them.
+DESTRUCTORS = {
+    "a call": "model = load()\nat = At(lambda: said(name, lambda: model.encode(ids, ids)))",
+    "close": "model = load()\nat = At(lambda: said(name, model.close))",
+    "stats": "model = load()\nat = At(lambda: said(name, model.stats))",
+    "other weights": "model = load()\nat = At(lambda: said(name, lambda: model.swap('tiny@1')))",
+    "a load": "model = load()\nat = At(lambda: said(name, load))",
+    "a session's close": "session = load().session()\nat = At(lambda: said(name, session.close))",
+    "a session's call": "session = load().session()\nat = At(lambda: said(name, lambda: session.run('count', one)))",
+    "a session's state": "session = load().session()\nat = At(lambda: said(name, lambda: session.position))",
+    "a session that is opened": "model = load()\nat = At(lambda: said(name, model.session))",
     "a generator in `with load()`": (
         "def answers():\n    with load() as model:\n        while True:\n            yield model.encode(ids, ids)\n"
-        "going = answers()\nnext(going)\nprint('done')"
+        "going = answers()\nsaid(name, lambda: next(going))"
     ),
     "a generator in `with session()`": (
         "def answers():\n    with load() as model, model.session() as session:\n        while True:\n"
         "            yield session.run('count', one)\n"
-        "going = answers()\nnext(going)\nprint('done')"
+        "going = answers()\nsaid(name, lambda: next(going))"
     ),
-    "an earlier exit handler that calls": (
-        "atexit.register(lambda: said(lambda: model.encode(ids, ids)))\nmodel = load()"
-    ),
-    "an earlier exit handler that closes": "atexit.register(lambda: said(model.close))\nmodel = load()",
-    "an earlier exit handler that reads stats": "atexit.register(lambda: said(model.stats))\nmodel = load()",
-    "an earlier exit handler that waits for a thread": (
-        "stop = threading.Event()\n"
-        "def work():\n"
-        "    while not stop.is_set():\n"
-        "        try:\n            model.encode(ids, ids)\n"
-        "        except precast.Error as error:\n            print('refused:', error)\n            return\n"
-        "thread = threading.Thread(target=work, daemon=True)\n"
-        "atexit.register(lambda: (stop.set(), thread.join()))\n"
-        "model = load()\nthread.start()"
-    ),
-    "an earlier exit handler that waits for a thread's close": (
-        "go = threading.Event()\n"
-        "def work():\n    go.wait()\n    said(model.close)\n"
-        "thread = threading.Thread(target=work, daemon=True)\n"
-        "atexit.register(lambda: (go.set(), thread.join()))\n"
-        "model = load()\nthread.start()"
-    ),
-    "an earlier exit handler that loads first": "atexit.register(lambda: said(load))",
 }
+HOLD = """
+kept = [{**globals(), "name": name} for name in forms]
+for names in kept:
+    exec(forms[names["name"]], names)
+del names
+"""
+
+# Registered before the package's own, and so called after it. The threads have a model of their own.
+HANDLERS = {
+    "a handler that closes": "model.close()",
+    "a handler that reads stats": "model.stats()",
+    "a handler that calls": "model.encode(ids, ids)",
+    "a handler that loads": "load()",
+}
+THREADS = {
+    "a thread that calls": "while not stop.is_set(): other.encode(ids, ids)",
+    "a thread that closes": "stop.wait(); third.close()",
+}
+REGISTER = """
+stop, threads = threading.Event(), []
+for name, code in forms.items():
+    def work(code=code):
+        exec(code, globals())
+    if "thread" in name:
+        threads.append(threading.Thread(target=said, args=(name, work), daemon=True))
+    else:
+        atexit.register(said, name, work)
+atexit.register(lambda: (stop.set(), [thread.join() for thread in threads]))
+model, other, third = load(), load(), load()
+for thread in threads:
+    thread.start()
+"""
 
 # 8 threads in calls while all of that happens. Their frames stay for ever: with the names of `__main__`, no destructor
 # of these would run.
@@ -96,32 +103,24 @@ for _ in range(8):
     threading.Thread(target=names["calls"], daemon=True).start()
 """
 
-ENDS = {"": 0, "sys.exit(3)": 3, "raise ValueError('the end')": 1}
 
-
-def ends(store: Path, code: str) -> subprocess.CompletedProcess[str]:
-    head = HEAD.format(store=str(store))
-    done = subprocess.run([sys.executable, "-c", head + code], capture_output=True, text=True, timeout=60)
+def ended(store: Path, forms: dict[str, str], code: str, exit_code: int) -> dict[str, str]:
+    """Runs a process to its end; returns what each form said."""
+    text = HEAD.format(store=str(store), forms=forms) + code
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60)
     assert "Fatal" not in done.stderr and "terminate" not in done.stderr, done.stderr
-    return done
+    assert done.returncode == exit_code, done.stdout + done.stderr
+    said = dict(line.split(": ", 1) for line in done.stdout.splitlines() if not line.startswith("  hint: "))
+    assert said.keys() == forms.keys(), done.stdout + done.stderr
+    assert all(one.startswith(("done", "refused")) for one in said.values()), done.stdout
+    return said
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_a_process_ends_as_asked_whatever_uses_a_model_after_the_exit_handler(store: Path, form: str) -> None:
-    done = ends(store, FORMS[form] + "\n" + CALLS + "\nsys.exit(3)")
-    assert done.returncode == 3, done.stdout + done.stderr
-    assert done.stdout.startswith(("done", "refused")), done.stdout + done.stderr
+@pytest.mark.parametrize(("end", "code"), [("", 0), ("sys.exit(3)", 3), ("raise ValueError('the end')", 1)])
+def test_a_process_ends_as_asked_whatever_its_destructors_do(store: Path, end: str, code: int) -> None:
+    assert ended(store, DESTRUCTORS, f"{HOLD}{CALLS}\n{end}", code)["close"] == "done"
 
 
-@pytest.mark.parametrize("end", ENDS)
-def test_the_exit_code_is_that_of_the_program(store: Path, end: str) -> None:
-    done = ends(store, FORMS["close in a destructor"] + "\n" + end)
-    assert done.returncode == ENDS[end], done.stderr
-    assert "done" in done.stdout
-
-
-def test_the_thread_that_ends_the_process_closes_and_is_refused_calls(store: Path) -> None:
-    done = ends(store, FORMS["close in a destructor"])
-    assert done.stdout == "done\n", done.stderr
-    done = ends(store, FORMS["an earlier exit handler that calls"])
-    assert "refused: " in done.stdout and "the process is ending" in done.stdout, done.stdout
+def test_a_process_ends_as_asked_whatever_earlier_exit_handlers_do(store: Path) -> None:
+    said = ended(store, HANDLERS | THREADS, f"{REGISTER}{CALLS}\nsys.exit(3)", 3)
+    assert "the process is ending" in said["a handler that calls"]

@@ -14,7 +14,7 @@ import torch
 from conftest import command
 from precast.capture import exported
 from torch import nn
-from transformers import BertConfig, BertModel, ResNetConfig, ResNetModel
+from transformers import BertConfig, BertModel
 
 # Of the largest value.
 NEAR = {torch.float32: 1e-4, torch.bfloat16: 2e-2}
@@ -99,15 +99,8 @@ def test_a_class_of_main_is_built_once_and_found_by_a_second_process(artifacts: 
 
 def test_an_encoder_of_transformers(artifacts: Path) -> None:
     torch.manual_seed(0)
-    config = BertConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=64,
-        vocab_size=100,
-        max_position_embeddings=24,
-    )
-    net = BertModel(config).eval()
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    net = BertModel(BertConfig(vocab_size=100, max_position_embeddings=24, **sizes)).eval()
 
     def sample(batch: int, seq: int) -> dict[str, Any]:
         mask = torch.ones(batch, seq, dtype=torch.int64)
@@ -115,17 +108,9 @@ def test_an_encoder_of_transformers(artifacts: Path) -> None:
         return {"input_ids": torch.randint(0, 100, (batch, seq)), "attention_mask": mask}
 
     shapes = {name: {0: "batch", 1: "seq"} for name in ("input_ids", "attention_mask")}
-    built = precast.build(
-        net,
-        sample(2, 6),
-        name="bert",
-        store=artifacts,
-        shapes=shapes,
-        buckets={"batch": [4], "seq": [16]},
-        regions=["encoder.layer.*"],
-        options={"freezing": False},
-        progress=False,
-    )
+    request = {"shapes": shapes, "buckets": {"batch": [4], "seq": [16]}, "regions": ["encoder.layer.*"]}
+    request |= {"name": "bert", "store": artifacts, "options": {"freezing": False}, "progress": False}
+    built = precast.build(net, sample(2, 6), **request)
     assert not built.failed and built.published
     # The layers share an artifact.
     assert built.compiled == 3
@@ -145,27 +130,6 @@ def test_an_encoder_of_transformers(artifacts: Path) -> None:
             model.forward(**sample(1, 25))
 
 
-def test_a_convolutional_network_in_bfloat16(artifacts: Path) -> None:
-    torch.manual_seed(0)
-    config = ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic")
-    net = ResNetModel(config).bfloat16().eval()
-    built = precast.build(
-        net,
-        torch.randn(2, 3, 32, 32).bfloat16(),
-        name="resnet",
-        store=artifacts,
-        shapes={"pixel_values": ["batch", 3, 32, 32]},
-        buckets=[{"batch": 2}],
-        progress=False,
-    )
-    assert not built.failed
-    with precast.load(artifacts, "resnet") as model:
-        for batch in (1, 2, 3):
-            x = torch.randn(batch, 3, 32, 32).bfloat16()
-            with torch.no_grad():
-                near(model.forward(x).pooler_output, net(x).pooler_output)
-
-
 class Counter(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -177,21 +141,15 @@ class Counter(nn.Module):
 
 
 def test_dynamic_sizes_and_states_are_built_as_from_a_spec(artifacts: Path) -> None:
-    built = precast.build(
-        nn.Sequential(nn.Linear(4, 4), nn.GELU()),
-        torch.randn(2, 4),
-        name="dynamic",
-        store=artifacts,
-        shapes={"input": ["batch", 4]},
-        buckets={"batch": [8]},
-        dynamic={"batch": {"min": 2, "max": 64}},
-        progress=False,
-    )
-    assert [row.program for row in built.programs if row.state == "built"] == [
-        "forward batch=8",
-        "forward dynamic",
-        "forward eager",
-    ]
+    request = {
+        "shapes": {"input": ["batch", 4]},
+        "buckets": {"batch": [8]},
+        "dynamic": {"batch": {"min": 2, "max": 64}},
+    }
+    request |= {"name": "dynamic", "store": artifacts, "progress": False}
+    built = precast.build(nn.Sequential(nn.Linear(4, 4), nn.GELU()), torch.randn(2, 4), **request)
+    names = [row.program for row in built.programs if row.state == "built"]
+    assert names == ["forward batch=8", "forward dynamic", "forward eager"]
     net = Counter()
     precast.build(net, torch.randn(3), name="counter", store=artifacts, progress=False)
     assert not net.total.any()
@@ -218,11 +176,9 @@ def test_a_module_on_a_gpu(artifacts: Path) -> None:
 
 def test_a_kept_folder_is_a_project(artifacts: Path, tmp_path: Path) -> None:
     net = nn.Linear(4, 4)
-    request = {"name": "dynamic", "store": artifacts, "progress": False, "compile": {"mode": "unknown"}}
+    request = {"name": "dynamic", "store": artifacts, "progress": False, "mode": "unknown"}
     with pytest.raises(precast.BuildError, match="unknown"):
-        precast.build(
-            net, torch.randn(2, 4), folder=tmp_path / "kept", **{**request, "compile": None, "mode": "unknown"}
-        )
+        precast.build(net, torch.randn(2, 4), folder=tmp_path / "kept", **request)
     spec = tmp_path / "kept" / "precast.toml"
     spec.write_text(spec.read_text().replace('mode = "unknown"', 'mode = "default"'))
     checked = subprocess.run([command(), "check", spec, "--python", sys.executable], capture_output=True, text=True)

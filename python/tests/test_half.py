@@ -40,38 +40,34 @@ class Block(nn.Module):
 
 
 def forward(net: Block, x: Tensor, mask: Tensor, off: str = "") -> Tensor:
+    """Each table has what a mutant of that name does otherwise."""
     if "wide" in off:
         return _wide(net, x, mask)
-    positions = net.positions
-    x = x + {"positions shifted": positions.roll(1, 0), "no positions": 0 * positions}.get(off, positions)
+    tokens, norm, one = torch.arange(TOKENS), net.first, x.new_ones(())
+    x = x + {"positions shifted": net.positions.roll(1, 0), "no positions": 0 * net.positions}.get(off, net.positions)
     eps = {"eps of a norm": 0.2, "eps left out": 0.0, "eps ten times": 1e-4}.get(off, 1e-5)
-    y = functional.layer_norm(x, (WIDTH,), net.first.weight, None if off == "bias of a norm" else net.first.bias, eps)
-    if off == "weight of a norm":
-        y = functional.layer_norm(x, (WIDTH,), None, net.first.bias)
+    weight = None if off == "weight of a norm" else norm.weight
+    y = functional.layer_norm(x, (WIDTH,), weight, None if off == "bias of a norm" else norm.bias, eps)
     if off == "norm without the mean":
-        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * net.first.weight + net.first.bias
-    bias = net.qkv.bias.roll(1) if off == "bias shifted" else net.qkv.bias
-    q, k, v = functional.linear(y, net.qkv.weight, None if off == "bias lost" else bias).chunk(3, -1)
+        y = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * norm.weight + norm.bias
+    bias = {"bias shifted": net.qkv.bias.roll(1), "bias lost": None}.get(off, net.qkv.bias)
+    q, k, v = functional.linear(y, net.qkv.weight, bias).chunk(3, -1)
     if off == "keys and values changed":
         k, v = v, k
     q, k, v = (one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (q, k, v))
     scores = q @ k.transpose(-1, -2) * (WIDTH / HEADS) ** -0.5
-    if off == "scale of a head":
-        scores = torch.cat([scores[:, :1] * 1.1, scores[:, 1:]], 1)
-    if off == "scale left out":
-        scores = scores * (WIDTH / HEADS) ** 0.5
+    scores = {
+        "scale of a head": torch.cat([scores[:, :1] * 1.1, scores[:, 1:]], 1),
+        "scale left out": scores * (WIDTH / HEADS) ** 0.5,
+    }.get(off, scores)
     hidden = ~mask[:, None, None, :].bool()
-    if off == "a masked token seen":
-        hidden = hidden & (torch.arange(TOKENS) != TOKENS - 1)
-    if off == "mask lost":
-        hidden = hidden & False
-    if off == "a mask row lost":
-        hidden = hidden.clone()
-        hidden[1] = False
-    if off == "one token hidden":
-        hidden = hidden | (torch.arange(TOKENS) == 3)
-    if off == "causal":
-        hidden = hidden | torch.ones(TOKENS, TOKENS).triu(1).bool()
+    hidden = {
+        "a masked token seen": hidden & (tokens != TOKENS - 1),
+        "mask lost": hidden & False,
+        "a mask row lost": hidden & torch.tensor([True, False])[:, None, None, None],
+        "one token hidden": hidden | (tokens == 3),
+        "causal": hidden | torch.ones(TOKENS, TOKENS).triu(1).bool(),
+    }.get(off, hidden)
     scores = scores.masked_fill(hidden, -1e4)
     weights = scores.softmax(-2 if off == "softmax over queries" else -1)
     if off == "weights without their sum":
@@ -82,35 +78,25 @@ def forward(net: Block, x: Tensor, mask: Tensor, off: str = "") -> Tensor:
     if off == "heads not transposed":
         heads = (weights @ v).reshape(heads.shape)
     y = net.out(heads.flatten(-2))
-    x = x + (0.97 * y if off == "residual off by 3 %" else y)
-    if off == "residual left out":
-        x = y
-    y = net.second(x)
+    x = {"residual off by 3 %": x + 0.97 * y, "residual left out": y}.get(off, x + y)
     act: Callable[[Tensor], Tensor] = {
         "relu for gelu": functional.relu,
         "silu for gelu": functional.silu,
         "gelu by a sigmoid": lambda z: z * torch.sigmoid(1.702 * z),
     }.get(off, functional.gelu)
-    y = act(net.up(y))
-    if off == "a block of columns zero":
-        y = torch.cat([y[..., :-16], 0 * y[..., -16:]], -1)
-    if off == "the last row not written":
-        y = torch.cat([y[:, :-1], 0 * y[:, -1:]], 1)
-    y = net.down(y)
-    if off == "sum cut short":
-        y = functional.linear(act(net.up(net.second(x)))[..., :-8], net.down.weight[:, :-8], net.down.bias)
-    x = x + y
-    if off == "scale read shifted":
-        return x * net.scale.roll(1)
-    x = x * net.scale
-    if off == "one element off":
-        x = x.clone()
-        x[0, 0, 0] += 1.0
-    if off == "two rows exchanged":
-        x = x[[1, 0]]
-    if off == "NaN":
-        x = x.masked_fill(x == x.amax(), torch.nan)
-    return x
+    y = act(net.up(net.second(x)))
+    y = {
+        "a block of columns zero": torch.cat([y[..., :-16], 0 * y[..., -16:]], -1),
+        "the last row not written": torch.cat([y[:, :-1], 0 * y[:, -1:]], 1),
+        "sum cut short": torch.cat([y[..., :-8], 0 * y[..., -8:]], -1),
+    }.get(off, y)
+    x = x + net.down(y)
+    x = x * {"scale read shifted": net.scale.roll(1)}.get(off, net.scale)
+    return {
+        "one element off": x + functional.pad(one.view(1, 1, 1), (0, WIDTH - 1, 0, TOKENS - 1, 0, 1)),
+        "two rows exchanged": x[[1, 0]],
+        "NaN": x.masked_fill(x == x.amax(), torch.nan),
+    }.get(off, x)
 
 
 def _wide(net: Block, x: Tensor, mask: Tensor) -> Tensor:

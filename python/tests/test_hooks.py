@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from blocks_net import Block, config, net
+from conftest import gradients, in_threads
 from fake_engine import counts, fake_engine  # noqa: F401
 from precast import CompiledModule, maybe_compile
 from precast.compare.gradients import difference
@@ -25,10 +26,6 @@ X = torch.randn(2, 4, generator=torch.Generator().manual_seed(1))
 
 def trained(store: Path, **settings: Any) -> CompiledModule:
     return maybe_compile(net(), config(store, **settings), None, torch.ones(2, 4))
-
-
-def gradients(module: Any) -> dict[str, Tensor | None]:
-    return {name: one.grad for name, one in module.named_parameters()}
 
 
 def noted(module: nn.Module, seen: list[Any]) -> None:
@@ -45,8 +42,9 @@ def noted(module: nn.Module, seen: list[Any]) -> None:
     module.register_full_backward_hook(note("gradients", lambda _, grads, of: (grads[0] + of[0],)))
 
 
-def test_hooks_of_a_region_run_around_the_artifact(blocks: Path) -> None:
-    module, plain = trained(blocks), net()
+@pytest.mark.parametrize("sample", [torch.ones(2, 4), None])  # without one, the first call opens the regions
+def test_hooks_of_a_region_run_around_the_artifact(blocks: Path, sample: Tensor | None) -> None:
+    module, plain = maybe_compile(net(), config(blocks), None, sample), net()
     runs: list[list[Any]] = [[], []]
     for seen, each in zip(runs, (plain, module), strict=True):
         for at in (0, 2):
@@ -61,23 +59,7 @@ def test_hooks_of_a_region_run_around_the_artifact(blocks: Path) -> None:
     assert all("forward" not in vars(block) for block in module.blocks)
 
 
-def test_a_first_call_with_hooks_opens_the_region_without_them(blocks: Path) -> None:
-    module, plain = maybe_compile(net(), config(blocks)), net()
-    runs: list[list[Any]] = [[], []]
-    for seen, each in zip(runs, (plain, module), strict=True):
-        noted(each.blocks[1], seen)
-        each(X).sum().backward()
-    assert runs[0] == runs[1] and len(runs[0]) == 6
-    assert difference(gradients(module), gradients(plain))[0] is None
-    assert counts(module) == (3, {})
-
-
-def backward_hook(module: nn.Module, hook: Callable[..., None]) -> Any:
-    return module.register_full_backward_hook(hook)
-
-
-def backward_pre_hook(module: nn.Module, hook: Callable[..., None]) -> Any:
-    return module.register_full_backward_pre_hook(hook)
+backward_hook, backward_pre_hook = nn.Module.register_full_backward_hook, nn.Module.register_full_backward_pre_hook
 
 
 def global_hook(_: nn.Module, hook: Callable[..., None]) -> Any:
@@ -188,7 +170,7 @@ def test_copies_made_within_hooks_are_the_module() -> None:
         copies.extend([copy.deepcopy(each), pickle.loads(pickle.dumps(each))])
 
     layer = module.layers[0]
-    layer.register_forward_pre_hook(copied_by_name)
+    layer.register_forward_pre_hook(call_of_copy)
     COPY.append(copied)
     x = torch.ones(2, 5, 4)
     with torch.no_grad():
@@ -203,7 +185,7 @@ def test_copies_made_within_hooks_are_the_module() -> None:
 COPY: list[Any] = []
 
 
-def copied_by_name(each: nn.Module, args: Any) -> None:
+def call_of_copy(each: nn.Module, args: Any) -> None:
     for one in COPY:
         one(each, args)
 
@@ -213,21 +195,16 @@ def test_threads_within_hooks_do_not_disturb_each_other() -> None:
     module, _ = layers()
     layer, both = module.layers[0], threading.Barrier(2, timeout=20)
     layer.register_forward_pre_hook(lambda *_: None if both.broken else (both.wait(), None)[1])
-    answers: dict[int, list[Tensor]] = {}
 
-    def run(number: int) -> None:
+    def run(number: int) -> list[Tensor]:
         with torch.no_grad():
-            answers[number] = [module(torch.full((2, 5, 3), float(number))) for _ in range(20)]
+            return [module(torch.full((2, 5, 3), float(number))) for _ in range(20)]
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    answers = in_threads(2, run)
     assert counts(module) == (80, {}) and "forward" not in vars(layer)
     both.abort()
     with torch.no_grad():
-        for number, found in answers.items():
+        for number, found in enumerate(answers):
             wanted = module._orig_mod(torch.full((2, 5, 3), float(number)))
             assert all(torch.equal(one, wanted) for one in found)
 

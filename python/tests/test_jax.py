@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from conftest import python
 
 CODE = """
 import sys
@@ -36,6 +35,4 @@ with precast.load(sys.argv[1], "tiny") as model:
 
 @pytest.mark.skipif(find_spec("jax") is None, reason="jax is not installed")
 def test_arrays_of_jax_are_read_in_place_and_come_back(store: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CODE, str(store)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["False", "True"]
+    assert python(CODE, store).split() == ["False", "True"]

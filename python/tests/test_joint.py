@@ -20,8 +20,6 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Of(nn.Module):
-    """A module with some submodules, and a function for its forward."""
-
     def __init__(self, forward: Callable[..., Any], **parts: nn.Module) -> None:
         super().__init__()
         for name, part in parts.items():

@@ -16,7 +16,6 @@ PAGES = ["README.md", "docs/src/guide/python.md"]
 
 
 def blocks(page: str) -> list[ast.Module]:
-    """Returns the Python blocks of a page."""
     text = (CHECKOUT / page).read_text("utf-8")
     found = re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.utils.prune
+from conftest import python
 from fake_engine import GRAPHS, counts, fake_engine, wrapped  # noqa: F401
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -78,8 +78,6 @@ class Part(nn.Module):
 
 
 class Net(nn.Module):
-    """The module of these tests."""
-
     def __init__(self) -> None:
         super().__init__()
         self.config = Config()
@@ -118,8 +116,6 @@ def assign(place: str, value: Any) -> Callable[[Any], Any]:
 
 
 def do(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Returns a change that a function makes."""
-
     @contextlib.contextmanager
     def change(net: Any) -> Iterator[None]:
         undo = function(net)
@@ -183,18 +179,6 @@ def keywords_of(net: Any) -> Any:
     return lambda: helper.__kwdefaults__.update(shift=0.0)  # type: ignore[union-attr]
 
 
-def hooked(net: Any) -> Any:
-    return net.parts[1].linear.register_forward_hook(lambda *given: given[-1] + 1).remove
-
-
-def pre_hooked(net: Any) -> Any:
-    return net.tail[0].register_forward_pre_hook(lambda _, given: (given[0] * 2,)).remove
-
-
-def globally_hooked(net: Any) -> Any:
-    return nn.modules.module.register_module_forward_hook(lambda *given: given[-1] + 1).remove
-
-
 def dtype_of(net: Any) -> Any:
     torch.set_default_dtype(torch.float64)
     return lambda: torch.set_default_dtype(torch.float32)
@@ -206,6 +190,11 @@ def subclassed(net: Any) -> None:
             return x.sigmoid()
 
     net.parts[0].__class__ = Other
+
+
+def smaller(net: Any) -> None:
+    net.tail[0].weight = nn.Parameter(torch.randn(3, 4))
+    net.tail[0].register_parameter("bias", None)
 
 
 def swapped(net: Any) -> None:
@@ -261,15 +250,7 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "memory of a parameter": (assign("parts.0.linear.weight.data", Made(lambda: torch.randn(4, 4))), True),
     "strides of a parameter": (do(lambda net: setattr(net.tail[0].weight, "data", net.tail[0].weight.data.t())), False),
     "a parameter that is expanded": (assign("tail.0.weight.data", Made(lambda: torch.randn(1, 4).expand(4, 4))), False),
-    "a smaller parameter": (
-        do(
-            lambda net: (
-                setattr(net.tail[0], "weight", nn.Parameter(torch.randn(3, 4))),
-                net.tail[0].register_parameter("bias", None),
-            )
-        ),
-        False,
-    ),
+    "a smaller parameter": (do(smaller), False),
     "pruning": (do(lambda net: nn.utils.prune.random_unstructured(net.tail[0], "weight", 0.5)), False),
     "a weight norm": (do(lambda net: nn.utils.parametrizations.weight_norm(net.tail[0])), False),
     "a bias that is None": (do(lambda net: net.tail[0].register_parameter("bias", None)), False),
@@ -306,10 +287,16 @@ CHANGES: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "training mode of a part that does not read it": (do(lambda net: net.tail[0].train()), True),
     "another dtype": (do(lambda net: net.double()), False),
     "half precision of a part": (do(lambda net: net.tail.bfloat16()), False),
-    "a hook": (do(hooked), False),
-    "a hook before": (do(pre_hooked), False),
+    "a hook": (do(lambda net: net.parts[1].linear.register_forward_hook(lambda *given: given[-1] + 1).remove), False),
+    "a hook before": (
+        do(lambda net: net.tail[0].register_forward_pre_hook(lambda _, given: (given[0] * 2,)).remove),
+        False,
+    ),
     "a backward hook": (do(lambda net: net.tail[0].register_full_backward_hook(lambda *_: None).remove), True),
-    "a global hook": (do(globally_hooked), False),
+    "a global hook": (
+        do(lambda _: nn.modules.module.register_module_forward_hook(lambda *given: given[-1] + 1).remove),
+        False,
+    ),
     "the default dtype": (do(dtype_of), False),
     "the table of attributes": (
         do(lambda net: setattr(net.config, "__dict__", {**vars(net.config), "scale": 9.0})),
@@ -338,7 +325,6 @@ def test_a_change_is_seen_or_is_none(name: str) -> None:
 
 
 def outcome(module: Any, x: Tensor) -> Any:
-    """Returns the answer, or the error, of a call."""
     torch.manual_seed(0)
     buffers = [(one, one.clone()) for one in module.buffers()]
     try:
@@ -349,16 +335,6 @@ def outcome(module: Any, x: Tensor) -> Any:
         for one, value in buffers:
             one.copy_(value)
     return answer.dtype, answer.tolist()
-
-
-def test_a_value_that_comes_back_brings_the_artifacts_back() -> None:
-    net = Net().eval()
-    module, _, _ = wrapped(net, sample=((X,), {}))
-    with torch.no_grad():
-        for scale in (3.0, 1.5, 2.0, 1.5):
-            net.config.scale = scale
-            assert torch.equal(module(X), net(X))
-    assert counts(module) == (2, {"attributes": 2})
 
 
 MODULE = """
@@ -477,10 +453,7 @@ def test_an_edit_of_the_sources_is_other_code_or_is_none(tmp_path: Path, where: 
         return str(folder)
 
     folders = [written("first"), *(written(str(number), *edit[:3]) for number, edit in enumerate(EDITS))]
-    command = [sys.executable, "-c", READ, where, *folders]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    same, *found = done.stdout.splitlines()
+    same, *found = python(READ, where, *folders).splitlines()
     assert same == "None"
     wrong = [(*edit[:3], said) for edit, said in zip(EDITS, found, strict=True) if (said != "None") != edit[3]]
     assert wrong == []

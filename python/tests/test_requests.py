@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import python
 from precast import CompileConfig, maybe_compile
 from precast.wrapper import parts, requests
 from precast.wrapper.logs import Log
@@ -183,6 +182,10 @@ def narrowed(layer: Layer, number: int) -> None:
     layer.scale = layer.scale.to(torch.float64 if number else torch.float32)
 
 
+def untrained(layer: Layer, number: int) -> None:
+    layer.drop.train = lambda mode: nn.Module.train(layer.drop, mode and not number)  # type: ignore[method-assign]
+
+
 DIFFERENT: dict[str, MAKE] = {
     "a number that is read": Reads,
     "a number in the table of attributes": ReadsTable,
@@ -199,47 +202,30 @@ EQUAL: dict[str, MAKE] = {
     "a flag that nothing reads": with_(lambda layer, number: setattr(layer, "flag", bool(number))),
     "the values of a buffer that no state dict has": with_(lambda layer, number: layer.table.add_(number)),
     "an object with equal values": lambda number: Holds(2.0),
+    "an object with equal values in the backward call": lambda number: InBackward(2.0),
+    "a hook of a gradient with an equal value": lambda number: Hooked(2.0),
     "weights that are tied to one that nothing reads": with_(tied),
     "a tensor in a closure": with_(constant),
     "a class of the same name and code": same_name,
 }
 TRAINED: dict[str, MAKE] = {
-    "a training flag": with_(
-        lambda layer, number: setattr(
-            layer.drop, "train", lambda mode: nn.Module.train(layer.drop, mode and not number)
-        )
-    ),
+    "a training flag": with_(untrained),
     "a frozen parameter": with_(lambda layer, number: layer.linear.bias.requires_grad_(not number)),
     "a factor of the backward call": lambda number: InBackward(number + 1.0),
     "a hook of a gradient": lambda number: Hooked(number + 1.0),
 }
 
 
-@pytest.mark.parametrize("what", DIFFERENT)
-@pytest.mark.parametrize("kind", ["inference", "autograd"])
-def test_layers_that_differ_are_apart(monkeypatch: pytest.MonkeyPatch, kind: str, what: str) -> None:
-    make = DIFFERENT[what]
-    assert groups(monkeypatch, Model([make(0), make(1)]), kind) == ["0", "1"]
+BOTH = [(kind, what) for kind in ("inference", "autograd") for what in DIFFERENT | EQUAL]
 
 
-@pytest.mark.parametrize("what", EQUAL)
-@pytest.mark.parametrize("kind", ["inference", "autograd"])
-def test_layers_that_differ_in_nothing_that_is_read_are_equal(
+@pytest.mark.parametrize(("kind", "what"), [*BOTH, *(("autograd", what) for what in TRAINED)])
+def test_layers_are_equal_unless_they_differ_in_what_is_read(
     monkeypatch: pytest.MonkeyPatch, kind: str, what: str
 ) -> None:
-    make = EQUAL[what]
-    assert groups(monkeypatch, Model([make(0), make(1)]), kind) == ["0 1"]
-
-
-@pytest.mark.parametrize("what", TRAINED)
-def test_layers_that_train_in_other_ways_are_apart(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
-    make = TRAINED[what]
-    assert groups(monkeypatch, Model([make(0), make(1)]), "autograd") == ["0", "1"]
-
-
-def test_equal_objects_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for make in (Holds, InBackward, Hooked):
-        assert groups(monkeypatch, Model([make(2.0), make(2.0)]), "autograd") == ["0 1"]
+    make = (DIFFERENT | EQUAL | TRAINED)[what]
+    expected = ["0 1"] if what in EQUAL else ["0", "1"]
+    assert groups(monkeypatch, Model([make(0), make(1)]), kind) == expected
 
 
 def test_layers_at_other_sizes_are_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,12 +292,8 @@ def test_a_name_is_the_same_in_another_process() -> None:
         "with pytest.MonkeyPatch.context() as patch:\n"
         "    print(t.found(patch, t.Model(layers), 'autograd'))\n"
     )
-    command = [sys.executable, "-c", code]
-    first, second = (
-        subprocess.run([*command, *numbers], cwd=Path(__file__).parent, check=True, capture_output=True, text=True)
-        for numbers in (("1", "2"), ("4", "7"))
-    )
-    assert first.stdout == second.stdout and "layers.1" in first.stdout
+    first, second = python(code, 1, 2), python(code, 4, 7)
+    assert first == second and "layers.1" in first
 
 
 class Branches(nn.Module):

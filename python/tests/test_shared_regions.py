@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import folder, gradients, in_threads
 from precast import CompileConfig, CompiledModule, maybe_compile
 from precast.client import building
 from precast.compare.gradients import difference
@@ -52,14 +52,8 @@ def net() -> Net:
 
 
 def config(store: Path) -> CompileConfig:
-    return CompileConfig(
-        kind="autograd",
-        prefer="artifact",
-        name="shared",
-        store=store,
-        allowlist=["layers.*", "head"],
-        fail_policy="raise",
-    )
+    settings = {"name": "shared", "allowlist": ["layers.*", "head"], "fail_policy": "raise"}
+    return CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
 
 
 X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
@@ -68,8 +62,7 @@ X = torch.randn(4, 4, generator=torch.Generator().manual_seed(1))
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, list[str]]]]:
     """A store with the releases for inference and for training, and the specs that each of the two builds read."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    store = Path(kept) / "shared" if kept else tmp_path_factory.mktemp("shared")
+    store = folder(tmp_path_factory, "shared")
     builds: dict[str, list[str]] = {"inference": [], "autograd": []}
     real = building.build_spec
     with pytest.MonkeyPatch.context() as patch:
@@ -117,12 +110,8 @@ def test_a_second_process_finds_the_releases(built: Any, nothing_built: None, ki
     module = wrapped(net().train(kind == "autograd"), built[0], X)
     found = attempts(module, kind)
     assert len({one["release"] for one in found.values()}) == 2 and not any(one["built"] for one in found.values())
-    assert {name: one["shares"] for name, one in found.items()} == {
-        "layers.0": "layers.0",
-        "layers.1": "layers.0",
-        "layers.2": "layers.0",
-        "head": "head",
-    }
+    shares = {name: one["shares"] for name, one in found.items()}
+    assert shares == {**{f"layers.{at}": "layers.0" for at in range(3)}, "head": "head"}
 
 
 def test_each_region_answers_with_its_own_tensors(built: Any, nothing_built: None) -> None:
@@ -152,8 +141,7 @@ def test_each_region_trains_with_its_own_tensors(built: Any, nothing_built: None
             torch.manual_seed(step)
             optimizer.zero_grad()
             each(X).square().sum().backward()
-        gradients = [{name: one.grad for name, one in each.named_parameters()} for each in (module, plain)]
-        assert difference(*gradients)[0] is None
+        assert difference(gradients(module), gradients(plain))[0] is None
         for optimizer in optimizers:
             optimizer.step()
     torch.testing.assert_close(dict(module.named_buffers()), dict(plain.named_buffers()))
@@ -177,21 +165,15 @@ def test_the_first_call_finds_the_releases(built: Any, nothing_built: None) -> N
 
 def test_calls_of_other_threads_are_not_taken_meanwhile(built: Any, nothing_built: None) -> None:
     module = wrapped(net().eval(), built[0])
-    answers: list[Tensor] = []
 
-    def call() -> None:
+    def call(_: int) -> Tensor:
         with torch.no_grad():
-            answers.append(module(X))
+            return module(X)
 
-    threads = [threading.Thread(target=call) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    for answer in answers:
+    for answer in in_threads(4, call):
         torch.testing.assert_close(answer, net().eval()(X))
     report = module.precast_report()
-    assert len(answers) == 4 and report["artifact"] >= 4
+    assert report["artifact"] >= 4
     assert report["reasons"].keys() <= {"compiling", "tracing"}
     assert all(len(region.points) == 0 for region in module._precast.regions.values())
 

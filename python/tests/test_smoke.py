@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -43,12 +44,10 @@ def run(change: Callable[[Any, dict[str, Any]], Any], **settings: Any) -> Any:
     return CompileSmoketest(**settings).run(compiled, BATCH, eager=net)
 
 
-def test_equal_answers_agree() -> None:
+def test_equal_answers_and_an_error_within_the_tolerance_agree() -> None:
     result = run(lambda x, answer: None, steps=5)
     assert result.ok and result.steps == 5 and result.max_error == 0.0 and result.seconds > 0 and result.reason is None
 
-
-def test_an_error_within_the_tolerance_agrees() -> None:
     def off(size: float) -> Callable[[Any, Any], Any]:
         return lambda x, answer: answer | {"y": answer["y"] * (1 + size)}
 
@@ -81,8 +80,6 @@ class Other:
     ],
 )
 def test_a_fault_is_named(change: Callable[[Any, Any], Any], reason: str) -> None:
-    import re
-
     result = run(change)
     assert not result.ok and result.steps == 0 and re.search(reason, result.reason), result.reason
 

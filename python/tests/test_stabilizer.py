@@ -67,18 +67,13 @@ def test_the_form_of_a_batch_stays() -> None:
     assert made["labels"] is extra["labels"] and made["flag"] is True
 
 
-def test_a_batch_that_no_bucket_covers_stays() -> None:
+def test_a_batch_of_a_bucket_or_that_none_covers_is_not_copied() -> None:
     stabilizer = ShapeStabilizer(BUCKETS, SHAPES)
-    given = batch(2, 17)
-    stable = stabilizer.stabilize(given)
-    assert not stable.padded and stable.batch["ids"] is given["ids"]
+    for sizes in ((2, 17), (4, 16)):
+        given = batch(*sizes)
+        stable = stabilizer.stabilize(given)
+        assert not stable.padded and stable.batch["ids"] is given["ids"]
     assert stabilizer.stats()["not covered"] == 1
-
-
-def test_a_batch_of_a_bucket_is_not_copied() -> None:
-    given = batch(4, 16)
-    stable = ShapeStabilizer(BUCKETS, SHAPES).stabilize(given)
-    assert stable.batch["ids"] is given["ids"]
     answer = {"x": torch.ones(4, 16)}
     assert stable.crop(answer) is answer
 
@@ -90,8 +85,14 @@ def test_recompiles_are_counted() -> None:
     assert stabilizer.stats() == {"calls": 16, "padded": 16, "not covered": 0, "shapes": 16, "recompiles": 1}
 
 
-def test_torch_compile_sees_as_many_shapes() -> None:
-    stabilizer = ShapeStabilizer(BUCKETS, SHAPES)
+@pytest.mark.parametrize(
+    ("stabilizer", "dynamic", "recompiles"),
+    [
+        (ShapeStabilizer(BUCKETS, SHAPES), False, 1),
+        (ShapeStabilizer({"batch": [4]}, SHAPES, dynamic={"seq": (2, 16)}), None, 0),  # marked as dynamic
+    ],
+)
+def test_torch_compile_sees_as_many_shapes(stabilizer: ShapeStabilizer, dynamic: bool | None, recompiles: int) -> None:
     compiles: list[Any] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
@@ -99,29 +100,12 @@ def test_torch_compile_sees_as_many_shapes() -> None:
         return graph.forward
 
     torch.compiler.reset()
-    compiled = torch.compile(Encoder().eval(), backend=backend, dynamic=False)
+    compiled = torch.compile(Encoder().eval(), backend=backend, dynamic=dynamic)
     with torch.no_grad():
         for tokens in (3, 5, 8, 9, 12, 16):
-            compiled(**stabilizer.stabilize(batch(2, tokens)).batch)
-    assert len(compiles) - 1 == stabilizer.stats()["recompiles"] == 1
-
-
-def test_marked_dimensions_are_dynamic_for_torch_compile() -> None:
-    stabilizer = ShapeStabilizer({"batch": [4]}, SHAPES, dynamic={"seq": (2, 64)})
-    compiles: list[Any] = []
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        compiles.append(graph)
-        return graph.forward
-
-    torch.compiler.reset()
-    compiled = torch.compile(Encoder().eval(), backend=backend)
-    with torch.no_grad():
-        for tokens in (3, 5, 8, 9, 40):
             given = batch(2, tokens)
-            stable = stabilizer.stabilize(given)
-            compiled(**stable.batch)
-    assert len(compiles) == 1 and stabilizer.stats()["recompiles"] == 0
+            compiled(**stabilizer.stabilize(given).batch)
+    assert len(compiles) - 1 == stabilizer.stats()["recompiles"] == recompiles
     assert not hasattr(given["ids"], "_dynamo_dynamic_indices"), "the caller's tensor has no marks"
 
 
@@ -139,27 +123,16 @@ def test_a_crop_needs_the_dimensions_of_the_outputs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("buckets", "more", "given", "message"),
     [
-        ({"ids": torch.ones(2, 3), "mask": torch.ones(2, 4)}, "`seq` is 3 in input `ids` and 4 in input `mask`"),
-        ({"ids": torch.ones(2)}, "input `ids` has 1 axes, and `shapes` has 2"),
+        (BUCKETS, {}, {"ids": torch.ones(2, 3), "mask": torch.ones(2, 4)}, "`seq` is 3 in input `ids` and 4 in input"),
+        (BUCKETS, {}, {"ids": torch.ones(2)}, "input `ids` has 1 axes, and `shapes` has 2"),
+        ({"batch": [1], "time": [2]}, {}, None, "no dimension `time`"),
+        ({"batch": []}, {}, None, "not a list of sizes"),
+        ({"batch": [0]}, {}, None, "not a list of sizes"),
+        (BUCKETS, {"pad": {"image": 0}}, None, "`pad` has a value for `image`"),
     ],
 )
-def test_a_batch_that_contradicts_itself_is_refused(given: dict[str, Tensor], message: str) -> None:
+def test_buckets_and_batches_that_contradict_are_refused(buckets: Any, more: Any, given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        ShapeStabilizer(BUCKETS, SHAPES).stabilize(given)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (({"batch": [1], "time": [2]}, SHAPES), "no dimension `time`"),
-        (({"batch": []}, SHAPES), "not a list of sizes"),
-        (({"batch": [0]}, SHAPES), "not a list of sizes"),
-    ],
-)
-def test_contradicting_buckets_are_refused(arguments: Any, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ShapeStabilizer(*arguments)
-    with pytest.raises(ValueError, match="`pad` has a value for `image`"):
-        ShapeStabilizer(BUCKETS, SHAPES, pad={"image": 0})
+        ShapeStabilizer(buckets, SHAPES, **more).stabilize(given)

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import resource
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -15,7 +10,7 @@ import precast
 import pytest
 import torch
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
+Run = Callable[[str], str]
 
 
 def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,28 +23,15 @@ def test_32_threads_get_their_own_answers(model: precast.Model) -> None:
     expected = [model.encode(*batch(seed)) for seed in range(64)]
 
     def work(thread: int) -> bool:
+        def answer(seed: int) -> torch.Tensor:
+            ids, mask = batch(seed)
+            return model.encode(ids, mask) if thread % 2 else torch.from_numpy(model.encode(ids.numpy(), mask.numpy()))
+
         seeds = [(thread * 7 + call) % 64 for call in range(100)]
-        return all(torch.equal(model.encode(*batch(seed)), expected[seed]) for seed in seeds)
+        return all(torch.equal(answer(seed), expected[seed]) for seed in seeds)
 
     with ThreadPoolExecutor(32) as pool:
         assert all(pool.map(work, range(32)))
-
-
-def test_the_gil_is_released_during_a_call(model: precast.Model) -> None:
-    # One thread is inside calls all the time; the others must get their turns.
-    stop, turns = threading.Event(), 0
-
-    def calls() -> None:
-        while not stop.is_set():
-            model.encode(*batch(3))
-
-    thread = threading.Thread(target=calls)
-    thread.start()
-    for _ in range(1000):
-        turns += 1
-    stop.set()
-    thread.join(30)
-    assert not thread.is_alive() and turns == 1000
 
 
 def test_calls_of_an_event_loop(model: precast.Model) -> None:
@@ -73,29 +55,19 @@ def test_calls_of_an_event_loop(model: precast.Model) -> None:
     asyncio.run(refused())
 
 
-def test_many_calls_leave_memory_and_reference_counts_as_they_were(model: precast.Model) -> None:
-    ids, mask = batch(3)
-
-    def calls(count: int) -> None:
-        for _ in range(count):
-            model.encode(ids, mask=mask)
-
-    def refused(count: int) -> None:
-        for _ in range(count):
-            with pytest.raises(precast.BadInput):
-                model.encode(ids, 3)
-
-    calls(5000)
-    refused(500)
-    gc.collect()
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    counts = [sys.getrefcount(each) for each in (ids, mask, model, model.encode)]
-    calls(20_000)
-    refused(1000)
-    gc.collect()
-    assert [sys.getrefcount(each) for each in (ids, mask, model, model.encode)] == counts
-    # KiB. A leak of one structure for each call would be ten times as much.
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 800
+def test_loading_again_and_again_frees_what_it_took(in_process: Run) -> None:
+    said = in_process(
+        "import gc, resource, time\n"
+        "def load():\n"
+        "    for _ in range(100):\n"
+        "        precast.load(store, 'tiny').close()\n"
+        "    gc.collect()\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "load(); before = load(); begun = time.perf_counter()\n"
+        "print(load() - before, time.perf_counter() - begun)\n"
+    )
+    kilobytes, seconds = said.split()
+    assert int(kilobytes) < 4096 and float(seconds) < 100, said  # no load compiles
 
 
 def test_a_session_is_used_by_one_thread_at_a_time(model: precast.Model) -> None:
@@ -119,7 +91,7 @@ def test_a_session_is_used_by_one_thread_at_a_time(model: precast.Model) -> None
 
 
 def test_a_fork_refuses_the_models_of_its_parent(in_process: Run) -> None:
-    done = in_process(
+    said = in_process(
         "import os, torch\n"
         "ids = torch.ones(2, 3, dtype=torch.int64)\n"
         "model.encode(ids, ids)\n"
@@ -134,26 +106,5 @@ def test_a_fork_refuses_the_models_of_its_parent(in_process: Run) -> None:
         "    import sys; sys.stdout.flush(); os._exit(3)\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), model.encode(ids, ids).shape)\n"
     )
-    assert done.stdout.count("was loaded before a fork") == 2, done.stdout + done.stderr
-    assert "3 torch.Size([2, 8])" in done.stdout
-
-
-@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "import sys; sys.exit(0)"])
-def test_the_process_ends_clean_in_mid_call(in_process: Run, end: str) -> None:
-    code = (
-        "import threading, time, torch\n"
-        "ids = torch.ones(4, 8, dtype=torch.int64)\n"
-        "def calls():\n"
-        "    while True:\n"
-        "        try:\n"
-        "            model.encode(ids, ids)\n"
-        "        except precast.CallFailed:\n"
-        "            return\n"
-        "for _ in range(8):\n"
-        "    threading.Thread(target=calls, daemon=True).start()\n"
-        "time.sleep(0.2)\n" + end
-    )
-    for _ in range(2):
-        done = in_process(code)
-        assert done.returncode == 0, done.stderr
-        assert "Fatal" not in done.stderr
+    assert said.count("was loaded before a fork") == 2, said
+    assert "3 torch.Size([2, 8])" in said

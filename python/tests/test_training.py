@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import folder, gradients, python
+from fake_engine import counts
 from precast import BadInput, CompileConfig, CompiledModule, CompileSmoketest, maybe_compile
 from precast.compare import truth
 from precast.compare.batches import difference
 from precast.compare.gradients import TOLERANCES
 from precast.compare.gradients import difference as gradients_differ
-from precast.wrapper import autograd, parts
+from precast.wrapper import autograd
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from trained_net import BUCKETS, SHAPES, batch, loss, net
 
 
-@pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the pairs of the module for two sizes."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    store = Path(kept) / "training" if kept else tmp_path_factory.mktemp("training")
+    store = folder(tmp_path_factory, "training")
     module = wrapped(store)
     attempt = module.precast_report()["regions"][""]["attempt"]
     assert attempt["success"], attempt["stack"]
@@ -37,37 +34,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
-@pytest.fixture(autouse=True)
-def _no_build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets only tests with the fixture `builds` build."""
-    if "trained" in request.fixturenames:
-        request.getfixturevalue("trained")
-    if "builds" not in request.fixturenames:
-        monkeypatch.setattr(parts, "build", refused)
-
-
 @pytest.fixture
-def builds() -> None:
-    """Lets a test build."""
-
-
-def refused(*_: Any, **__: Any) -> None:
-    raise RuntimeError("this test builds nothing")
+def trained(built: Path, no_build: None) -> Path:
+    return built
 
 
 def wrapped(store: Path, module: nn.Module | None = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"name": "trained", "buckets": BUCKETS, "shapes": SHAPES, **settings}
     config = CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
     return maybe_compile(module or net(), config, None, batch() if sample is None else sample)
-
-
-def counts(module: CompiledModule) -> tuple[int, dict[str, int]]:
-    report = module.precast_report()
-    return report["artifact"], report["reasons"]
-
-
-def gradients(module: nn.Module) -> dict[str, Tensor | None]:
-    return {name: one.grad for name, one in module.named_parameters()}
 
 
 def twins(store: Path, **settings: Any) -> tuple[CompiledModule, nn.Module]:
@@ -108,37 +83,12 @@ def test_gradients_land_where_autograd_puts_them(trained: Path) -> None:
     assert counts(module) == (2, {})
 
 
-def test_dropout_draws_what_eager_draws(trained: Path) -> None:
-    module, plain = twins(trained)
-    same(module, plain, lambda each: each(**batch())["hidden"].eq(0).sum())
-    torch.manual_seed(1)
-    first, second = module(**batch())["hidden"], module(**batch())["hidden"]
-    assert not torch.equal(first, second)
-
-
-def test_an_input_gets_its_gradient(trained: Path) -> None:
-    module, plain = twins(trained)
-    found = []
-
-    def call(each: nn.Module) -> Any:
-        given = {name: one.requires_grad_(name == "x") for name, one in batch().items()}
-        loss(each(**given)).backward()
-        found.append(given["x"].grad)
-        return given["x"].grad
-
-    # Another pair: which inputs require a gradient is part of it.
-    call(module)
-    assert counts(module) == (0, {"not compiled": 1})
-    assert found[0] is not None and plain is not None
-
-
-@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW])
-def test_an_optimizer_trains_to_the_same_losses(trained: Path, kind: Any) -> None:
+def test_an_optimizer_trains_to_the_same_losses(trained: Path) -> None:
     module, plain = twins(trained)
     losses: list[list[float]] = []
     for each in (plain, module):
         torch.manual_seed(3)
-        optimizer = kind(each.parameters(), lr=0.01)
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01)
         losses.append([])
         for step in range(6):
             for part in range(2):
@@ -151,128 +101,6 @@ def test_an_optimizer_trains_to_the_same_losses(trained: Path, kind: Any) -> Non
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0][0] != losses[0][-1]
     assert counts(module) == (12, {})
-
-
-def test_hooks_of_parameters_run(trained: Path) -> None:
-    module, plain = twins(trained)
-    seen: list[str] = []
-    for each in (plain, module):
-        each.first.bias.register_hook(lambda grad: (seen.append("tensor"), grad * 2)[1])
-        each.norm.weight.register_post_accumulate_grad_hook(lambda one: seen.append("accumulated"))
-    same(module, plain, backward)
-    assert sorted(seen) == ["accumulated", "accumulated", "tensor", "tensor"]
-
-
-def test_retain_graph_and_a_second_backward(trained: Path) -> None:
-    module, plain = twins(trained)
-
-    def twice(each: nn.Module) -> Any:
-        value = loss(each(**batch()))
-        value.backward(retain_graph=True)
-        value.backward()
-        with pytest.raises(RuntimeError, match="backward through the graph a second time"):
-            value.backward()
-        return value.detach()
-
-    same(module, plain, twice)
-    assert counts(module) == (1, {})
-
-
-def test_a_second_derivative_is_refused_by_name(trained: Path) -> None:
-    module, _ = twins(trained)
-    value = loss(module(**batch()))
-    with pytest.raises(Exception, match="`create_graph=True`: a compiled backward program has no gradient"):
-        torch.autograd.grad(value, [module.first.weight], create_graph=True)
-
-
-def test_a_change_in_place_before_backward_raises_as_in_eager(trained: Path) -> None:
-    module, plain = twins(trained)
-    for each in (plain, module):
-        given = batch()
-        value = loss(each(**given))
-        with torch.no_grad():
-            each.norm.weight.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            value.backward()
-        answer = each(**given)
-        given["x"].add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            loss(answer).backward()
-        # A bias is not read in the backward call.
-        value = loss(each(**batch()))
-        with torch.no_grad():
-            each.first.bias.add_(1)
-        value.backward()
-
-
-def test_without_gradients_the_forward_program_answers(trained: Path) -> None:
-    module, plain = twins(trained)
-    same(module, plain, backward)
-
-    def call(each: nn.Module) -> Any:
-        with torch.no_grad():
-            return each(**batch())
-
-    same(module, plain, call)
-    assert not call(module)["y"].requires_grad and counts(module) == (3, {})
-
-
-@pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_computes_the_forward_call_again(trained: Path, reentrant: bool) -> None:
-    module, plain = twins(trained)
-    same(module, plain, backward)
-
-    def call(each: nn.Module) -> Any:
-        x = batch()["x"].requires_grad_()
-        weight = batch()["weight"]
-        y = checkpoint(lambda x: each(x.detach(), weight)["y"], x, use_reentrant=reentrant)
-        y.square().sum().backward()
-        return y.detach()
-
-    same(module, plain, call)
-    assert counts(module)[0] == (3 if reentrant else 2)
-
-
-def test_saved_tensors_pass_through_hooks(trained: Path) -> None:
-    module, plain = twins(trained)
-    packed: list[Any] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda one: (packed.append(one), one)[1], lambda one: one):
-        same(module, plain, backward)
-    assert packed
-
-
-def test_moved_parameters_are_bound_again(trained: Path) -> None:
-    module, plain = twins(trained)
-    value = loss(module(**batch()))
-    # The backward call reads the tensors of its forward call.
-    with torch.no_grad():
-        before = module.norm.weight.data
-        module.norm.weight.data = before.clone()
-        module(**batch())
-    value.backward()
-    module.norm.weight.data = before
-    module.zero_grad()
-    module.load_state_dict(plain.state_dict())
-    same(module, plain, backward)
-    assert counts(module) == (3, {})
-
-
-def test_other_sizes_and_modes_are_the_originals(trained: Path) -> None:
-    module, plain = twins(trained)
-    same(module, plain, lambda each: backward(each, 5))
-    module.drop.eval()
-    plain.drop.eval()
-    same(module, plain, backward)
-    assert counts(module) == (0, {"shape": 1, "not compiled": 1})
-
-
-def test_the_first_call_compiles(trained: Path) -> None:
-    config = wrapped(trained)._precast.config
-    module = maybe_compile(net(), config)
-    with torch.no_grad():
-        module(**batch())
-    backward(module)
-    assert counts(module) == (1, {"gradients": 1})
 
 
 SECOND = """
@@ -301,11 +129,7 @@ print(json.dumps(module.precast_report()))
 
 
 def test_a_second_process_captures_nothing(trained: Path) -> None:
-    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-c", SECOND, str(trained)]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    report = json.loads(python(SECOND, trained))
     region = report["regions"][""]
     assert report["artifact"] == 4 and report["reasons"] == {} and region["recompiles"] == 0
     assert region["attempt"]["built"] is False and region["attempt"]["smoketest_steps"] == 1
@@ -340,6 +164,8 @@ def test_whole_steps_agree_and_leave_no_trace(trained: Path) -> None:
     after = [module.state_dict(), optimizer.state_dict(), gradients(module)]
     assert difference(after, before, 0, 0)[0] is None and torch.equal(torch.get_rng_state(), state)
     assert counts(module) == (4, {})
+    result = CompileSmoketest(1).run(module, batch(), optimizer, lambda answer: answer["y"])
+    assert not result.ok and "`loss_fn` returns [4, 8], not a tensor with one value" in str(result.reason)
 
 
 @pytest.mark.parametrize(
@@ -373,34 +199,6 @@ def test_a_wrong_gradient_is_named(trained: Path, monkeypatch: pytest.MonkeyPatc
     assert not result.ok and result.steps == 0 and reason in str(result.reason)
 
 
-def test_a_loss_without_one_value_is_refused(trained: Path) -> None:
-    module, _ = twins(trained)
-    optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
-    result = CompileSmoketest(1).run(module, batch(), optimizer, lambda answer: answer["y"])
-    assert not result.ok and "`loss_fn` returns [4, 8], not a tensor with one value" in str(result.reason)
-
-
-def test_inference_waits_for_eval_mode(trained: Path) -> None:
-    module, plain = twins(trained)
-    same(module, plain, backward)
-    module.eval()
-    plain.eval()
-    with torch.no_grad():
-        assert torch.allclose(module(**batch())["y"], plain(**batch())["y"], atol=1e-6)
-    assert counts(module) == (1, {"not compiled": 1})
-    module.train()
-    backward(module)
-    assert counts(module) == (2, {"not compiled": 1})
-
-
-def test_a_copy_trains_its_own_parameters(trained: Path) -> None:
-    module, _ = twins(trained)
-    twin = copy.deepcopy(module)
-    backward(twin)
-    assert module.first.weight.grad is None and twin.first.weight.grad is not None
-    assert counts(twin) == (1, {})
-
-
 class Small(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -427,15 +225,11 @@ def test_what_no_pair_can_do_is_named(tmp_path: Path, forward: Any, reason: str)
     assert not attempt["success"] and reason in attempt["exception"], attempt["exception"]
 
 
-def test_nothing_to_train_is_the_originals(tmp_path: Path) -> None:
-    module = wrapped(tmp_path, Small().requires_grad_(False).train(), torch.ones(2, 4), buckets={}, shapes={})
-    module(torch.ones(2, 4))
-    assert counts(module) == (0, {"training": 1})
-
-
-def test_autocast_is_part_of_the_pair(builds: None, trained: Path) -> None:
+def test_autocast_is_part_of_the_pair(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    module, plain = twins(trained, module=Small().train(), sample=torch.ones(2, 4), name="small", buckets={}, shapes={})
+    module, plain = twins(
+        tmp_path, module=Small().train(), sample=torch.ones(2, 4), name="small", buckets={}, shapes={}
+    )
 
     def call(each: nn.Module) -> Any:
         with torch.autocast("cpu", torch.bfloat16):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from conftest import HERE, command
+from conftest import HERE, build, folder, gradients
 from precast import CompileConfig, CompiledModule, maybe_compile
 from precast.capture import exported, joint, pairs
 from precast.compare.batches import difference
@@ -25,10 +22,8 @@ from trained_net import batch, loss, net
 @pytest.fixture(scope="session")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store with the model `trains` of `trained.toml`."""
-    kept = os.environ.get("PRECAST_TEST_STORE")
-    store = Path(kept) / "released" if kept else tmp_path_factory.mktemp("released")
-    build = [command(), "build", "-f", HERE / "trained.toml", "--store", store, "-q"]
-    subprocess.run(build, env={**os.environ, "PRECAST_PYTHON": sys.executable}, check=True, timeout=600)
+    store = folder(tmp_path_factory, "released")
+    build(HERE / "trained.toml", store)
     return store
 
 
@@ -43,9 +38,8 @@ def _nothing_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def wrapped(store: Path, module: Any = None, sample: Any = None, **settings: Any) -> CompiledModule:
     settings = {"release": "trains", "fail_policy": "raise", **settings}
-    return maybe_compile(
-        module or net(), CompileConfig(kind="autograd", prefer="artifact", store=store, **settings), None, sample
-    )
+    config = CompileConfig(kind="autograd", prefer="artifact", store=store, **settings)
+    return maybe_compile(module or net(), config, None, sample)
 
 
 def test_a_trainer_takes_the_pair_of_a_spec(released: Path) -> None:
@@ -67,8 +61,7 @@ def test_a_trainer_takes_the_pair_of_a_spec(released: Path) -> None:
             optimizer.step()
             states.append(torch.get_rng_state())
         assert difference(answers[1], answers[0])[0] is None
-        mine, eager = ({name: one.grad for name, one in each.named_parameters()} for each in (module, plain))
-        assert gradients_differ(mine, eager)[0] is None
+        assert gradients_differ(gradients(module), gradients(plain))[0] is None
         assert difference(dict(module.named_buffers()), dict(plain.named_buffers()), noun="buffer")[0] is None
         assert torch.equal(*states)
     report = module.precast_report()

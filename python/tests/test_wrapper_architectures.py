@@ -1,4 +1,4 @@
-"""`maybe_compile` on three architectures of transformers; `benches/architectures.py`, by hand, has more than twenty."""
+"""`maybe_compile` on architectures of transformers; `benches/architectures.py` and the same for training have more."""
 
 from __future__ import annotations
 
@@ -23,3 +23,13 @@ def test_an_architecture_answers_as_eager_at_every_size(
     assert result["compiled"], result
     assert not result["wrong"], result["wrong"]
     assert result["artifact"] > 0 and set(result["reasons"]) <= {"shape"}, result
+
+
+@pytest.mark.long
+def test_an_architecture_trains_as_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])
+    from benches.training_architectures import autograd
+
+    result = autograd("resnet", tmp_path)
+    assert result["compiled"] and result["agrees"], result

@@ -54,6 +54,9 @@ class Disabled(Layer):
         return super().forward(x, scale)
 
 
+SAMPLE = ((torch.ones(2, 5, 3),), {})
+
+
 def names(model: nn.Module, **settings: Any) -> list[str]:
     return sorted(chosen(model, CompileConfig(**settings)))
 
@@ -65,33 +68,32 @@ def with_layer(layer: nn.Module, settings: Any = None) -> Model:
     return model
 
 
-def test_the_whole_module_is_one_region() -> None:
-    assert names(Model()) == [""]
+LISTS: list[tuple[dict[str, list[str]], list[str]]] = [
+    ({}, [""]),
+    # The largest submodules that are named.
+    ({"allowlist": ["layers.*"]}, ["layers.0", "layers.1"]),
+    ({"allowlist": ["layers.0", "layers.0.mlp", "head"]}, ["head", "layers.0"]),
+    ({"allowlist": ["*.mlp"]}, ["layers.0.mlp", "layers.1.mlp"]),
+    ({"allowlist": ["nothing"]}, []),
+    # The blocklist is stronger.
+    ({"blocklist": ["head"]}, ["embedding", "layers.0", "layers.1"]),
+    ({"allowlist": ["layers.*"], "blocklist": ["layers.1.mlp"]}, ["layers.0", "layers.1.attention"]),
+    ({"blocklist": ["*"]}, []),
+]
 
 
-def test_the_allowlist_names_the_largest_submodules() -> None:
-    assert names(Model(), allowlist=["layers.*"]) == ["layers.0", "layers.1"]
-    assert names(Model(), allowlist=["layers.0", "layers.0.mlp", "head"]) == ["head", "layers.0"]
-    assert names(Model(), allowlist=["*.mlp"]) == ["layers.0.mlp", "layers.1.mlp"]
-    assert names(Model(), allowlist=["nothing"]) == []
-
-
-def test_the_blocklist_is_stronger() -> None:
-    assert names(Model(), blocklist=["head"]) == ["embedding", "layers.0", "layers.1"]
-    assert names(Model(), allowlist=["layers.*"], blocklist=["layers.1.mlp"]) == ["layers.0", "layers.1.attention"]
-    assert names(Model(), blocklist=["*"]) == []
+@pytest.mark.parametrize(("lists", "found"), LISTS)
+def test_lists_choose_the_regions(lists: dict[str, list[str]], found: list[str]) -> None:
+    assert names(Model(), **lists) == found
 
 
 def test_disabled_submodules_are_left_out() -> None:
     assert names(with_layer(Disabled())) == ["embedding", "head", "layers.0"]
+    for settings in ({"enabled": False}, {"forward": {"enabled": False}}):
+        assert names(with_layer(Declares(), settings)) == ["embedding", "head", "layers.0"]
     model = Model()
     model.layers[0].forward = torch.compiler.disable(model.layers[0].forward)
     assert names(model) == ["embedding", "head", "layers.1"]
-
-
-@pytest.mark.parametrize("settings", [{"enabled": False}, {"forward": {"enabled": False}}])
-def test_a_submodule_may_leave_itself_out(settings: Any) -> None:
-    assert names(with_layer(Declares(), settings)) == ["embedding", "head", "layers.0"]
 
 
 @pytest.mark.parametrize("settings", [{"mode": "max-autotune"}, {"forward": {"mode": "max-autotune"}}])
@@ -100,19 +102,12 @@ def test_a_submodule_declares_its_settings(settings: Any) -> None:
     assert sorted(found) == ["embedding", "head", "layers.0", "layers.1"]
     assert found["layers.1"].mode == "max-autotune" and found["layers.0"].mode == "default"
     assert found["layers.1"].options == {"max_fusion_size": 8}
-
-
-def test_declared_options_are_merged() -> None:
     model = with_layer(Declares(), {"options": {"epilogue_fusion": False}})
-    assert chosen(model, CompileConfig(options={"max_fusion_size": 8}))["layers.1"].options == {
-        "max_fusion_size": 8,
-        "epilogue_fusion": False,
-    }
-
-
-def test_settings_equal_to_the_configuration_split_nothing() -> None:
-    assert names(with_layer(Declares(), {"mode": "default"})) == [""]
-    assert names(with_layer(Declares(), None)) == [""]
+    merged = chosen(model, CompileConfig(options={"max_fusion_size": 8}))["layers.1"].options
+    assert merged == {"max_fusion_size": 8, "epilogue_fusion": False}
+    # Settings equal to the configuration split nothing.
+    for same in ({"mode": "default"}, None):
+        assert names(with_layer(Declares(), same)) == [""]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +119,7 @@ def test_settings_equal_to_the_configuration_split_nothing() -> None:
     ],
 )
 def test_a_wrong_declaration_is_named(settings: Any, message: str) -> None:
-    module, _, records = wrapped(with_layer(Declares(), settings).eval(), sample=((torch.ones(2, 5, 3),), {}))
+    module, _, records = wrapped(with_layer(Declares(), settings).eval(), sample=SAMPLE)
     with torch.no_grad():
         module(torch.ones(2, 5, 3))
     assert message in records.records[0].precast["exception"]  # type: ignore[attr-defined]
@@ -144,7 +139,7 @@ def test_a_module_that_is_left_out_as_a_whole_is_the_original() -> None:
 def test_regions_answer_inside_the_wrapper_alone() -> None:
     net = Model().eval()
     plain = copy.deepcopy(net)
-    module, seeds, _ = wrapped(net, sample=((torch.ones(2, 5, 3),), {}), allowlist=["layers.*"])
+    module, seeds, _ = wrapped(net, sample=SAMPLE, allowlist=["layers.*"])
     assert seeds["opened"] == ["layers.0", "layers.1"]
     x, seeds["answered"] = torch.randn(2, 5, 3), 0
     with torch.no_grad():
@@ -169,14 +164,8 @@ def test_regions_answer_inside_the_wrapper_alone() -> None:
 
 
 def test_regions_see_the_sizes_of_every_bucket() -> None:
-    shapes = {"x": ["batch", "seq", 3]}
-    module, _, _ = wrapped(
-        Model().eval(),
-        sample=((torch.ones(2, 5, 3),), {}),
-        allowlist=["layers.*", "head"],
-        buckets={"batch": [1, 4], "seq": [8]},
-        shapes=shapes,
-    )
+    sizes = {"shapes": {"x": ["batch", "seq", 3]}, "buckets": {"batch": [1, 4], "seq": [8]}}
+    module, _, _ = wrapped(Model().eval(), sample=SAMPLE, allowlist=["layers.*", "head"], **sizes)
     layer, head = module._precast.regions["layers.0"], module._precast.regions["head"]
     assert layer.shapes == {"x": ["d0", "d1", 4]} and head.shapes == {"input": ["d0", 4]}
     assert layer.points == [{"d0": 2, "d1": 5}, {"d0": 1, "d1": 8}, {"d0": 4, "d1": 8}]
@@ -191,7 +180,7 @@ def test_a_region_that_is_never_called_is_compiled_at_its_first_call() -> None:
             return super().forward(x) if self.both else self.head(self.embedding(x).mean(1))
 
     net = Branches().eval()
-    module, seeds, _ = wrapped(net, sample=((torch.ones(2, 5, 3),), {}), allowlist=["layers.*", "head"])
+    module, seeds, _ = wrapped(net, sample=SAMPLE, allowlist=["layers.*", "head"])
     assert seeds["opened"] == ["head"]
     net.both = True
     with torch.no_grad():

@@ -148,7 +148,3 @@ class Harness(unittest.TestCase):
             file.write_text('{"schema": 1}')
             with self.assertRaisesRegex(SystemExit, "no result"):
                 draw(file, Path(name) / "page.md")
-
-
-if __name__ == "__main__":
-    unittest.main()

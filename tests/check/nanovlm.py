@@ -1,4 +1,4 @@
-"""A small vision-language model with the faults that nanoVLM had in January 2026; `fixed.py` has none of them."""
+"""A small vision-language model with the faults that nanoVLM had in January 2026."""
 
 import torch
 from torch import Tensor, nn

@@ -23,8 +23,6 @@ log = logging.getLogger(__name__)
 
 
 class Checks(Project):
-    """A test that checks modules."""
-
     def setUp(self) -> None:
         super().setUp()
         # Draft mode writes a log of its own there, as it does into a worker's private folder.
@@ -51,5 +49,4 @@ class Checks(Project):
 
 
 def found(answer: dict[str, Any], category: str) -> list[dict[str, Any]]:
-    """Returns the findings of a category."""
     return [one for one in answer["findings"] if one["category"] == category]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import Checks, found, part
@@ -54,7 +53,3 @@ class BucketTest(Checks):
         inputs = [{"dims": ["batch", "seq"]}]
         asked = subject(None, {"inputs": inputs}, points[0], points, None, None, "m", None, None)
         self.assertEqual(part("check.buckets").ends(asked), [points[1], points[3], points[2]])
-
-
-if __name__ == "__main__":
-    unittest.main()

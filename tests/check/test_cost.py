@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import textwrap
-import unittest
 from typing import Any
+
+from tests.worker.support import model
 
 from .support import HEAD, Checks
 
@@ -42,34 +42,20 @@ class Costs(Checks):
             self.assertEqual(one["bytes"], WEIGHTS + 4 * batch * (16 + 8))
             floor = max(one["flops"] / cost["flops_per_second"], one["bytes"] / cost["bytes_per_second"])
             self.assertEqual(one["seconds"], floor)
-
-    def test_the_rates_of_the_machine_are_measured_and_said(self) -> None:
-        cost = self.looked_at()["cost"]
         # No machine that runs this is slower or faster.
         self.assertTrue(1e8 < cost["flops_per_second"] < 1e15)
         self.assertTrue(1e8 < cost["bytes_per_second"] < 1e13)
         self.assertRegex(cost["measured"], r"^a product of 1024 by 1024 in float32, a copy of 256 MiB; \d+ threads$")
+        self.assertIsNone(self.check(self.open(HEAD + MODEL.format(body=PLAIN)), X)["cost"], "not asked for")
 
     def test_a_module_that_needs_values_is_run(self) -> None:
         cost = self.looked_at("return self.first(x) if x.sum() > -1e9 else x")["cost"]
         self.assertEqual([one["flops"] for one in cost["buckets"]], [2 * batch * 16 * 32 for batch in (2, 64)])
 
     def test_attention_counts_and_tables_do_not(self) -> None:
-        text = """
-        class Model(nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.words = nn.Embedding(100, 16)
-
-            def forward(self, ids):
-                x = self.words(ids)[:, None]
-                return F.scaled_dot_product_attention(x, x, x)
-
-        def load():
-            return Model().eval()
-        """
-        opened = self.open(HEAD + textwrap.dedent(text))
-        cost = self.check(opened, [("ids", "int64", [2, 8])], cost=True)["cost"]
+        body = "x = self.words(ids)[:, None]\nreturn torch.nn.functional.scaled_dot_product_attention(x, x, x)"
+        text = model(body, "self.words = torch.nn.Embedding(100, 16)", inputs="ids")
+        cost = self.check(self.open(text), [("ids", "int64", [2, 8])], cost=True)["cost"]
         self.assertEqual(cost["weights"], 0)
         (one,) = cost["buckets"]
         self.assertEqual((one["flops"], one["bytes"]), (2 * 2 * 2 * 8 * 8 * 16, 2 * 8 * 8 + 2 * 8 * 16 * 4))
@@ -78,10 +64,3 @@ class Costs(Checks):
         answer = self.looked_at("return self.second(torch.relu(self.first(x)[:2].reshape(2, 32) if len(x) < 9 else x))")
         self.assertEqual([one["sizes"] for one in answer["cost"]["buckets"]], BUCKETS[:1])
         self.assertIn("what a call costs at `batch` = 64: it fails with RuntimeError", " ".join(answer["unknown"]))
-
-    def test_it_is_measured_where_it_is_asked_for_only(self) -> None:
-        self.assertIsNone(self.check(self.open(HEAD + MODEL.format(body=PLAIN)), X)["cost"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from tests.worker.support import Project, Quiet, part
@@ -112,38 +111,34 @@ class Describe(Project):
         self.assertEqual((module["name"], module["method"], module["state"]), ("forward", "forward", {}))
         return {**found, **module}
 
-    def test_a_callable_with_sizes(self) -> None:
-        found = self.describe(samples="sized")
-        self.assertEqual((found["class"], found["inputs"], found["notes"]), ("Model", [IDS, MASK], []))
-        # The model has 64 positions.
-        self.assertEqual(found["sizes"], {"batch": [1, 8], "seq": [32]})
-        self.assertEqual(found["regions"], [{"glob": "blocks.*", "count": 4, "artifacts": 1}])
-        self.assertEqual(found["dtype"], "float32")
-
-    def test_one_sample_is_tried_with_another_row_and_another_token(self) -> None:
-        found = self.describe(samples="one")
-        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [1, 8], "seq": [32]}))
+    def test_inputs_and_sizes_are_found_from_samples_or_the_command_line(self) -> None:
+        asked = [{"name": name, "dtype": "int64", "shape": ["batch", "seq"]} for name in ("ids", "mask")]
+        # A callable with sizes; one sample, which is tried with another row and another token; no samples.
+        for request in ({"samples": "sized"}, {"samples": "one"}, {"inputs": asked}):
+            found = self.describe(**request)
+            self.assertEqual((found["class"], found["inputs"], found["notes"]), ("Model", [IDS, MASK], []))
+            # The model has 64 positions.
+            self.assertEqual(found["sizes"], {"batch": [1, 8], "seq": [32]})
+            self.assertEqual(found["regions"], [{"glob": "blocks.*", "count": 4, "artifacts": 1}])
+            self.assertEqual(found["dtype"], "float32")
 
     def test_several_samples_are_compared(self) -> None:
         found = self.describe(samples="several")
         shapes = [one["shape"] for one in found["inputs"]]
         self.assertEqual((shapes, found["sizes"]), ([[2, "seq"], [2, "seq"]], {"seq": [6, 9, 17]}))
 
-    def test_inputs_from_the_command_line(self) -> None:
-        asked = [{"name": name, "dtype": "int64", "shape": ["batch", "seq"]} for name in ("ids", "mask")]
-        found = self.describe(inputs=asked)
-        self.assertEqual((found["inputs"], found["sizes"]), ([IDS, MASK], {"batch": [1, 8], "seq": [32]}))
-
     def test_what_no_spec_can_write_is_left_to_the_samples(self) -> None:
         found = self.describe("load_nested", "nested")
-        self.assertIsNone(found["inputs"])
-        self.assertEqual(found["notes"], [])
+        self.assertEqual((found["inputs"], found["notes"]), (None, []))
 
     def test_a_model_that_can_not_be_captured_is_described_all_the_same(self) -> None:
         inputs = [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}]
         found = self.describe("load_branch", inputs=inputs)
         self.assertEqual(found["inputs"], [{**inputs[0], "pad": 0.0, "range": None}])
         self.assertIn("can't be captured as it is", found["notes"][0])
+        found = self.describe("load_cached", inputs=[{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"]}])
+        self.assertEqual([one["name"] for one in found["inputs"]], ["ids"])
+        self.assertIn("can't be captured as it is: ", found["notes"][0])
 
     def test_buckets_are_sizes_that_the_model_takes(self) -> None:
         def asked(entry: str, shape: list[Any]) -> dict[str, list[int]]:
@@ -152,11 +147,6 @@ class Describe(Project):
         self.assertEqual(asked("load_images", ["batch", 3, "height", "width"])["height"], [64, 224])
         # Two rows, and no other number of them.
         self.assertEqual(asked("load_pair", ["batch", 4]), {"batch": [2]})
-
-    def test_a_cache_that_the_model_keeps_is_a_note(self) -> None:
-        found = self.describe("load_cached", inputs=[{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"]}])
-        self.assertEqual([one["name"] for one in found["inputs"]], ["ids"])
-        self.assertIn("can't be captured as it is: ", found["notes"][0])
 
     def test_any_error_of_a_capture_is_a_note(self) -> None:
         capture = part("capture")
@@ -176,7 +166,3 @@ class Describe(Project):
         self.assertIn("`ids`, `mask`", failure.hint)
         failure = self.fails("entry_call", self.describe, samples="broken")
         self.assertIn("no samples today", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 import textwrap
-import unittest
 from collections.abc import Iterator
 from typing import Any
 
@@ -182,6 +181,9 @@ class Faults(Checks):
         names = ", ".join(one[0] for one in inputs)
         return HEAD + MODEL.format(names=names, body=textwrap.indent(textwrap.dedent(body).strip("\n"), " " * 8))
 
+    def looked_at(self, body: str, inputs: list[Any], **request: Any) -> dict[str, Any]:
+        return self.check(self.open(self.source(body, inputs)), inputs, **request)
+
     def test_each_is_found_at_its_line(self) -> None:
         library = torch.library.Library("seeded", "FRAGMENT")
         library.define("double(Tensor x) -> Tensor")
@@ -239,9 +241,9 @@ class Faults(Checks):
                     self.assertIn("let the caller loop", found(answer, "control-flow")[0]["fix"]["text"])
 
     def test_a_slice_by_an_item_and_a_sort_of_numpy_have_a_way_out(self) -> None:
-        answer = self.check(self.open(self.source("return x[:, : mask.sum().item()]", [X, MASK])), [X, MASK])
+        answer = self.looked_at("return x[:, : mask.sum().item()]", [X, MASK])
         self.assertIn("leave out the rest with a mask", found(answer, "value-read")[0]["fix"]["text"])
-        answer = self.check(self.open(self.source("return torch.from_numpy(np.sort(x.numpy()))", [X])), [X])
+        answer = self.looked_at("return torch.from_numpy(np.sort(x.numpy()))", [X])
         (one,) = found(answer, "numpy")
         self.assertEqual(one["fix"]["lines"], ["return torch.sort(x).values"])
         self.assertIn("`torch.sort(…).values`", one["fix"]["text"])
@@ -272,7 +274,7 @@ class Faults(Checks):
                 with self.assertRaises(part("wire").Failure) as refused:
                     self.capture(opened, inputs=inputs)
                 self.assertIn(why, refused.exception.message)
-                answer = self.check(self.open(self.source(body, inputs)), inputs)
+                answer = self.looked_at(body, inputs)
                 high = [one["why"] for one in answer["findings"] if one["severity"] == "high"]
                 self.assertTrue(any(why in one for one in high), answer["findings"])
                 self.assertFalse(answer["captured"])
@@ -283,38 +285,34 @@ class Faults(Checks):
         return x.view(int(str(rows)), 2, 2)  # here
         """
         inputs = [("x", "float32", [3, 4], ["batch", None])]
-        answer = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3})
+        answer = self.looked_at(body, inputs, sizes={"batch": 3})
         self.assertTrue(answer["captured"])
         self.assertEqual(answer["dynamic"], {"batch": None})
         (one,) = found(answer, "fixed-size")
         self.assertEqual((one["severity"], one["function"]), ("low", "Model.forward"))
         self.assertIn("`batch`", one["why"])
         dynamic = {"batch": {"min": 2, "max": 8}}
-        asked = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3}, dynamic=dynamic)
+        asked = self.looked_at(body, inputs, sizes={"batch": 3}, dynamic=dynamic)
         self.assertEqual([one["severity"] for one in found(asked, "fixed-size")], ["high"])
 
     def test_another_answer_at_size_one(self) -> None:
         inputs = [("x", "float32", [3, 4], ["batch", None])]
-        answer = self.check(self.open(self.source("return x.squeeze()  # here", inputs)), inputs, sizes={"batch": 3})
+        answer = self.looked_at("return x.squeeze()  # here", inputs, sizes={"batch": 3})
         here = [one for one in found(answer, "size-one") if one["severity"] == "medium"]
         self.assertEqual([one["source"] for one in here], ["return x.squeeze()  # here"])
         self.assertEqual(answer["dynamic"], {"batch": {"min": 2, "max": None}})
-        answer = self.check(self.open(self.source("return x + 1", inputs)), inputs, sizes={"batch": 3})
+        answer = self.looked_at("return x + 1", inputs, sizes={"batch": 3})
         self.assertEqual(answer["dynamic"], {"batch": {"min": 1, "max": None}})
 
     def test_an_operator_that_reads_padding(self) -> None:
         inputs = [("x", "float32", [3, 4], ["batch", "n"])]
         for body in ("x.amax(1)", "x.softmax(1)", "(x + 1).sum(1)", "x.mean(1)", "x[:, -1]", "x.sort(1).values"):
-            answer = self.check(
-                self.open(self.source(f"return {body}  # here", inputs)), inputs, sizes={"batch": 3, "n": 4}
-            )
+            answer = self.looked_at(f"return {body}  # here", inputs, sizes={"batch": 3, "n": 4})
             (one,) = found(answer, "padding")
             self.assertEqual((one["severity"], one["source"]), ("low", f"return {body}  # here"))
             self.assertIn("reads the padding of `n`", one["why"])
             self.assertIn('padding = "trusted"', one["fix"]["text"])
-        trusted = self.check(
-            self.open(self.source("return x.amax(1)", inputs)), inputs, sizes={"batch": 3, "n": 4}, padding="trusted"
-        )
+        trusted = self.looked_at("return x.amax(1)", inputs, sizes={"batch": 3, "n": 4}, padding="trusted")
         self.assertEqual(found(trusted, "padding"), [])
 
     def test_a_comparison_of_sizes(self) -> None:
@@ -324,7 +322,7 @@ class Faults(Checks):
         return x - 1
         """
         inputs = [("x", "float32", [3, 4], ["batch", None])]
-        answer = self.check(self.open(self.source(body, inputs)), inputs, sizes={"batch": 3})
+        answer = self.looked_at(body, inputs, sizes={"batch": 3})
         (one,) = found(answer, "python-branch")
         self.assertEqual(one["severity"], "low")
         self.assertIn("`batch > 2`", one["why"])
@@ -336,7 +334,7 @@ class Faults(Checks):
             print(x)
         return x
         """
-        answer = self.check(self.open(self.source(body, [X])), [X])
+        answer = self.looked_at(body, [X])
         self.assertEqual(found(answer, "print"), [])
         self.assertIn("1 line of `Model.forward`", " ".join(answer["unknown"]))
 
@@ -357,10 +355,6 @@ class Faults(Checks):
         kept = [*rows[:index], line]
         if not line.startswith("return"):
             kept += rows[end:]
-        answer = self.check(self.open(self.source("\n".join(kept), inputs)), inputs)
+        answer = self.looked_at("\n".join(kept), inputs)
         self.assertTrue(answer["captured"], answer["findings"])
         self.assertEqual(found(answer, category), [])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -31,12 +30,10 @@ class Graphs(Checks):
         return self.check(self.open(text), inputs, **request)
 
     def test_what_a_captured_program_does_on_the_host(self) -> None:
+        cond = "return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))  # here"
         for body, why in (
             ("return x * x.sum().item()  # here", f"`item` {HOST}"),
-            (
-                "return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))  # here",
-                "`cond` chooses on the host what runs",
-            ),
+            (cond, "`cond` chooses on the host what runs"),
         ):
             with self.subTest(body):
                 answer = self.looked_at(body)
@@ -48,6 +45,9 @@ class Graphs(Checks):
                 # The model is built for the CPU.
                 self.assertEqual((one["severity"], one["location"]), ("low", reason["location"]))
                 self.assertEqual([one for one in answer["findings"] if one["severity"] != "low"], [])
+        # What can't be watched is no fault.
+        self.assertEqual(found(answer, "inputs"), [])
+        self.assertIn(f".py:{self.line}, which can't be watched", " ".join(answer["unknown"]))
 
     def test_what_eager_does_on_the_host_where_nothing_can_be_captured(self) -> None:
         stop = "\n        return x if x.sum() > 0 else -x"
@@ -73,15 +73,4 @@ class Graphs(Checks):
         asked = {"batch": {"min": 2, "max": 8}}
         answer = self.looked_at("return x + 1", inputs, sizes={"batch": 2}, dynamic=asked)
         self.assertEqual(answer["graph"], [{"why": "`batch` is dynamic: a graph is of one size", "location": None}])
-
-    def test_nothing(self) -> None:
         self.assertEqual(self.looked_at("return torch.where(x > 0, x, -x)")["graph"], [])
-
-    def test_what_can_not_be_watched_is_no_fault(self) -> None:
-        answer = self.looked_at("return torch.cond(x.sum() > 0, lambda x: x + 1, lambda x: x - 1, (x,))  # here")
-        self.assertEqual(found(answer, "inputs"), [])
-        self.assertIn(f".py:{self.line}, which can't be watched", " ".join(answer["unknown"]))
-
-
-if __name__ == "__main__":
-    unittest.main()

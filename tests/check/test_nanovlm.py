@@ -2,16 +2,47 @@
 
 from __future__ import annotations
 
-import shutil
-import unittest
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from .support import Checks
+from .support import Checks, found, part
 
-HERE = Path(__file__).parent
+# Each statement as `precast check` says it should be.
+FIXED = {
+    """        if highest > self.longest:
+            scale = highest / self.longest
+            frequencies = self.frequencies / scale
+        else:
+            frequencies = self.frequencies
+""": """        scale = highest / self.longest
+        frequencies = torch.where(highest > self.longest, self.frequencies / scale, self.frequencies)
+""",
+    "is_causal=causal)": "is_causal=bool(causal))",
+    "self.first.expand(x.shape[0], -1, -1)": "self.first.repeat(x.shape[0], 1, 1)",
+    "[:, 1:].squeeze()": "[:, 1:]",
+    "self.tokenizer = Tokenizer()": "self.image_token_id = Tokenizer().image_token_id",
+    "        tokens = tokens.clone()\n": "",
+    "self.tokenizer.image_token_id": "self.image_token_id",
+    """        tokens[mask] = images.reshape(-1, WIDTH).to(tokens.dtype)
+        return tokens
+""": """        values = images.reshape(-1, WIDTH).to(tokens.dtype)
+        rows = (mask.flatten().cumsum(0) - 1).clamp(0, values.shape[0] - 1)
+        return torch.where(mask[..., None], values[rows].view_as(tokens), tokens)
+""",
+    "images: list[Tensor] | Tensor | None = None": "images: Tensor",
+    """        tokens = self.embed(ids)
+        pixels = self.gather(images)
+        if pixels is not None:
+            tokens = self.place(ids, tokens, self.vision(pixels))
+        print("tokens:", tokens.shape)
+""": """        tokens = self.place(ids, self.embed(ids), self.vision(images))
+""",
+    "[torch.randn(1, 3, 8, 8) for _ in range(batch)]": "torch.randn(batch, 3, 8, 8)",
+}
 
 # Category, severity, the line that has it, a line of the fix.
 FAULTS = [
@@ -29,30 +60,27 @@ FAULTS = [
 
 
 class NanoVLM(Checks):
-    def model(self, name: str) -> dict[str, Any]:
-        Checks.count += 1
-        module = f"vlm_{Checks.count}"
-        shutil.copyfile(HERE / f"{name}.py", self.root / f"{module}.py")
-        from tests.worker.support import part
+    def source(self, fixed: bool) -> str:
+        text = (Path(__file__).parent / "nanovlm.py").read_text()
+        for old, new in FIXED.items() if fixed else ():
+            self.assertIn(old, text)
+            text = text.replace(old, new)
+        return text
 
-        self.file = f"{module}.py"
-        self.text = (self.root / self.file).read_text().splitlines()
+    def looked_at(self, fixed: bool) -> dict[str, Any]:
+        text = self.source(fixed)
+        module = self.write(text)
+        self.file, self.text = f"{module}.py", text.splitlines()
         opened = part("model.entry").open_model(self.root, f"{module}:load", "cpu", ())
-        sizes = {"batch": 2, "seq": 12}
         # The number of images in the list follows the batch: one size of it.
-        if name == "nanovlm":
-            sizes.pop("batch")
+        sizes = {"seq": 12, "batch": 2} if fixed else {"seq": 12}
         return self.check(opened, samples=f"{module}:samples", sizes=sizes)
 
     def test_ten_faults_are_found_with_line_and_fix(self) -> None:
-        answer = self.model("nanovlm")
+        answer = self.looked_at(False)
         for category, severity, source, fix in FAULTS:
             with self.subTest(category=category, source=source):
-                here = [
-                    one
-                    for one in answer["findings"]
-                    if one["category"] == category and one["source"].startswith(source)
-                ]
+                here = [one for one in found(answer, category) if one["source"].startswith(source)]
                 self.assertEqual(len(here), 1, answer["findings"])
                 self.assertEqual(here[0]["severity"], severity)
                 line = int(here[0]["location"].removeprefix(f"{self.file}:"))
@@ -63,22 +91,15 @@ class NanoVLM(Checks):
         self.assertFalse(answer["captured"])
 
     def test_the_fixed_model_has_nothing_above_low(self) -> None:
-        answer = self.model("fixed")
+        answer = self.looked_at(True)
         self.assertTrue(answer["captured"])
         self.assertEqual([one for one in answer["findings"] if one["severity"] != "low"], [])
         self.assertEqual(answer["dynamic"], {dim: {"min": 1, "max": None} for dim in ("batch", "seq")})
 
     def test_the_fixed_model_computes_the_same(self) -> None:
-        import importlib
-        import sys
-
-        sys.path.insert(0, str(HERE))
-        faulty, fixed = importlib.import_module("nanovlm"), importlib.import_module("fixed")
+        sys.path.insert(0, str(self.root))
+        faulty, fixed = (importlib.import_module(self.write(self.source(one))) for one in (False, True))
         ids, images = faulty.samples()
         with torch.no_grad():
             expected = faulty.load()(ids, images)
             self.assertTrue(torch.equal(fixed.load()(ids, torch.cat(images)), expected))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -42,6 +41,8 @@ class Recompiles(Checks):
         # The same sizes again need nothing new; nor does a third size.
         self.assertEqual(graphs[:4], [(2, 1), (2, 0), (8, 1), (4, 0)])
         self.assertEqual(answer["recompiles"]["calls"][2]["guards"], ["batch == 2"])
+        answer = self.check(self.open(HEAD + MODEL.format(body="        return x")), X, sizes={"batch": 2})
+        self.assertIsNone(answer["recompiles"], "not asked for")
 
     def test_a_number_that_changes_with_every_call(self) -> None:
         answer = self.looked_at("self.calls = self.calls + 1", "return x * self.calls")
@@ -64,11 +65,3 @@ class Recompiles(Checks):
         (one,) = found(answer, "graph-break")
         self.assertEqual((one["severity"], one["source"]), ("medium", "torch._dynamo.graph_break()"))
         self.assertEqual(answer["recompiles"]["calls"][0]["graphs"], 2)
-
-    def test_it_is_looked_at_where_it_is_asked_for_only(self) -> None:
-        answer = self.check(self.open(HEAD + MODEL.format(body="        return x")), X, sizes={"batch": 2})
-        self.assertIsNone(answer["recompiles"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import HEAD, Checks, found
@@ -149,7 +148,3 @@ class Training(Checks):
                 self.assertEqual(one["severity"], "medium" if answer["captured"] else "high")
                 self.assertTrue(one["source"].startswith(source))
                 self.assertIn("train in Python", one["fix"]["text"])
-
-
-if __name__ == "__main__":
-    unittest.main()

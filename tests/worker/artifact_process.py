@@ -32,11 +32,9 @@ class Torch:
         self.device = device
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Calls a function that answers with a status."""
         assert getattr(self.shim, f"aoti_torch_{name}")(*arguments) == 0, name
 
     def empty(self, dtype: str, shape: list[int], where: str) -> Handle:
-        """Returns a new contiguous tensor."""
         made = Handle()
         kind = getattr(self.shim, f"aoti_torch_device_type_{where.partition(':')[0]}")()
         layout = (ctypes.c_int64(len(shape)), longs(shape), longs(dense(shape)))
@@ -52,19 +50,16 @@ class Torch:
         return made if self.device == "cpu" else self.moved(made, dtype, shape, self.device)
 
     def moved(self, source: Handle, dtype: str, shape: list[int], where: str) -> Handle:
-        """Returns a contiguous copy elsewhere."""
         made = self.empty(dtype, shape, where)
         self.call("copy_", made, source, ctypes.c_int32(0))
         return made
 
     def pointer(self, tensor: Handle) -> int:
-        """Returns where a tensor's data lies."""
         found = ctypes.c_void_p()
         self.call("get_data_ptr", tensor, ctypes.byref(found))
         return found.value or 0
 
     def numbers(self, tensor: Handle, what: str) -> list[int]:
-        """Returns the sizes or the strides of a tensor."""
         count, found = ctypes.c_int64(), ctypes.POINTER(ctypes.c_int64)()
         self.call("get_dim", tensor, ctypes.byref(count))
         self.call(f"get_{what}", tensor, ctypes.byref(found))

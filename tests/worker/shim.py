@@ -92,7 +92,6 @@ def run(document: Path | dict[str, Any], inputs: list[Any]) -> list[Any]:
 
 
 def call(function: Any, handle: ctypes.c_void_p, inputs: list[Any], outputs: int) -> list[Any]:
-    """Calls a function of the shim on a handle."""
     given = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(inputs)
     pointers = [ctypes.pythonapi.PyCapsule_GetPointer(one, None) for one in given]
     results = (ctypes.c_void_p * outputs)()

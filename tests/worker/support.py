@@ -37,7 +37,6 @@ def _package() -> None:
 
 
 def part(name: str) -> Any:
-    """Returns a module of the worker."""
     _package()
     return importlib.import_module(f"precast_worker.{name}")
 
@@ -68,7 +67,6 @@ class Project(unittest.TestCase):
         self.addCleanup(lambda: sys.path.__setitem__(slice(None), path))
 
     def write(self, text: str) -> str:
-        """Writes a module; returns its name."""
         Project.count += 1
         name = f"project_{Project.count}"
         (self.root / f"{name}.py").write_text(textwrap.dedent(text))
@@ -83,7 +81,6 @@ class Project(unittest.TestCase):
         context: int | None = None,
         unsaved: Sequence[str] = (),
     ) -> Any:
-        """Opens a model from source."""
         name = f"{self.write(text)}:{entry}"
         return part("model.entry").open_model(self.root, name, device, also, context=context, unsaved=unsaved)
 
@@ -104,6 +101,30 @@ class Project(unittest.TestCase):
         self.assertNotIn("\n", failure.message)
         return failure
 
+    def refused(self, code: str, model: Any, **request: Any) -> Any:
+        """Returns the failure of the capture of a model, opened or as source."""
+        opened = self.open(model) if isinstance(model, str) else model
+        return self.fails(code, self.capture, opened, **request)
+
+    def checked(self, model: Any, **request: Any) -> dict[str, Any]:
+        """Captures a model, opened or as source; fails unless the steps give eager's results, bit for bit."""
+        opened = self.open(model) if isinstance(model, str) else model
+        captured = self.capture(opened, **request)
+        self.check_composed(opened, captured)
+        return captured
+
+    def compile(self, captured: dict[str, Any], name: str = "compiled", **request: Any) -> dict[str, Any]:
+        """Compiles a segment into a folder of this name."""
+        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}, **request}
+        request["file"] = captured["segments"][request.pop("segment", 0)]["file"]
+        out = self.out / name
+        out.mkdir()
+        return part("compiler").compile_segment(request, out, Quiet())
+
+    def wrapper(self, name: str = "compiled") -> str:
+        """Returns the C++ code of a compile that calls its kernels."""
+        return "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
+
     def weights(self, opened: Any, captured: dict[str, Any] | None = None) -> dict[str, Any]:
         """Writes the weight set and reads it back, with the further tensors of a capture."""
         files = [part("weights").write(opened, self.out)["file"], (captured or {}).get("extra_weights")]
@@ -113,11 +134,9 @@ class Project(unittest.TestCase):
         return held
 
     def samples(self, captured: dict[str, Any]) -> dict[str, Any]:
-        """Reads the sample inputs and eager's outputs."""
         return part("tensors").read(Path(captured["samples"]))
 
     def bound(self, captured: dict[str, Any], weights: dict[str, Any], step: int = 0) -> dict[str, Any]:
-        """Returns the constants of a step."""
         return {name: weights[tensor] for name, tensor in captured["steps"][step]["binding"].items()}
 
     def run_eager(self, captured: dict[str, Any], inputs: list[Any], weights: dict[str, Any]) -> list[Any]:

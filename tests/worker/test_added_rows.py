@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .artifact import run
-from .support import Project, Quiet, model, part
+from .support import Project, model, part
 
 ADDS = model("return torch.zeros(7, 4).index_put((numbers,), rows, accumulate=True)", inputs="numbers, rows")
 ATEN = torch.ops.aten
@@ -59,13 +59,9 @@ class AddedRowsTest(Project):
         self.assertFalse(self.added(ATEN.put.default, table, numbers, torch.randn(2)))
 
     def test_an_artifact_adds_them_in_place(self) -> None:
-        opened = self.open(ADDS)
         inputs = [("numbers", "int64", [6]), ("rows", "float32", [6, 4])]
-        captured = self.capture(opened, inputs=inputs)
-        request = {"device": "cpu", "isa": "native", "options": {}, "file": captured["segments"][0]["file"]}
-        answer = part("compiler").compile_segment(request, self.out, Quiet())
-        code = "".join(file.read_text() for file in self.out.rglob("*wrapper.cpp"))
-        self.assertNotIn("aoti_torch_index_put", code)
+        answer = self.compile(self.capture(self.open(ADDS), inputs=inputs))
+        self.assertNotIn("aoti_torch_index_put", self.wrapper())
         numbers, rows = torch.tensor([0, 6, 0, 3, 0, 2]), torch.randn(6, 4)
         (got,) = run(answer["library"], "cpu", {}, [numbers, rows], 1)
         torch.testing.assert_close(got, torch.zeros(7, 4).index_add(0, numbers, rows))

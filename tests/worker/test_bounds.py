@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
-from .support import Project, part, spec
+from .support import Project, spec
 
 MODEL = """
 import torch
@@ -53,31 +52,21 @@ def load():
 
 class BoundsTest(Project):
     def captured(self, method: str, dtype: str = "int64", **more: Any) -> dict[str, Any]:
-        opened = self.open(MODEL)
-        entry = {**spec("ids", dtype, [2, 4]), **more}
-        module = {"name": method, "path": "", "method": method, "regions": [], "inputs": [entry]}
-        wire = type("Wire", (), {"event": lambda *_: None, "cut": lambda *_: None})()
-        return part("capture").capture(opened, module, {}, self.out, wire)
+        return self.capture(
+            self.open(MODEL), name=method, method=method, specs=[{**spec("ids", dtype, [2, 4]), **more}]
+        )
 
     def bounds(self, method: str, dtype: str = "int64", **more: Any) -> Any:
         return self.captured(method, dtype, **more)["inputs"][0].get("bounds")
 
     def test_bounds_are_those_of_the_tables_that_all_values_index(self) -> None:
-        expected = {
-            "lookup": [0, 50],
-            "shaped": [0, 50],
-            "shifted": [3, 23],
-            "counted": [-50, 50],
-            "gathered": [0, 50],
-            "both": [0, 49],
-        }
+        expected = {"lookup": [0, 50], "shaped": [0, 50], "shifted": [3, 23], "counted": [-50, 50]}
+        expected |= {"gathered": [0, 50], "both": [0, 49]}
+        # What is computed or chosen has none.
+        expected |= dict.fromkeys(("chosen", "computed", "remainder", "summed"))
         for method, bounds in expected.items():
             self.assertEqual(self.bounds(method), bounds, method)
         self.assertEqual(self.bounds("shaped", "int32"), [0, 50])
-
-    def test_what_is_computed_or_chosen_has_none(self) -> None:
-        for method in ("chosen", "computed", "remainder", "summed"):
-            self.assertIsNone(self.bounds(method), method)
 
     def test_a_range_narrows_them(self) -> None:
         self.assertEqual(self.bounds("lookup", range=[5, 9]), [5, 9])
@@ -94,7 +83,3 @@ class BoundsTest(Project):
         for method, guarded in {"chosen": True, "computed": False, "counted": False, "lookup": False}.items():
             text = self.captured(method)["segments"][0]["graph"]
             self.assertEqual("masked_fill" in text, guarded, method)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -113,9 +112,7 @@ class ChecksTest(Project):
 
     def use(self, kind: str, **request: Any) -> tuple[Any, dict[str, Any]]:
         opened = self.open(USES.replace("KIND", repr(kind)))
-        captured = self.capture(opened, inputs=[("x", "int64", [2, 4])], **request)
-        self.check_composed(opened, captured)
-        return opened, captured
+        return opened, self.checked(opened, inputs=[("x", "int64", [2, 4])], **request)
 
     def run_on(self, opened: Any, captured: dict[str, Any], x: Any) -> tuple[list[Any], list[bool]]:
         """Returns the outputs and the outcomes of the checks."""
@@ -260,8 +257,7 @@ class ChecksTest(Project):
 
     def test_layers_stay_one_segment_and_each_has_its_outcome(self) -> None:
         opened = self.open(LAYERS)
-        captured = self.capture(opened, inputs=[("x", "int64", [2, 4])], regions=["layers.*"])
-        self.check_composed(opened, captured)
+        captured = self.checked(opened, inputs=[("x", "int64", [2, 4])], regions=["layers.*"])
         self.assertEqual(len(captured["segments"]), 2)
         self.assertEqual(len({check["value"] for check in captured["checks"]}), 3)
         x = torch.zeros(2, 4, dtype=torch.int64)
@@ -290,7 +286,3 @@ class ChecksTest(Project):
         made = self.run_eager(captured, [torch.full((2, 4), 6)], self.weights(opened))
         self.assertEqual(len(made), 2)
         self.assertTrue(bool(made[1]))
-
-
-if __name__ == "__main__":
-    unittest.main()

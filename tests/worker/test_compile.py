@@ -72,7 +72,6 @@ ctypes.CDLL(sys.argv[1])
 
 
 def follow(recipe: dict[str, Any], constants: dict[str, Any]) -> Any:
-    """Returns the result of a recipe."""
     from torch._export.serde import serialize
 
     def value(argument: dict[str, Any]) -> Any:
@@ -98,19 +97,8 @@ def cuda() -> bool:
 
 
 class CompileTest(Project):
-    def compile(self, captured: dict[str, Any], name: str, **request: Any) -> dict[str, Any]:
-        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}, **request}
-        request["file"] = captured["segments"][request.pop("segment", 0)]["file"]
-        out = self.out / name
-        out.mkdir()
-        return part("compiler").compile_segment(request, out, Quiet())
-
     def small(self) -> dict[str, Any]:
         return self.capture(self.open(MODEL), inputs=[("x", "float32", [4, 8])])
-
-    def wrapper(self, name: str) -> str:
-        """Returns the C++ code of a compile that calls its kernels."""
-        return "".join(file.read_text() for file in (self.out / name).rglob("*wrapper.cpp"))
 
     def headers(self) -> dict[str, int]:
         """Returns the files of the test's own folder of headers, with the times of their last changes."""
@@ -238,12 +226,6 @@ class CompileTest(Project):
         self.assertTrue(Path(answer["library"]).is_file())
         self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", stderr.getvalue())
 
-    def test_getting_ready_makes_what_a_compile_needs(self) -> None:
-        captured = self.small()
-        part("compiler").warm_up({"device": "cpu", "isa": "native"}, self.out, Quiet())
-        seconds = self.compile(captured, "ready")["seconds"]
-        self.assertNotIn("headers", seconds)
-
     def test_headers_are_made_once_and_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
         captured, own = self.small(), {"PRECAST_HEADER_DIR": str(self.out / "own")}
         code = """
@@ -281,18 +263,18 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
 
     def test_options_that_cannot_be_are_refused(self) -> None:
         captured = self.small()
-        failure = self.fails("compile", self.compile, captured, "a", options={"fx_graph_cache": True})
-        self.assertEqual(failure.message, "option `fx_graph_cache` can't be set: it decides what an artifact is")
-        failure = self.fails("compile", self.compile, captured, "b", options={"epilog_fusion": True})
-        self.assertEqual(failure.hint, "did you mean `epilogue_fusion`?")
-        failure = self.fails("compile", self.compile, captured, "c", mode="max-autotuned")
-        self.assertEqual(failure.hint, "did you mean `max-autotune`?")
-        failure = self.fails("compile", self.compile, captured, "d", options={"attentoin": "math"})
-        self.assertEqual(failure.hint, "did you mean `attention`?")
-        for value, hint in (("maths", "did you mean `math`?"), (["flash"], None)):
-            failure = self.fails("compile", self.compile, captured, f"e{value[0]}", options={"attention": value})
-            self.assertEqual(failure.message, f"unknown attention `{value}`")
-            self.assertEqual(failure.hint, hint or "did you mean `flash`?")
+        for name, (request, said) in enumerate(
+            (
+                ({"options": {"fx_graph_cache": True}}, "can't be set: it decides what an artifact is"),
+                ({"options": {"epilog_fusion": True}}, "did you mean `epilogue_fusion`?"),
+                ({"mode": "max-autotuned"}, "did you mean `max-autotune`?"),
+                ({"options": {"attentoin": "math"}}, "did you mean `attention`?"),
+                ({"options": {"attention": "maths"}}, "unknown attention `maths` did you mean `math`?"),
+                ({"options": {"attention": ["flash"]}}, "unknown attention `['flash']` did you mean `flash`?"),
+            )
+        ):
+            failure = self.fails("compile", self.compile, captured, str(name), **request)
+            self.assertIn(said, f"{failure.message} {failure.hint}")
 
     def test_attention_becomes_the_kernel_that_is_asked_for(self) -> None:
         opened = self.open(SCALED)
@@ -413,33 +395,3 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
                 for name, value in net.state_dict().items():
                     graph.register_buffer(name.replace(".", "_"), value)  # a segment has its weights as buffers
                 self.assertEqual(compiler._normalizes_in_half(graph), wanted)
-
-    @unittest.skipUnless(cuda(), "skipped: no CUDA device")
-    def test_a_cuda_artifact_runs_with_other_weights(self) -> None:
-        opened = self.open(MODEL, device="cuda")
-        regions = ["norm", "linear"]
-        captured = self.capture(opened, inputs=[("x", "float32", [4, 8], ["n", None])], sizes={"n": 4}, regions=regions)
-        with torch.no_grad():
-            for parameter in opened.model.parameters():
-                parameter.copy_(torch.randn(parameter.shape))
-        held = self.weights(opened)
-        x = self.samples(captured)["in.0"]
-        libraries = []
-        for index in range(len(captured["segments"])):
-            answer = self.compile(captured, f"cuda{index}", segment=index, device="cuda", mode="max-autotune")
-            self.assertEqual(answer["metadata"]["AOTI_DEVICE_KEY"], "cuda")
-            libraries.append(answer["library"])
-        values: dict[int, Any] = {0: x}
-        for at, step in enumerate(captured["steps"]):
-            weights = self.bound(captured, held, at)
-            given = [values[number] for number in step["inputs"]]
-            outputs = run(libraries[step["segment"]], "cuda:0", weights, given, len(step["outputs"]))
-            values |= dict(zip(step["outputs"], outputs, strict=True))
-        with torch.inference_mode():
-            expected = opened.model(x.cuda())
-        for number, wanted in zip(captured["results"], expected, strict=True):
-            torch.testing.assert_close(values[number], wanted.cpu(), rtol=1e-3, atol=1e-3)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from pathlib import Path
 
 import torch
@@ -69,25 +68,14 @@ def wrong(module):
 
 class DeclaredTest(Project):
     def test_submodules_declare_by_method(self) -> None:
-        declared = self.open(DECLARING).answer()["declared"]
-        self.assertEqual(
-            declared,
-            {
-                "a": {
-                    "forward": {"mode": "max-autotune"},
-                    "encode": {"options": {"epilogue_fusion": False}},
-                    "decode": {"enabled": False},
-                },
-                "b": {"forward": {"mode": "reduce-overhead"}, "decode": {"enabled": False}},
-            },
-        )
-
-    def test_a_declaration_that_fails_names_its_line(self) -> None:
-        opened = self.open
-        failure = self.fails("entry_call", opened, DECLARING.replace('return {"mode"', 'return {1 / 0: 1, "mode"'))
+        off = {"decode": {"enabled": False}}
+        a = {"forward": {"mode": "max-autotune"}, "encode": {"options": {"epilogue_fusion": False}}, **off}
+        b = {"forward": {"mode": "reduce-overhead"}, **off}
+        self.assertEqual(self.open(DECLARING).answer()["declared"], {"a": a, "b": b})
+        failure = self.fails("entry_call", self.open, DECLARING.replace('return {"mode"', 'return {1 / 0: 1, "mode"'))
         self.assertRegex(failure.location, r"^project_\d+\.py:20$")
         self.assertIn("`get_torch_compile_config` of `b`", failure.message)
-        failure = self.fails("entry_call", opened, DECLARING.replace('{"mode": "reduce-overhead"}', "[1]"))
+        failure = self.fails("entry_call", self.open, DECLARING.replace('{"mode": "reduce-overhead"}', "[1]"))
         self.assertIn("returned list, not a dict", failure.message)
 
 
@@ -95,9 +83,10 @@ class PassTest(Project):
     def test_a_pass_changes_the_graph_and_not_what_it_is_measured_against(self) -> None:
         name = self.write(PASSES)
         opened = self.open(STACK, also=[f"{name}:rebuild"])
-        plain = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"])
-        passes = [f"{name}:rebuild", f"{name}:double_relu"]
-        changed = self.capture(opened, inputs=[IDS, MASK], sizes=SIZES, regions=["blocks.*"], passes=passes)
+        self.assertIn(f"{name}.py", [source["path"] for source in opened.sources])
+        request = {"inputs": [IDS, MASK], "sizes": SIZES, "regions": ["blocks.*"]}
+        plain = self.capture(opened, **request)
+        changed = self.capture(opened, **request, passes=[f"{name}:rebuild", f"{name}:double_relu"])
         self.assertEqual(plain["segments"][0]["graph"], changed["segments"][0]["graph"])
         self.assertIn("aten.relu.default", plain["segments"][1]["graph"])
         self.assertIn("aten.tanh.default", changed["segments"][1]["graph"])
@@ -110,12 +99,6 @@ class PassTest(Project):
         with torch.inference_mode():
             expected = opened.model(samples["in.0"], samples["in.1"])
         self.assertTrue(torch.equal(expected["logits"], samples["out.0"]))
-
-    def test_passes_are_sources(self) -> None:
-        name = self.write(PASSES)
-        text = self.write(STACK)
-        opened = part("model.entry").open_model(self.root, f"{text}:load", "cpu", [f"{name}:rebuild"])
-        self.assertIn(f"{name}.py", [source["path"] for source in opened.sources])
 
     def test_bad_passes(self) -> None:
         name = self.write(PASSES)
@@ -138,7 +121,3 @@ class RangeTest(Project):
         entry = {"name": "x", "dtype": "int64", "shape": [100], "range": [5, 9], "pad": 0}
         self.assertEqual(set(spec(entry, [100], 3, "cpu").tolist()), {5, 6, 7, 8})
         self.assertEqual(part("values.samples").lowest([{**entry, "shape": [2]}], "cpu")[0].tolist(), [5, 5])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -40,7 +40,3 @@ class CppChecksTest(unittest.TestCase):
     def test_a_source_without_kernels_is_left_as_it_is(self) -> None:
         text = SOURCE[: SOURCE.index('extern "C"')]
         self.assertEqual(part("torch_private.cpp_checks").note_in(text), text)
-
-
-if __name__ == "__main__":
-    unittest.main()

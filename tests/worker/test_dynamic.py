@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import unittest
-
 import torch
 
 from .artifact import run
-from .support import Project, Quiet, model, part
+from .support import Project, model
 from .test_capture import IDS, MASK, SIZES, STACK
 
 BOTH = {"batch": {"min": 1, "max": 16}, "seq": {"min": 2, "max": 64}}
@@ -16,15 +14,12 @@ TWO = [("x", "float32", [4, 6], ["n", None]), ("y", "float32", [3, 6], ["m", Non
 
 class DynamicTest(Project):
     def test_one_graph_serves_every_size(self) -> None:
-        opened = self.open(STACK)
-        captured = self.capture(
-            opened, inputs=[IDS, MASK], sizes={**SIZES, "batch": 1}, dynamic=BOTH, regions=["blocks.*"]
-        )
+        opened, sizes = self.open(STACK), {**SIZES, "batch": 1}
+        captured = self.checked(opened, inputs=[IDS, MASK], sizes=sizes, dynamic=BOTH, regions=["blocks.*"])
         self.assertEqual(captured["dynamic"], {"batch": {"min": 2, "max": 16}, "seq": {"min": 2, "max": 64}})
         self.assertEqual([input["shape"] for input in captured["inputs"]], [[2, 6], [2, 6]])
         self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
         self.assertIn("d0 in [2, 16]", captured["segments"][0]["graph"])
-        self.check_composed(opened, captured)
         weights = self.weights(opened)
         ids, mask = torch.randint(0, 50, (5, 17)), torch.ones(5, 17, dtype=torch.int64)
         with torch.inference_mode():
@@ -32,9 +27,7 @@ class DynamicTest(Project):
         results = self.run_eager(captured, [ids, mask], weights)
         self.assertTrue(torch.equal(results[0], expected["logits"]))
         # The compiled artifact too, at two sizes it has not seen.
-        request = {"device": "cpu", "isa": "native", "mode": "default", "options": {}}
-        request["file"] = captured["segments"][0]["file"]
-        answer = part("compiler").compile_segment(request, self.out / "compiled", Quiet())
+        answer = self.compile(captured)
         bound = self.bound(captured, weights)
         order = [captured["steps"][0]["outputs"].index(number) for number in captured["results"]]
         for inputs in ((ids, mask), (ids[:3, :2].contiguous(), mask[:3, :2].contiguous())):
@@ -56,25 +49,14 @@ class DynamicTest(Project):
         three = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, dynamic=wider)
         self.assertNotEqual(one["segments"][0]["graph"], three["segments"][0]["graph"])
 
-    def test_a_specialised_dimension_is_named_with_its_line(self) -> None:
-        opened = self.open(model("h = x * 2\nif x.shape[0] == 4:\n    h = h + 1\nreturn h, y"))
+    def test_what_can_not_be_dynamic_is_named(self) -> None:
+        request = {"inputs": TWO, "sizes": {"n": 4, "m": 3}}
         bounds = {"n": {"min": 2, "max": 9}, "m": {"min": 2, "max": 9}}
-        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        branch = model("h = x * 2\nif x.shape[0] == 4:\n    h = h + 1\nreturn h, y")
+        failure = self.refused("capture", branch, dynamic=bounds, **request)
         self.assertEqual(failure.message, "dimension `n` can't be dynamic: the code of module `m` needs it to be 4")
         self.assertRegex(failure.location, r"^project_\d+\.py:9$")
-
-    def test_a_relation_between_dimensions_is_reported(self) -> None:
-        opened = self.open(model("return x[:3] + y"))
-        bounds = {"n": {"min": 2, "max": 9}, "m": {"min": 2, "max": 9}}
-        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        failure = self.refused("capture", model("return x[:3] + y"), dynamic=bounds, **request)
         self.assertIn("`m`", failure.message)
-
-    def test_too_few_sizes(self) -> None:
-        opened = self.open(model("return x + 1, y"))
-        bounds = {"n": {"min": 1, "max": 2}}
-        failure = self.fails("capture", self.capture, opened, inputs=TWO, sizes={"n": 4, "m": 3}, dynamic=bounds)
+        failure = self.refused("capture", model("return x + 1, y"), dynamic={"n": {"min": 1, "max": 2}}, **request)
         self.assertEqual(failure.message, "dimension `n` goes from 1 to 2: too few sizes to be dynamic")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -70,14 +70,8 @@ class EncoderTest(unittest.TestCase):
         self.assertEqual(self.args(aten.mul.Tensor, "x", 3)["other"], 3)
         self.assertEqual(self.args(aten.add.Scalar, "x", 0.1)["other"], {"float": "0.1"})
         self.assertEqual(self.args(aten.add.Scalar, "x", 1.0)["other"], {"float": "1.0"})
-        for value, text in (
-            (math.inf, "inf"),
-            (-math.inf, "-inf"),
-            (math.nan, "nan"),
-            (-0.0, "-0.0"),
-            (5e-324, "5e-324"),
-        ):
-            self.assertEqual(self.args(aten.add.Scalar, "x", value)["other"], {"float": text})
+        for text in ("inf", "-inf", "nan", "-0.0", "5e-324"):
+            self.assertEqual(self.args(aten.add.Scalar, "x", float(text))["other"], {"float": text})
         self.assertEqual(self.args(aten.add.Scalar, "x", 1 - 2j)["other"], {"complex": ["1.0", "-2.0"]})
         self.assertIs(self.args(aten.sum.dim_IntList, "x", [-1], True)["keepdim"], True)
         # Lists, of integers, floats, tensors, and tensors of which some are missing.
@@ -92,19 +86,11 @@ class EncoderTest(unittest.TestCase):
         pooled = self.args(aten.max_pool2d.default, "x", 3, [2, 2], padding=1)
         self.assertEqual((pooled["kernel_size"], pooled["stride"], pooled["padding"]), ([3, 3], [2, 2], [1, 1]))
         # Torch's own values.
-        made = self.args(
-            aten.empty.memory_format,
-            [2],
-            dtype=torch.bfloat16,
-            layout=torch.strided,
-            device=torch.device("cuda", 1),
-            pin_memory=False,
-            memory_format=torch.channels_last,
-        )
-        self.assertEqual(
-            (made["dtype"], made["layout"], made["memory_format"]), ({"dtype": 13}, {"layout": 7}, {"memory_format": 2})
-        )
-        self.assertEqual((made["device"], made["pin_memory"]), ({"device": "cuda:1"}, False))
+        given = {"dtype": torch.bfloat16, "layout": torch.strided, "device": torch.device("cuda", 1)}
+        given |= {"pin_memory": False, "memory_format": torch.channels_last}
+        wanted = {"dtype": {"dtype": 13}, "layout": {"layout": 7}, "device": {"device": "cuda:1"}}
+        wanted |= {"pin_memory": False, "memory_format": {"memory_format": 2}}
+        self.assertEqual(self.args(aten.empty.memory_format, [2], **given), {"size": [2], **wanted})
         self.assertEqual(self.args(aten.gelu.default, "x", approximate="tanh")["approximate"], "tanh")
 
     def test_results_are_numbered_and_what_nothing_reads_is_null(self) -> None:
@@ -137,9 +123,8 @@ class EncoderTest(unittest.TestCase):
             "`aten.bernoulli.default`: argument `generator`: a `Generator`, which has no place in a list of calls",
         )
         self.assertEqual(self.refused(math.gamma, 3), "`gamma`: no operator that the runtime can call")
-        self.assertIn(
-            "no operator that the runtime can call", self.refused(torch.ops.higher_order.while_loop, None, None, (), ())
-        )
+        refused = self.refused(torch.ops.higher_order.while_loop, None, None, (), ())
+        self.assertIn("no operator that the runtime can call", refused)
 
 
 class NumbersTest(unittest.TestCase):
@@ -338,12 +323,8 @@ class SameAsTheModuleTest(Project):
             "return while_loop(lambda v: v.sum() < 10, lambda v: (v + 1,), (x,))[0]"
         )
         opened, inputs = self.open(text), [("x", "float32", [3])]
-        failure = self.fails("capture", self.capture, opened, inputs=inputs, compiled=False)
+        failure = self.refused("capture", opened, inputs=inputs, compiled=False)
         self.assertIn("`while_loop`: no operator that the runtime can call", failure.message)
         captured = self.capture(opened, inputs=inputs)
         self.assertIsNone(captured["exported"])
         self.assertIn("requests that no bucket covers are refused", captured["notes"][0])
-
-
-if __name__ == "__main__":
-    unittest.main()

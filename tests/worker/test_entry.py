@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import unittest
 
 import torch
 
@@ -123,25 +122,14 @@ class OpenTest(Project):
         self.assertIn("numpy", [package["name"] for package in opened.packages])
 
     def test_the_model_is_in_eval_mode_without_grad_and_contiguous(self) -> None:
-        opened = self.open(
-            """
-            import torch
-
-            def load():
-                model = torch.nn.Linear(4, 6).train()
-                model.weight = torch.nn.Parameter(torch.arange(24.0).reshape(4, 6).t())
-                return model
-            """
-        )
-        self.assertFalse(opened.model.training)
-        self.assertFalse(opened.model.weight.requires_grad)
-        self.assertEqual(opened.model.weight.stride(), (4, 1))
-        self.assertEqual(float(opened.model.weight[1, 0]), 1.0)
+        turned = "model.weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3).t())\n"
+        model = self.open(MODEL.replace("return", "model =") + f"    {turned}    return model.train()").model
+        self.assertFalse(model.training or model.weight.requires_grad)
+        self.assertEqual(model.weight.stride(), (2, 1))
+        self.assertEqual(float(model.weight[1, 0]), 1.0)
 
     def test_random_weights_are_the_same_in_every_worker(self) -> None:
-        first = self.open(MODEL).model.weight
-        second = self.open(MODEL).model.weight
-        self.assertTrue(bool((first == second).all()))
+        self.assertTrue(torch.equal(*(self.open(MODEL).model.weight for _ in range(2))))
 
     def test_a_dict_of_modules_is_one_model(self) -> None:
         opened = self.open(
@@ -151,9 +139,7 @@ class OpenTest(Project):
 
     def test_a_model_in_training_mode_is_reported_as_switched(self) -> None:
         training = "import torch\n\ndef load():\n    return torch.nn.Dropout(0.5)\n"
-        opened = self.open(training)
-        self.assertFalse(opened.model.training)
-        (note,) = opened.answer()["notes"]
+        (note,) = self.open(training).answer()["notes"]
         self.assertIn("the model was in training mode and is built in eval mode", note)
         for text in ["torch.nn.Dropout(0.5).eval()", "{'a': torch.nn.Dropout(0.5).eval()}"]:
             self.assertEqual(self.open(training.replace("torch.nn.Dropout(0.5)", text)).answer()["notes"], [])
@@ -168,21 +154,23 @@ class OpenTest(Project):
         # It is the spec that is wrong, and no line of importlib's.
         self.assertEqual((failure.location, failure.spec), (None, f"{name[:-1]}x:load"))
         self.assertEqual(part("failures").describe(failure, self.root)["location"], None)
-        self.assertEqual(
-            failure.message, f"there is no Python module `{name[:-1]}x` beside the spec, and none is installed"
-        )
+        missing = f"there is no Python module `{name[:-1]}x` beside the spec, and none is installed"
+        self.assertEqual(failure.message, missing)
         failure = self.fails("entry_call", load, self.root, f"{name}:load", "cpu")
         self.assertEqual((failure.hint, failure.location), ("did you mean `load_model`?", f"{name}.py:1"))
         self.assertEqual(failure.spec, f"{name}:load")
-        failure = self.fails("entry_call", load, self.root, f"{name}:load_model", "cpu")
-        self.assertEqual(
-            failure.message, f"`{name}:load_model` returned an int, not a torch.nn.Module or a dict of them"
-        )
-        self.assertEqual(failure.location, f"{name}.py:3")
-        failure = self.fails("entry_call", load, self.root, f"{name}:broken", "cpu")
-        self.assertEqual(failure.message, f"`{name}:broken` raised ValueError: no")
-        self.assertEqual(failure.location, f"{name}.py:7")
+        for entry, said, line in (
+            ("load_model", "returned an int, not a torch.nn.Module or a dict of them", 3),
+            ("broken", "raised ValueError: no", 7),
+        ):
+            failure = self.fails("entry_call", load, self.root, f"{name}:{entry}", "cpu")
+            self.assertEqual((failure.message, failure.location), (f"`{name}:{entry}` {said}", f"{name}.py:{line}"))
         self.fails("entry_import", load, self.root, "no_colon", "cpu")
+        for text in ("import torch\nx = 1\nimport not_there_at_all\n", "import torch\n\ndef load(:\n"):
+            name = self.write(text)
+            failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
+            self.assertEqual(failure.location, f"{name}.py:3")
+        self.assertIn("SyntaxError: invalid syntax", failure.message)
 
     def test_a_file_gives_the_weights(self) -> None:
         load, write = part("model.entry").open_model, part("tensors").write
@@ -211,17 +199,3 @@ class OpenTest(Project):
         self.assertNotIn("w.safetensors", [source["path"] for source in opened.sources])
         answer = part("weights").write(opened, self.out)
         self.assertEqual(answer, {"file": None, "aliases": {"a.weight": "b.weight"}})
-
-    def test_a_module_that_does_not_import_names_its_line(self) -> None:
-        load = part("model.entry").open_model
-        name = self.write("import torch\nx = 1\nimport not_there_at_all\n")
-        failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
-        self.assertEqual(failure.location, f"{name}.py:3")
-        name = self.write("import torch\n\ndef load(:\n")
-        failure = self.fails("entry_import", load, self.root, f"{name}:load", "cpu")
-        self.assertEqual(failure.location, f"{name}.py:3")
-        self.assertIn("SyntaxError: invalid syntax", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

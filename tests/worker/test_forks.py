@@ -19,16 +19,8 @@ WORKER = ROOT / "crates" / "precast-builder" / "worker"
 
 
 class ForksTest(unittest.TestCase):
-    folder: tempfile.TemporaryDirectory[str]
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        # Longer than the address of a socket may be.
-        cls.folder = tempfile.TemporaryDirectory(prefix="f" * 110)
-
-    @classmethod
-    def tearDownClass(cls) -> None:
-        cls.folder.cleanup()
+    # Longer than the address of a socket may be. It goes with the process.
+    folder = tempfile.TemporaryDirectory(prefix="f" * 110)
 
     def start(self, **environ: str) -> subprocess.Popen[str]:
         program = WORKER / "torch_private" / "forks.py"
@@ -124,7 +116,3 @@ class ForksTest(unittest.TestCase):
         worker.stdin.write('{"id": 1, "op": "hello"}\n')
         worker.stdin.flush()
         self.assertEqual(worker.wait(30), -signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    unittest.main()

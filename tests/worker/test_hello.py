@@ -35,7 +35,3 @@ class SitePackages(unittest.TestCase):
             failure.hint,
             "name an interpreter that has torch with `--python PATH` or `PRECAST_PYTHON`, or install torch there",
         )
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -65,7 +65,6 @@ def _imported(tree: ast.AST, own: Module, root: str, known: Iterable[Module]) ->
 
 
 def circle(uses: dict[Module, set[Module]]) -> list[str]:
-    """Returns the modules of a circle, or nothing."""
     try:
         graphlib.TopologicalSorter(uses).prepare()
     except graphlib.CycleError as error:

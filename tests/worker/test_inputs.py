@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
 from typing import Any
 
 from .support import Project, part
@@ -64,31 +63,20 @@ class InputsTest(Project):
     def test_nested_inputs_are_found_and_captured(self) -> None:
         opened = self.open(MODEL)
         found = self.find(opened, samples="samples")
-        self.assertEqual(
-            [(entry["name"], entry["shape"], entry["dims"]) for entry in found["inputs"]],
-            [
-                ("x", [2, 5, 8], ["batch", "seq", None]),
-                ("cache.0", [2, 5, 8], ["batch", "seq", None]),
-                ("cache.1", [2, 2, 8], ["batch", None, None]),
-                ("state.h", [2, 1, 8], ["batch", None, None]),
-            ],
-        )
-        self.assertEqual(
-            found["structure"],
-            {
-                "args": [{"tensor": 0}, {"list": [{"tensor": 1}, {"tensor": 2}]}, {"value": None}, {"value": 2.0}],
-                "kwargs": {"state": {"dict": {"h": {"tensor": 3}}}},
-            },
-        )
         inputs = [(entry["name"], entry["dtype"], entry["shape"], entry["dims"]) for entry in found["inputs"]]
-        captured = self.capture(opened, inputs=inputs, sizes=SIZES, path="inner", structure=found["structure"])
+        wanted = [
+            ("x", "float32", [2, 5, 8], ["batch", "seq", None]),
+            ("cache.0", "float32", [2, 5, 8], ["batch", "seq", None]),
+            ("cache.1", "float32", [2, 2, 8], ["batch", None, None]),
+            ("state.h", "float32", [2, 1, 8], ["batch", None, None]),
+        ]
+        self.assertEqual(inputs, wanted)
+        args = [{"tensor": 0}, {"list": [{"tensor": 1}, {"tensor": 2}]}, {"value": None}, {"value": 2.0}]
+        self.assertEqual(found["structure"], {"args": args, "kwargs": {"state": {"dict": {"h": {"tensor": 3}}}}})
+        captured = self.checked(opened, inputs=inputs, sizes=SIZES, path="inner", structure=found["structure"])
         self.assertEqual([output["name"] for output in captured["outputs"]], ["h.0", "h.1.0"])
-        self.assertEqual(
-            captured["call_spec"]["outputs"],
-            {"dict": {"h": {"tuple": [{"tensor": 0}, {"list": [{"tensor": 1}, {"value": None}]}]}}},
-        )
-        self.assertEqual(captured["call_spec"]["inputs"], found["structure"])
-        self.check_composed(opened, captured)
+        outputs = {"dict": {"h": {"tuple": [{"tensor": 0}, {"list": [{"tensor": 1}, {"value": None}]}]}}}
+        self.assertEqual(captured["call_spec"], {"inputs": found["structure"], "outputs": outputs})
 
     def test_the_models_own_inputs_serve_too(self) -> None:
         opened = self.open(MODEL)
@@ -104,16 +92,12 @@ class InputsTest(Project):
 
     def test_mistakes(self) -> None:
         opened = self.open(MODEL)
-        find = self.find
-        failure = self.fails("bad_input", find, opened)
-        self.assertIn("`samples` in [model]", failure.hint)
-        failure = self.fails("bad_input", find, opened, samples="samples", path="unused")
-        self.assertEqual(failure.message, "the model does not call `unused.forward` on its sample inputs")
-        failure = self.fails("entry_call", find, opened, samples="broken")
+        self.assertIn("`samples` in [model]", self.fails("bad_input", self.find, opened).hint)
+        unused, doubled = {"samples": "samples", "path": "unused"}, {"samples": "doubled", "sizes": {"batch": 3}}
+        for request, message in (
+            (unused, "the model does not call `unused.forward` on its sample inputs"),
+            (doubled, "axis 0 of input `x` is 6 at `batch` = 3 and 8 at 4"),
+        ):
+            self.assertEqual(self.fails("bad_input", self.find, opened, **request).message, message)
+        failure = self.fails("entry_call", self.find, opened, samples="broken")
         self.assertRegex(failure.location, r"^project_\d+\.py:42$")
-        failure = self.fails("bad_input", find, opened, samples="doubled", sizes={"batch": 3})
-        self.assertEqual(failure.message, "axis 0 of input `x` is 6 at `batch` = 3 and 8 at 4")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unittest
-
 from .support import Project
 
 LAYERS = """
@@ -44,11 +42,8 @@ def half():
 
 class MasksTest(Project):
     def captured(self, entry: str, dtype: str) -> list[dict]:
-        opened = self.open(LAYERS, entry)
         inputs = [("x", dtype, [2, 5, 16]), ("real", "bool", [2, 5])]
-        captured = self.capture(opened, inputs=inputs, regions=["layers.*"])
-        self.check_composed(opened, captured)
-        return captured["segments"]
+        return self.checked(self.open(LAYERS, entry), inputs=inputs, regions=["layers.*"])["segments"]
 
     def test_layers_take_the_numbers_and_one_segment_makes_them(self) -> None:
         for entry, dtype in (("load", "float32"), ("half", "float16")):
@@ -66,7 +61,3 @@ class MasksTest(Project):
     def test_a_mask_of_one_attention_is_left_to_the_compiler(self) -> None:
         for segment in self.captured("single", "float32"):
             self.assertNotIn("aten.where", segment["graph"])
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import unittest
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +30,8 @@ match CASES:
     case {"a": one_case, **others}:
         pass
 """
-NAMES = (
-    "load",
-    "Passes.one",
-    "Passes.two",
-    "made",
-    "first",
-    "second",
-    "rest",
-    "os.path",
-    "down",
-    "one_case",
-    "torch.nn",
-)
+NAMES = "load Passes.one Passes.two made first second rest os.path down one_case torch.nn".split()
+MORE = ("from os import *", "def __getattr__(name): ...", "globals()['laod'] = 1", "setattr(x, 'laod', 1)")
 
 
 class Names(Project):
@@ -54,12 +42,7 @@ class Names(Project):
         name = self.write(MODEL)
         for path in NAMES:
             self.check(f"{name}:{path}")
-        for more in (
-            "from os import *",
-            "def __getattr__(name): ...",
-            "globals()['laod'] = 1",
-            "setattr(x, 'laod', 1)",
-        ):
+        for more in MORE:
             self.check(f"{self.write(MODEL + more)}:laod")
         self.check(f"{self.write('def load(:')}:laod")
         for installed in ("torch:nn", "torch.nn:Linear", "json:loads"):
@@ -92,14 +75,10 @@ class Names(Project):
             Path(root, "torch.py").write_text("raise ImportError('it was imported')\n")
             Path(root, "model.py").write_text("import torch\n\ndef load():\n    pass\n")
             asked = {"op": "hello", "root": root}
-            answers = talk(
-                [{"id": 1, **asked, "names": ["model:laod"]}, {"id": 2, **asked, "names": ["model:load"]}],
-                {"PYTHONPATH": root},
-            )
-        refused = answers[0]["error"]
+            open_ = {"id": 3, "op": "open", "root": root, "entry": "model:load", "device": "cpu"}
+            asked = [{"id": 1, **asked, "names": ["model:laod"]}, {"id": 2, **asked, "names": ["model:load"]}, open_]
+            refused, *others = (answer["error"] for answer in talk(asked, {"PYTHONPATH": root}))
         self.assertEqual((refused["message"], refused["location"]), ("`model` has no `laod`", "model.py:1"))
-        self.assertIn("it was imported", answers[1]["error"]["message"])
-
-
-if __name__ == "__main__":
-    unittest.main()
+        for error in others:
+            self.assertEqual((error["code"], bool(error["hint"])), ("torch_missing", True))
+            self.assertIn("it was imported", error["message"])

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from .artifact import run
-from .support import Project, Quiet, model, part
+from .support import Project, model, part
 
 # Four heads of queries read two heads of keys and values. One product has a number of columns that no four share.
 STEP = model(
@@ -42,12 +42,9 @@ class OneRowTest(Project):
         shapes = {"x": [1, 1, 320], "keys": cache, "values": cache, "mask": [1, 1, 1, 16]}
         opened = self.open(STEP)
         captured = self.capture(opened, inputs=[(name, "float32", shape) for name, shape in shapes.items()])
-        request = {"device": "cpu", "isa": "native", "options": {"freezing": True}}
-        request["file"] = captured["segments"][0]["file"]
-        answer = part("compiler").compile_segment(request, self.out, Quiet())
-        code = "".join(file.read_text() for file in self.out.rglob("*wrapper.cpp"))
+        answer = self.compile(captured, options={"freezing": True})
         for call in ("aoti_torch_cpu_addmm_out(", "aoti_torch_cpu_mm_out(", "linear_pointwise("):
-            self.assertNotIn(call, code)
+            self.assertNotIn(call, self.wrapper())
         weights = self.bound(captured, self.weights(opened))
         self.assertEqual(answer["prepared"], [])
         given = [torch.randn(shape) for shape in shapes.values()]

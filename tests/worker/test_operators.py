@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import unittest
 from pathlib import Path
-from typing import Any
+from unittest import mock
 
 import torch
 
 from .shim import cpp_standard
-from .support import Project, model, part, talk
+from .support import Project, model, part
 from .test_capture import X
 
 CODE = """
@@ -51,7 +50,6 @@ def _(x):
 
 
 def build(path: Path) -> None:
-    """Compiles the operator's library."""
     home = Path(torch.__file__).parent
     source = path.with_suffix(".cpp")
     source.write_text(CODE)
@@ -63,50 +61,36 @@ def build(path: Path) -> None:
 
 
 class OperatorsTest(Project):
-    def test_a_cpp_operator_is_compiled_by_a_worker_that_never_saw_the_model(self) -> None:
+    def test_the_library_of_a_cpp_operator_is_part_of_the_segment(self) -> None:
+        """That it runs in an artifact, with no Python, is in `tests/numerics/operators.rs`."""
         build(self.root / "twice.so")
-        (self.root / "using.py").write_text(USING)
-        x = {"name": "x", "dtype": "float32", "shape": [4, 6], "stride": [6, 1], "dims": ["n", None], "pad": 0}
-        module = {"name": "m", "path": "", "method": "forward", "regions": [], "inputs": [x]}
-        first = talk(
-            [
-                {"id": 1, "op": "open", "root": str(self.root), "entry": "using:load", "device": "cpu"},
-                {"id": 2, "op": "capture", "module": module, "sizes": {"n": 4}, "out": str(self.out)},
-            ]
-        )
-        self.assertEqual([source["path"] for source in first[0]["value"]["sources"]], ["twice.so", "using.py"])
-        segment: dict[str, Any] = first[1]["value"]["segments"][0]
+        opened = self.open(USING)
+        self.assertIn("twice.so", [source["path"] for source in opened.sources])
+        captured = self.capture(opened, inputs=[X], sizes={"n": 4})
+        (segment,) = captured["segments"]
         self.assertEqual(segment["libraries"], [str(self.root / "twice.so")])
         self.assertIn("library sha256=", segment["graph"])
         self.assertIn("precast_test.twice.default<", segment["graph"])
         self.assertNotIn(str(self.root), segment["graph"])
-        request = {"op": "compile", "device": "cpu", "isa": "native", "mode": "default", "options": {}}
-        second = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "c")}])
-        self.assertEqual(second[0]["kind"], "result", second[0])
-        nodes = json.loads(Path(second[0]["value"]["proxy"]).read_text())["nodes"]
+        nodes = json.loads(Path(self.compile(captured)["proxy"]).read_text())["nodes"]
         self.assertEqual([node["node"]["target"] for node in nodes], ["precast_test::twice"])
-
-        # A compile that fails names the project's line, in a worker that never opened it either.
-        broken = {"PRECAST_TEST_BREAK": "1"}
-        third = talk([{"id": 1, **request, "file": segment["file"], "out": str(self.out / "d")}], broken)
-        self.assertEqual(third[0]["error"]["code"], "compile")
-        self.assertIn("no shape today", third[0]["error"]["message"])
-        self.assertEqual(third[0]["error"]["location"], "using.py:8")
+        with mock.patch.dict(os.environ, {"PRECAST_TEST_BREAK": "1"}):
+            failure = self.fails("compile", self.compile, captured, "broken")
+        self.assertIn("no shape today", failure.message)
+        self.assertRegex(failure.location, r"^project_\d+\.py:8$")
 
     def test_the_body_of_an_operator_in_python_is_traced(self) -> None:
-        opened = self.open(model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON))
-        captured = self.capture(opened, inputs=[X], sizes={"n": 4})
-        self.check_composed(opened, captured)
-        (segment,) = captured["segments"]
+        text = model("return torch.ops.precast_python.half(torch.nn.functional.gelu(x)) + 1", extra=PYTHON)
+        (segment,) = self.checked(text, inputs=[X], sizes={"n": 4})["segments"]
         self.assertNotIn("precast_python", segment["graph"])
         self.assertIn("aten.div", segment["graph"])
         self.assertIn("aten.gelu", segment["graph"])
         self.assertEqual(segment["libraries"], [])
+        self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
 
     def test_an_operator_whose_body_can_not_be_traced_is_refused_by_name(self) -> None:
         body = PYTHON.replace("precast_python", "precast_numpy").replace("x / 2", "torch.from_numpy(x.numpy() / 2)")
-        opened = self.open(model("return torch.ops.precast_numpy.half(x) + 1", extra=body))
-        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        failure = self.refused("capture", model("return torch.ops.precast_numpy.half(x) + 1", extra=body), inputs=[X])
         self.assertIn("operator `precast_numpy::half`, called by the model, has no C++ kernel for cpu", failure.message)
         self.assertIn("its body can't be traced", failure.message)
         self.assertRegex(failure.location, r"^project_\d+\.py:16$")
@@ -120,15 +104,6 @@ class OperatorsTest(Project):
         extra = (
             "class Inner(torch.nn.Module):\n    def forward(self, x):\n        return torch.ops.precast_impl.half(x)\n"
         )
-        opened = self.open(model("return self.inner(x) + 1", "self.inner = Inner()", extra=extra))
-        failure = self.fails("capture", self.capture, opened, inputs=[X])
+        text = model("return self.inner(x) + 1", "self.inner = Inner()", extra=extra)
+        failure = self.refused("capture", text, inputs=[X])
         self.assertIn("`precast_impl::half`, called by `inner`, has no C++ kernel for cpu", failure.message)
-
-    def test_operators_of_torch_need_nothing(self) -> None:
-        captured = self.capture(self.open(model("return torch.relu(x)")), inputs=[X], sizes={"n": 4})
-        self.assertEqual(captured["segments"][0]["libraries"], [])
-        self.assertTrue(part("torch_private.overloads").has_native_kernel("aten::linear", "cpu"))
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import unittest
 from typing import Any
 
 from .support import Project, Quiet, part, spec
@@ -208,7 +207,3 @@ class LeaksTest(Project):
         self.assertEqual(leak.fix, "fill it with -inf before, by a mask that is an input")
         (leak,) = self.leaks(source(["return self.linear(x).mean(1)"])[0])
         self.assertEqual(leak.why, "`mean` reads the padding of `n`, which holds computed values")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -6,14 +6,13 @@ import contextlib
 import io
 import json
 import sys
-import unittest
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .artifact import run
-from .support import Project, Quiet, model, part
+from .support import Project, model, part
 from .test_compile import follow
 
 MODEL = model("return torch.relu(self.linear(x)) + 1", "self.linear = torch.nn.Linear(8, 4)")
@@ -97,12 +96,9 @@ class SegmentPassTest(Project):
         self.helper = self.write("FACTOR = 2\n")
         self.passes = self.write(PASSES.replace("{helper}", self.helper))
 
-    def compile(self, captured: dict[str, Any], **options: Any) -> dict[str, Any]:
-        (segment,) = captured["segments"]
-        request = {"file": segment["file"], "device": "cpu", "isa": "native", "options": options}
-        return part("compiler").compile_segment(
-            request | {"passes": captured["passes"]["own"]}, self.out / "made", Quiet()
-        )
+    def made(self, captured: dict[str, Any], **options: Any) -> dict[str, Any]:
+        name = f"made{len(list(self.out.iterdir()))}"
+        return self.compile(captured, name, options=options, passes=captured["passes"]["own"])
 
     def captured(self, *passes: str) -> tuple[Any, dict[str, Any]]:
         names = [f"{self.passes}:{name}" for name in passes]
@@ -113,7 +109,7 @@ class SegmentPassTest(Project):
         opened, captured = self.captured("doubled", "fusions", "plain")
         own = captured["passes"]["own"]
         self.assertEqual([one["callable"] for one in own], [f"{self.passes}:doubled", f"{self.passes}:fusions"])
-        answer = self.compile(captured, freezing=True)
+        answer = self.made(captured, freezing=True)
         held = self.weights(opened)
         weights = self.bound(captured, held)
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
@@ -123,7 +119,7 @@ class SegmentPassTest(Project):
         wanted = torch.nn.functional.linear(x, 2 * held["linear.weight"], held["linear.bias"]).tanh() + 3
         torch.testing.assert_close(result, wanted)
         # Without freezing, a request for a prepacked weight returns none.
-        answer = self.compile(captured, freezing=False)
+        answer = self.made(captured, freezing=False)
         self.assertEqual(answer["prepared"], [])
         (result,) = run(answer["library"], "cpu", weights, [x], 1)
         wanted = torch.nn.functional.linear(x, held["linear.weight"], held["linear.bias"]).tanh() + 3
@@ -142,7 +138,7 @@ class SegmentPassTest(Project):
         ):
             _, captured = self.captured(name)
             for freezing in (True, False):
-                failure = self.fails("pass", self.compile, captured, freezing=freezing)
+                failure = self.fails("pass", self.made, captured, freezing=freezing)
                 self.assertEqual(failure.message, message)
 
     def test_the_source_of_a_pass_and_of_what_it_imports_is_in_its_digest(self) -> None:
@@ -154,7 +150,7 @@ class SegmentPassTest(Project):
         helper.write_text("FACTOR = 3\n")
         (after,) = described([before["callable"]], self.root)
         self.assertNotEqual(after["source"], before["source"])
-        failure = self.fails("pass", self.compile, captured)
+        failure = self.fails("pass", self.made, captured)
         self.assertEqual(failure.message, f"the source of pass `{before['callable']}` changed")
 
     def package(self) -> tuple[Path, str]:
@@ -204,7 +200,3 @@ class SegmentPassTest(Project):
         (offer,) = self.offered(opened, *self.package(), "1.0")
         self.assertEqual(len(offer["passes"]), 1)
         self.assertEqual(len(opened.offering), 1)
-
-
-if __name__ == "__main__":
-    unittest.main()

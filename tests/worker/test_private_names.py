@@ -118,7 +118,3 @@ class PrivateNamesTest(unittest.TestCase):
             outside = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level > 1]
             if SOURCES in folder.parents:
                 self.assertEqual(outside, [], f"{name}.py")
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import unittest
 from typing import Any
 
 import torch
@@ -45,46 +44,33 @@ class SizesTest(Project):
 
     def test_every_size_of_every_dimension(self) -> None:
         cases = {
-            "linear": (model("return self.a(x)", "self.a = torch.nn.Linear(8, 4)"), ROWS, (1, 1)),
+            "linear": ("return self.a(x)", "self.a = torch.nn.Linear(8, 4)"),
             "transformer": (
-                model("return self.a(x)", "self.a = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)"),
-                ROWS,
-                (1, 1),
+                "return self.a(x)",
+                "self.a = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)",
             ),
             # Captured from 2, the slice is always 2 wide.
-            "a short slice": (
-                model("y = x[:, :2]\nreturn y.reshape(x.shape[0], -1).sum(1) + y.shape[1]"),
-                ROWS,
-                (1, 1),
-            ),
-            "a branch": (model("return x * 2 if x.shape[0] == 1 else x"), ROWS, (1, 1)),
-            "a branch that only large values show": (
-                model("return x.clamp(max=90) if x.shape[0] == 1 else x"),
-                ROWS,
-                (1, 1),
-            ),
+            "a short slice": ("y = x[:, :2]\nreturn y.reshape(x.shape[0], -1).sum(1) + y.shape[1]",),
+            "a branch": ("return x * 2 if x.shape[0] == 1 else x",),
+            "a branch that only large values show": ("return x.clamp(max=90) if x.shape[0] == 1 else x",),
             "branches of two dimensions, with weights": (
-                model(
-                    "y = self.a(x) if x.shape[0] == 1 else self.b(x)\nreturn y * 3 if x.shape[1] == 1 else y",
-                    "self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)",
-                ),
-                ROWS,
-                (1, 1),
+                "y = self.a(x) if x.shape[0] == 1 else self.b(x)\nreturn y * 3 if x.shape[1] == 1 else y",
+                "self.a, self.b = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)",
             ),
-            "a branch of both": (model("return x * 2 if x.shape[0] * x.shape[1] == 1 else x"), ROWS, (1, 1)),
-            "convolutions": (model("return self.a(x).mean((2, 3))", f"self.a = {DEEP}"), IMAGE, (1, 1, 1)),
+            "a branch of both": ("return x * 2 if x.shape[0] * x.shape[1] == 1 else x",),
+        }
+        images = {
+            "convolutions": ("return self.a(x).mean((2, 3))", f"self.a = {DEEP}"),
             "pooling": (
-                model(
-                    "return self.a(x).amax((2, 3))",
-                    "self.a = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MaxPool2d(2))",
-                ),
-                IMAGE,
-                (1, 4, 4),
+                "return self.a(x).amax((2, 3))",
+                "self.a = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MaxPool2d(2))",
             ),
         }
-        for name, (text, inputs, lows) in cases.items():
+        for name, text in (cases | images).items():
+            inputs = ROWS if name in cases else IMAGE
+            lows = {"pooling": (1, 4, 4), "convolutions": (1, 1, 1)}.get(name, (1, 1))
             with self.subTest(name):
-                opened, captured = self.eager(text, inputs)
+                opened, captured = self.eager(model(*text), inputs)
                 self.assertEqual(list(self.bounds(captured).values()), [(low, None) for low in lows])
                 self.compare(opened, captured, inputs, (1, 2, 5, 33, 70) if inputs is ROWS else (1, 4, 33, 70))
 
@@ -113,7 +99,3 @@ class SizesTest(Project):
         for low, floor, end in itertools.product((2, 3, 17, 33, 64), (1, 2), (1, 2, 3, 16, 32, 40)):
             found = lowest(low, floor, lambda size, end=end: size >= end)
             self.assertEqual(found, max(floor, min(end, low)) if floor <= low else low, f"{low} {floor} {end}")
-
-
-if __name__ == "__main__":
-    unittest.main()

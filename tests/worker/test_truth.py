@@ -94,17 +94,11 @@ class Truth(Project):
                     samples[f"after.{index}"].double(), values[f"after.{index}"], rtol=1e-3, atol=1e-5
                 )
 
-    def test_nothing_is_left_behind(self) -> None:
-        opened = self.open(SOURCE)
-        before = {name: one.clone() for name, one in opened.model.state_dict().items()}
-        self.run_double(opened)
-        for name, one in opened.model.state_dict().items():
-            self.assertTrue(one.dtype == before[name].dtype and torch.equal(one, before[name]), name)
-        self.assertEqual(torch.get_default_dtype(), torch.float32)
-
     def test_distances_show_what_rounding_does(self) -> None:
         opened = self.open(SOURCE)
+        before = {name: one.clone() for name, one in opened.model.state_dict().items()}
         names, _, usual = self.run_double(opened)
+        self.unchanged(opened, before)
         at = f"after.{names.index('optimizer.momentum_buffer.layers.1.weight')}"
         cast = self.run_double(opened, autocast="bfloat16")[2]
         self.assertGreater(self.share(cast, at), 1e3 * self.share(usual, at))
@@ -144,6 +138,11 @@ class Truth(Project):
         self.assertRegex(failure.location or "", r"project_\d+\.py:")
         self.assertEqual((opened.model.frozen.dtype, torch.get_default_dtype()), (torch.float32, torch.float32))
 
+    def unchanged(self, opened: Any, before: dict[str, Any]) -> None:
+        for name, one in opened.model.state_dict().items():
+            self.assertTrue(one.dtype == before[name].dtype and torch.equal(one, before[name]), name)
+        self.assertEqual(torch.get_default_dtype(), torch.float32)
+
     def values_of(self, source: str, specs: list[dict[str, Any]], dtype: str = "float32", **more: Any) -> Any:
         """Returns the samples of a call without gradients, and its values with more digits."""
         opened = self.open(source)
@@ -153,8 +152,7 @@ class Truth(Project):
         module["inputs"] = module.pop("specs")
         before = {name: one.clone() for name, one in opened.model.state_dict().items()}
         answer = truth.run(opened, module, {}, Path(captured["samples"]), dtype, 4, self.out, Quiet())
-        for name, one in opened.model.state_dict().items():
-            self.assertTrue(one.dtype == before[name].dtype and torch.equal(one, before[name]), name)
+        self.unchanged(opened, before)
         return self.samples(captured), part("tensors").read(Path(answer["file"]))
 
     def test_a_call_in_half_precision_has_the_values_of_float32(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from .support import Project, Quiet, part
+from .support import Project, part
 
 versions = part("torch_private.versions")
 
@@ -85,25 +85,12 @@ class UntriedTest(Project):
 
     def test_what_is_off_is_left_out_of_a_compile(self) -> None:
         captured = self.capture(self.open(LINEAR), inputs=[("input", "float32", [64, 512])])
-        request = {"device": "cpu", "isa": "native", "file": captured["segments"][0]["file"]}
-        request |= {"options": {"freezing": True, "triton.enable_pdl": True}}
-        made = []
+        options = {"freezing": True, "triton.enable_pdl": True}
         for name, lacking in (("on", ()), ("off", versions.FEATURES)):
-            out = self.out / name
-            out.mkdir()
             with untried(*lacking):
-                made.append(part("compiler").compile_segment(request, out, Quiet())["prepared"])
-        self.assertEqual([len(one) > 0 for one in made], [True, False])
-
-    def test_an_option_that_is_gone_is_named_with_its_version(self) -> None:
-        captured = self.capture(self.open(LINEAR), inputs=[("input", "float32", [4, 512])])
-        request = {"device": "cpu", "isa": "native", "file": captured["segments"][0]["file"]}
+                prepared = self.compile(captured, name, options=options)["prepared"]
+            self.assertEqual(bool(prepared), name == "on")
         with mock.patch.object(versions, "GONE", (versions.Gone("was_there", (2, 11)),)):
-            compile_segment, asked = part("compiler").compile_segment, {**request, "options": {"was_there": 1}}
-            failure = self.fails("compile", compile_segment, asked, self.out, Quiet())
+            failure = self.fails("compile", self.compile, captured, "gone", options={"was_there": 1})
         self.assertEqual(failure.message, "option `was_there` is gone: torch 2.11 has dropped it")
         self.assertEqual(failure.hint, "leave it out")
-
-
-if __name__ == "__main__":
-    unittest.main()

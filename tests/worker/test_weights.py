@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import tomllib
-import unittest
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,9 @@ MODEL = """
     def load():
         return Encoder().eval()
     """
+
+
+EXPORT = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
 
 
 def inside(line: str, address: int) -> bool:
@@ -92,26 +94,23 @@ class FileTest(Project):
 
     def test_what_is_missing_or_other_is_named_with_the_file(self) -> None:
         path = self.root / "model.safetensors"
+        add = "add it to the file, or leave `weights` out: then the model's own are taken"
         cases: list[tuple[dict[str, Any], str, str]] = [
-            (
-                {"norm.bias": None},
-                f"`{path}` has no tensor `norm.bias`, float32 [4] in the model",
-                "add it to the file, or leave `weights` out: then the model's own are taken",
-            ),
+            ({"norm.bias": None}, f"`{path}` has no tensor `norm.bias`, float32 [4] in the model", add),
             (
                 {"norm.running_mean": None, "norm.running_var": None},
                 f"`{path}` has no tensor `norm.running_mean`, float32 [4] in the model and 1 more",
-                "add it to the file, or leave `weights` out: then the model's own are taken",
+                add,
             ),
             (
                 {"norm.bias": torch.zeros(5)},
                 f"tensor `norm.bias` of `{path}` is float32 [5], the model expects float32 [4]",
-                "export the file from the model that `entry` makes, or have `entry` make the model of the file",
+                EXPORT,
             ),
             (
                 {"table.weight": torch.zeros(40, 4, dtype=torch.float16)},
                 f"tensor `table.weight` of `{path}` is float16 [40, 4], the model expects float32 [40, 4]",
-                "export the file from the model that `entry` makes, or have `entry` make the model of the file",
+                EXPORT,
             ),
             (
                 {"table.weight": None, "encoder.head.weight": torch.zeros(40, 4)},
@@ -134,27 +133,20 @@ class FileTest(Project):
     def test_what_the_model_lacks_is_refused_unless_it_is_named(self) -> None:
         path = self.root / "model.safetensors"
         model, fill, zeros = self.open(MODEL).model, self.fill, torch.zeros(3)
-        export = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
+        blocks = [f"norm.blocks.{block}.{name}" for block in (4, 5) for name in ("bias", "weight")]
+        many = range(6)
         for extra, message, globs in [
             (["other.weight"], "tensor `other.weight`, float32 [3]:", ["other.**"]),
             (["norm.scale"], "tensor `norm.scale`, float32 [3]:", ["norm.scale"]),
             (["lone"], "tensor `lone`, float32 [3]:", ["lone"]),
-            (
-                [f"norm.blocks.{block}.{name}" for block in (4, 5) for name in ("bias", "weight")],
-                "tensor `norm.blocks.4.bias`, float32 [3] and 3 more:",
-                ["norm.blocks.**"],
-            ),
-            (
-                [f"block_{block}.{block}" for block in range(6)],
-                "tensor `block_0.0`, float32 [3] and 5 more:",
-                [f"block_{block}.**" for block in range(6)],
-            ),
+            (blocks, "tensor `norm.blocks.4.bias`, float32 [3] and 3 more:", ["norm.blocks.**"]),
+            ([f"b_{at}.0" for at in many], "tensor `b_0.0`, float32 [3] and 5 more:", [f"b_{at}.**" for at in many]),
         ]:
             with self.subTest(message):
                 values = dict.fromkeys(extra, zeros)
                 failure = self.fails("weights", fill, model, self.saved(**values))
                 self.assertEqual(failure.message, f"`{path}` has {message} the model has none of that name")
-                hint = f"{export}; or allow unused tensors in [model]: "
+                hint = f"{EXPORT}; or allow unused tensors in [model]: "
                 self.assertTrue(failure.hint.startswith(hint), failure.hint)
                 said = tomllib.loads(failure.hint.removeprefix(hint).strip("`"))
                 self.assertEqual(said, {"unused_weights": globs})
@@ -263,10 +255,9 @@ class FileTest(Project):
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
         path = self.saved(**{"other.weight": torch.rand(3)})
         whole = path.read_bytes()
+        none = "it is no safetensors file, or it was cut off"
         for bytes_, message in [
-            (b"", "it is no safetensors file, or it was cut off"),
-            (b"PK\x03\x04 what torch.save writes", "it is no safetensors file, or it was cut off"),
-            (whole[:100], "it is no safetensors file, or it was cut off"),
+            *((text, none) for text in (b"", b"PK\x03\x04 what torch.save writes", whole[:100])),
             (whole[:-8], "it was cut off: tensor `other.weight` ends at byte"),
             (whole.replace(b'"shape":[3]', b'"shape":[4]'), "tensor `other.weight` is F32 [4] and has 12 bytes"),
             (whole.replace(b'"F32","shape":[3]', b'"F99","shape":[3]'), "tensor `other.weight` is F99; weight sets"),
@@ -275,7 +266,3 @@ class FileTest(Project):
                 path.write_bytes(bytes_)
                 failure = self.fails("weights", self.filled, path)
                 self.assertIn(f"can't read the weights in `{path}`: {message}", failure.message)
-
-
-if __name__ == "__main__":
-    unittest.main()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 import unittest
 from pathlib import Path
@@ -52,26 +51,3 @@ class WireTest(unittest.TestCase):
         self.assertEqual(answers[4]["error"]["code"], "protocol")
         # The failed `open` left no model behind.
         self.assertEqual(answers[5]["error"]["code"], "protocol")
-
-    def test_a_missing_torch_is_an_answer(self) -> None:
-        with tempfile.TemporaryDirectory() as shadow:
-            Path(shadow, "torch.py").write_text("raise ImportError('libtorch.so: no such file')\n")
-            requests = [
-                {"id": 1, "op": "hello"},
-                {"id": 2, "op": "open", "root": shadow, "entry": "a:b", "device": "cpu"},
-            ]
-            answers = talk(requests, {"PYTHONPATH": shadow})
-        for answer in answers:
-            self.assertEqual(answer["error"]["code"], "torch_missing")
-            self.assertIn("libtorch.so: no such file", answer["error"]["message"])
-            self.assertTrue(answer["error"]["hint"])
-
-    def test_answers_are_one_line_of_json(self) -> None:
-        answer = talk([{"id": 9, "op": "open", "root": "/", "entry": "no_such_module:f", "device": "cpu"}])[0]
-        self.assertEqual(answer["error"]["code"], "entry_import")
-        self.assertNotIn("\n", answer["error"]["message"])
-        json.dumps(answer)
-
-
-if __name__ == "__main__":
-    unittest.main()
