@@ -1,5 +1,6 @@
 """Contenders as processes: Python peers that are spoken to, and `precast`."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -61,29 +62,27 @@ class Host:
     def python(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
         """Returns the environment of a contender in Python: from its second start on it finds the bytecode of what it
         imports, also where torch was installed without."""
-        environment = self.environment(threads, caches)
-        if not has_bytecode():
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            environment["PYTHONPYCACHEPREFIX"] = str(self.work / "bytecode")
-        return environment
+        made = {**self.environment(threads, caches), "PYTHONPYCACHEPREFIX": str(self.work / "bytecode")}
+        made.pop("PYTHONDONTWRITEBYTECODE", None)
+        return made
 
-    def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
-        """Runs `precast` and returns its JSON (a list, where it prints one document a line), and its seconds."""
-        command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
-        log = self.logs / f"precast-{arguments[0]}.log"
-        ran = once([str(part) for part in command], self.environment(threads), log, limit)
+    def run(
+        self, name: str, command: list[Any], limit: float, environment: dict[str, str] | None = None
+    ) -> tuple[Any, "Ran"]:
+        """Runs a command with a log of this name; returns its JSON (a list, where it prints one document a line)."""
+        log = self.logs / f"{name}.log"
+        ran = once([str(part) for part in command], environment or self.environment(), log, max(1.0, limit))
         if ran.code != 0:
-            raise Failed(f"`precast {' '.join(map(str, arguments))}` ended with {ran.code}: {tail(log)}")
+            raise Failed(f"{name} ended with {ran.code}: {tail(log)}")
         try:
-            return json.loads(ran.output), ran
+            return json.loads(ran.output or "null"), ran
         except ValueError:
             return [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")], ran
 
-
-def has_bytecode() -> bool:
-    """Returns whether torch was installed with bytecode, or an earlier import could leave it beside the sources."""
-    source = Path(libtorch()).parent / "__init__.py"
-    return Path(importlib.util.cache_from_source(str(source))).exists()
+    def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
+        """Runs `precast` on the run's store."""
+        command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
+        return self.run(f"precast-{arguments[0]}", command, limit, self.environment(threads))
 
 
 def libtorch() -> str:
@@ -191,6 +190,17 @@ class Peer:
             raise Failed(answer["failed"])
         return answer
 
+    def prepare(self, buckets: list[Sizes]) -> None:
+        """Lets it begin to get ready. If it ended already, that shows where it is waited for."""
+        with contextlib.suppress(Failed):
+            for sizes in buckets:
+                self.send("prepare", sizes=sizes)
+
+    def ready(self, buckets: list[Sizes], deadline: float) -> dict[str, list[float]]:
+        """Waits until it has answered at each bucket; returns a sample of each answer."""
+        self.receive(deadline)
+        return {label(sizes): self.receive(deadline)["sample"] for sizes in buckets}
+
     def ask(self, do: str, limit: float, **arguments: Any) -> dict[str, Any]:
         self.send(do, **arguments)
         return self.receive(time.time() + limit)
@@ -220,8 +230,9 @@ def frozen(case: Case, device: str, way: str) -> bool:
 class Precast:
     """`precast bench` on the case's model in the run's store. A process per measurement: it starts in milliseconds."""
 
-    def __init__(self, host: Host, case: Case, graphs: str = "as-built", threads: int | None = None) -> None:
-        self.host, self.case, self.graphs, self.intra = host, case, graphs, threads
+    def __init__(self, host: Host, case: Case, graphs: str = "", threads: int | None = None) -> None:
+        self.host, self.case, self.intra = host, case, threads
+        self.graphs = graphs or ("always" if host.device == "cuda" else "as-built")
         self.name = "precast, no graphs" if graphs == "never" else "precast"
         self.memory: dict[str, Any] = {}
         self.rungs: dict[str, str] = {}

@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,12 @@ def describe(binaries: Path) -> dict[str, Any]:
     }
 
 
+def document(command: str, binaries: Path) -> dict[str, Any]:
+    """Returns what every result begins with: the command, the date and the machine."""
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"schema": 1, "command": command, "date": date, "machine": describe(binaries)}
+
+
 def last_cache() -> int:
     """Returns the size of the CPU's largest cache in bytes, 0 where the kernel does not say."""
     sizes = [file.read_text().strip() for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
@@ -61,10 +68,7 @@ def first_line(command: list[Any]) -> str | None:
 
 
 def rates(device: str) -> dict[str, Any]:
-    """Returns the best of several matrix products (FLOP/s by dtype), copies (bytes read and written a second), and, on
-    a GPU, pinned and pageable copies to it."""
-    import time
-
+    """Returns the best of several matrix products (FLOP/s by dtype) and copies (bytes read and written a second)."""
     import torch
 
     from .ways import threads
@@ -94,23 +98,6 @@ def rates(device: str) -> dict[str, Any]:
         source = torch.ones(size, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         result["bytes"] = 2 * size / best(lambda: target.copy_(source), 10)
-        if not cuda:
-            # The gain of packed weights: a linear layer of MiniLM, with its weights as they are and packed once.
-            weight, bias = torch.randn(1536, 384), torch.randn(1536)
-            result["linear"] = {}
-            for rows in (32, 1024):
-                x, work = torch.randn(rows, 384), 2 * rows * weight.numel()
-                packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-                plain = best(lambda x=x: torch.addmm(bias, x, weight.t()), 50)
-                once = best(lambda x=x, w=packed: torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], ""), 50)
-                result["linear"][f"{rows} rows"] = {"plain": work / plain, "packed": work / once}
-        if cuda:
-            size = 1 << 29
-            here = torch.ones(size, dtype=torch.uint8)
-            pinned = here.pin_memory()
-            there = torch.empty(size, dtype=torch.uint8, device="cuda")
-            result["pinned_copy"] = size / best(lambda: there.copy_(pinned), 5)
-            result["pageable_copy"] = size / best(lambda: there.copy_(here), 5)
     return result
 
 

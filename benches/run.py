@@ -1,10 +1,11 @@
 """One run of the harness: its options, the result so far, and the skipped parts."""
 
+import contextlib
 import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,28 @@ class Run:
         self.say(f"SKIPPED {what}: {why}")
         self.result["skipped"].append({"what": what, "why": str(why)})
         self.write()
+
+    @contextlib.contextmanager
+    def skipping(self, what: str) -> Iterator[None]:
+        """Lists what it could not measure under `skipped`."""
+        try:
+            yield
+        except Failed as error:
+            self.skip(what, error)
+
+    def in_turns(self, what: str, contenders: list[Any], take: Callable[[Any], Any]) -> dict[str, list[Any]]:
+        """Returns what was taken of each contender in each round. One that fails is skipped, and leaves the list."""
+        taken: dict[str, list[Any]] = {each.name: [] for each in contenders}
+        for _ in range(self.rounds):
+            for each in list(contenders):
+                try:
+                    taken[each.name].append(take(each))
+                except Failed as error:
+                    self.skip(f"{what} {each.name}", error)
+                    del taken[each.name]
+                    contenders.remove(each)
+                    each.end()
+        return taken
 
     def chosen(self, part: str) -> Iterable[Case]:
         """Returns the cases of this run that there is time for."""

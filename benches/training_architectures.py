@@ -14,50 +14,21 @@ Exit code 1 if one disagrees or can't be built.
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
-import os
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from .architectures import ARCHITECTURES, FEW_HEADS, ROOT, Architecture, text
+from .architectures import SMALL, main
+from .cases import ROOT
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-KINDS = ("autograd", "step")
 STEPS = 5
 RATE = 1e-3
 FIRST = 0.1
 """The share of a gradient that AdamW's first average gets of it."""
 TOLERANCE = 1e-3
-
-
-def whisper() -> Architecture:
-    """Returns a model that reads sound and tokens."""
-
-    def make() -> Any:
-        import transformers
-
-        sizes = {"d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "max_source_positions": 16}
-        heads = {"encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 64}
-        tokens = {"vocab_size": 100, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "use_cache": False}
-        more = {"decoder_ffn_dim": 64, "num_mel_bins": 8, "decoder_start_token_id": 1, "max_target_positions": 16}
-        return transformers.WhisperModel(transformers.WhisperConfig(**sizes, **heads, **tokens, **more))
-
-    shapes: dict[str, list[str | int]] = {"input_features": ["batch", 8, 32], "decoder_input_ids": ["batch", 8]}
-    return Architecture("transformers", make, shapes, {"batch": [2]}, sizes=[(2,)])
-
-
-ALL = {
-    **ARCHITECTURES,
-    "gemma": text("Gemma3Text", {**FEW_HEADS, "head_dim": 8, "sliding_window": 8, "pad_token_id": 0}, mask=False),
-    "whisper": whisper(),
-}
 NAMES = ("bert", "gpt2", "llama", "qwen2", "gemma", "t5", "whisper", "vit", "resnet", "resnet18")
 
 
@@ -66,11 +37,7 @@ def batch(name: str) -> dict[str, Any]:
     import torch
 
     torch.manual_seed(1)
-    architecture = ALL[name]
-    given = architecture.batch(architecture.sizes[0])
-    if "decoder_input_ids" in given:
-        given["decoder_input_ids"] = torch.randint(3, 100, given["decoder_input_ids"].shape)
-    return given
+    return SMALL[name].batch(SMALL[name].sizes[0])
 
 
 def loss(answer: Any) -> Any:
@@ -94,7 +61,7 @@ def autograd(name: str, folder: Path) -> dict[str, Any]:
     from precast import CompileConfig, CompileSmoketest, maybe_compile
 
     torch.manual_seed(0)
-    net, given = ALL[name].make().train(), batch(name)
+    net, given = SMALL[name].make().train(), batch(name)
     began = time.perf_counter()
     module = maybe_compile(
         net, CompileConfig(kind="autograd", prefer="artifact", name=name, store=folder / "store"), None, given
@@ -140,7 +107,7 @@ def load():
 
 def bare(name: str) -> Any:
     """Returns an architecture without dropout: the program of a step draws other masks than eager."""
-    net = ALL[name].make()
+    net = SMALL[name].make()
     for module in net.modules():
         for key, value in vars(module).items():
             if "drop" in key and isinstance(value, float):
@@ -164,7 +131,7 @@ def project(name: str, folder: Path) -> None:
     inputs = []
     for each, tensor in given.items():
         dtype = str(tensor.dtype).removeprefix("torch.")
-        high = 2 if each == "attention_mask" else ALL[name].vocabulary
+        high = 2 if each == "attention_mask" else SMALL[name].vocabulary
         within = "" if tensor.is_floating_point() else f", range = [0, {high}]"
         inputs.append(f'{each} = {{ dtype = "{dtype}", shape = {list(tensor.shape)}{within} }}')
     spec = f'schema = 1\n[model]\nname = "{name}"\nentry = "model:load"\n[[module]]\nname = "train"\nkind = "step"\n'
@@ -232,40 +199,7 @@ def step(name: str, folder: Path) -> dict[str, Any]:
     return {**result, "error": worst, "losses": [losses[0], losses[-1]]}
 
 
-def made(module: str) -> dict[str, Any]:
-    """Returns the command of a measurement, its date and the machine."""
-    from precast.client.command import find
-
-    from .machine import describe
-
-    date = time.strftime("%Y-%m-%d", time.gmtime())
-    return {"schema": 1, "command": f"python -m {module}", "date": date, "machine": describe(Path(find()).parent)}
-
-
-def main() -> None:
-    """Prints one JSON document, and a line for each architecture to stderr."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", default=NAMES)
-    parser.add_argument("--kind", choices=KINDS, help="only this one")
-    given = parser.parse_args()
-    if unknown := [name for name in given.names if name not in ALL]:
-        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(ALL)}")
-    sweeps: dict[str, Callable[[str, Path], dict[str, Any]]] = {"autograd": autograd, "step": step}
-    rows, left_out = [], {}
-    for name in given.names:
-        package = ALL[name].package
-        if importlib.util.find_spec(package) is None:
-            left_out[name] = f"there is no {package} here"
-            continue
-        for kind in [given.kind] if given.kind else KINDS:
-            with tempfile.TemporaryDirectory() as folder:
-                rows.append({"name": name, "kind": kind, **sweeps[kind](name, Path(folder) / "project")})
-            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-    document = {"steps": STEPS, "tolerance": TOLERANCE, "left_out": left_out, "architectures": rows}
-    # Reasons name files.
-    print(json.dumps({**made("benches.training_architectures"), **document}).replace(f"{ROOT}/", ""))
-    sys.exit(0 if all(row["compiled"] and row["agrees"] for row in rows) else 1)
-
-
 if __name__ == "__main__":
-    main()
+    checks = {"autograd": autograd, "step": step}
+    facts = {"steps": STEPS, "tolerance": TOLERANCE}
+    sys.exit(main(__doc__, "benches.training_architectures", NAMES, checks, facts))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from ..run import Run
-from . import build, latency, memory, overhead, padding, rates, start, threads, upload
+from . import build, latency, memory, overhead, padding, rates, start, threads
 
 Part = Callable[[Run], None]
 
@@ -16,7 +16,6 @@ PARTS: dict[str, Part] = {
     "start": start.measure,
     "memory": memory.measure,
     "padding": padding.measure,
-    "upload": upload.measure,
     "overhead": overhead.measure,
     "cold-build": build.cold,
 }

@@ -1,9 +1,10 @@
 """Peak host and device memory of 1 and of 8 buckets of one model."""
 
 import time
+from typing import Any
 
 from ..cases import CASES, Case, Sizes, variant
-from ..contenders import Failed, Peer, Precast
+from ..contenders import Peer, Precast
 from ..run import Run
 
 ONE: list[Sizes] = [{"batch": 1, "seq": 128}]
@@ -20,7 +21,7 @@ def variants(run: Run) -> dict[int, Case]:
         name = f"minilm-{len(grid)}"
         folder = run.host.work / name
         file = variant(CASES["minilm"], run.host.device, folder, name, grid)
-        run.host.precast("build", "-f", file, limit=max(1.0, run.left))
+        run.host.precast("build", "-f", file, limit=run.left)
         made[len(grid)] = Case(name, str(folder), "encode")
     return made
 
@@ -28,43 +29,28 @@ def variants(run: Run) -> dict[int, Case]:
 def measure(run: Run) -> None:
     if "minilm" not in run.cases:
         return run.skip("memory", "it is measured on minilm, which is not in this run")
-    try:
+    cases = {}
+    with run.skipping("memory"):
         cases = variants(run)
-    except Failed as error:
-        return run.skip("memory", error)
-    row = {"case": "minilm", "peak_bytes": {}, "eight_to_one": {}}
-    cuda = run.host.device == "cuda"
-    ways = [way for way in run.ways if way in ("eager", "aoti", "reduce-overhead")]
-    for name in ["precast", *ways]:
-        peaks = {}
+    peaks: dict[str, Any] = {}
+    for name in ["precast", *(way for way in run.ways if way in ("eager", "aoti", "reduce-overhead"))]:
         for count, case in cases.items():
-            try:
-                peaks[count] = precast(run, case, cuda) if name == "precast" else peer(run, case, name)
-            except Failed as error:
-                run.skip(f"memory {name} {count} buckets", error)
-        row["peak_bytes"][name] = peaks
-        if len(peaks) == len(cases):
-            row["eight_to_one"][name] = {
-                kind: peaks[8][kind] / peaks[1][kind] for kind in ("host", "device") if peaks[1].get(kind)
-            }
-            run.say(f"memory {name}: {row['eight_to_one'][name]}")
-    run.add("memory", row)
+            with run.skipping(f"memory {name} {count} buckets"):
+                peaks.setdefault(name, {})[count] = peak(run, case, name)
+        run.say(f"memory {name}: {peaks.get(name)}")
+    run.add("memory", {"case": "minilm", "peak_bytes": peaks})
 
 
-def precast(run: Run, case: Case, cuda: bool) -> dict[str, float]:
-    contender = Precast(run.host, case, "always" if cuda else "as-built")
-    contender.bench(0.05, case.measured(run.host.device))
-    return contender.memory
-
-
-def peer(run: Run, case: Case, way: str) -> dict[str, float]:
-    deadline = time.time() + min(run.prepare, max(1.0, run.left))
-    peer = Peer(run.host, case, way)
+def peak(run: Run, case: Case, name: str) -> dict[str, float]:
+    deadline, buckets = time.time() + min(run.prepare, max(1.0, run.left)), case.measured(run.host.device)
+    if name == "precast":
+        contender = Precast(run.host, case)
+        contender.bench(0.05, buckets)
+        return contender.memory
+    peer = Peer(run.host, case, name)
     try:
-        peer.receive(deadline)
-        for sizes in case.measured(run.host.device):
-            peer.send("prepare", sizes=sizes)
-            peer.receive(deadline)
+        peer.prepare(buckets)
+        peer.ready(buckets, deadline)
         return peer.ask("memory", 30)
     finally:
         peer.end()

@@ -8,8 +8,8 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..cases import Sizes, label
-from ..contenders import Failed, Precast
+from ..cases import Case, Sizes, label
+from ..contenders import Precast
 from ..run import Run, spread
 from .memory import variants
 
@@ -34,17 +34,17 @@ def requests(lengths: list[int], grouped: bool) -> Iterator[tuple[Sizes, int]]:
 def measure(run: Run) -> None:
     if "minilm" not in run.cases:
         return run.skip("padding", "it is measured on minilm, which is not in this run")
-    try:
-        case = variants(run)[8]
-        contender = Precast(run.host, case, "always" if run.host.device == "cuda" else "as-built")
-        rounds = [contender.bench(run.seconds, case.measured(run.host.device)) for _ in range(run.rounds)]
-    except Failed as error:
-        return run.skip("padding", error)
+    with run.skipping("padding"):
+        compare(run, variants(run)[8])
+
+
+def compare(run: Run, case: Case) -> None:
+    buckets = case.measured(run.host.device)
+    contender = Precast(run.host, case)
+    rounds = [contender.bench(run.seconds, buckets) for _ in range(run.rounds)]
     spreads = {name: spread([rows[name]["median"] for rows in rounds]) for name in rounds[0]}
     cost = {name: found["median"] for name, found in spreads.items()}
-    buckets = case.measured(run.host.device)
     record = json.loads(LENGTHS.read_text())
-    lengths = record["lengths"]
     choices: dict[str, Callable[[Sizes], float]] = {
         "one bucket": lambda sizes: -volume(sizes),
         "smallest": volume,
@@ -55,23 +55,16 @@ def measure(run: Run) -> None:
         for name, key in choices.items():
             tokens = computed = 0
             seconds = 0.0
-            for sizes, real in requests(lengths, grouped):
+            for sizes, real in requests(record["lengths"], grouped):
                 fits = [bucket for bucket in buckets if all(bucket[dim] >= size for dim, size in sizes.items())]
                 bucket = min(fits, key=key)
                 tokens, computed, seconds = tokens + real, computed + volume(bucket), seconds + cost[label(bucket)]
             found[name] = {"padding": 1 - tokens / computed, "seconds": seconds}
         best = found["cheapest"]["seconds"]
-        run.add(
-            "padding",
-            {
-                "case": "minilm",
-                "requests": "groups of 1 to 8" if grouped else "one at a time",
-                "lengths": {"from": record["from"], "count": len(lengths)},
-                "bucket_seconds": spreads,
-                "choices": found,
-                "times_cheapest": {name: made["seconds"] / best for name, made in found.items()},
-            },
-        )
+        row = {"case": "minilm", "requests": "groups of 1 to 8" if grouped else "one at a time"}
+        row["lengths"] = {"from": record["from"], "count": len(record["lengths"])}
+        times = {name: made["seconds"] / best for name, made in found.items()}
+        run.add("padding", {**row, "bucket_seconds": spreads, "choices": found, "times_cheapest": times})
         run.say(f"padding: { ({name: round(made['padding'], 3) for name, made in found.items()}) }")
 
 

@@ -1,25 +1,16 @@
 """The machine's rates of multiplication and memory, and the share of them that calls reach."""
 
-import json
 import sys
 from typing import Any
 
-from ..contenders import Failed, once, tail
 from ..run import Run, main_kind
 
 
 def measure(run: Run) -> None:
-    log = run.host.logs / "rates.log"
-    command = [sys.executable, "-m", "benches.machine", run.host.device]
-    try:
-        ran = once(command, run.host.environment(), log, min(120.0, max(1.0, run.left)))
-        if ran.code != 0:
-            raise Failed(tail(log))
-        found = json.loads(ran.output)
-    except Failed as error:
-        return run.skip("rates", error)
-    run.result["rates"] = better(run.result.get("rates") or {}, found)
-    run.write()
+    with run.skipping("rates"):
+        found, _ = run.host.run("rates", [sys.executable, "-m", "benches.machine", run.host.device], min(120, run.left))
+        run.result["rates"] = better(run.result.get("rates") or {}, found)
+        run.write()
 
 
 def better(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
