@@ -51,10 +51,6 @@ class Model:
     def package(self) -> str:
         return self.kind.partition(".")[0]
 
-    @property
-    def vocabulary(self) -> int:
-        return self.settings.get("vocab_size", 30000)
-
     def make(self) -> Any:
         """Returns the module."""
         package, _, name = self.kind.partition(".")
@@ -84,7 +80,7 @@ class Model:
                 if shape[1] > 3:
                     made[name][0, -3:] = 0
             elif name.endswith("ids"):
-                made[name] = torch.randint(3, min(1000, self.vocabulary), shape, device=device)
+                made[name] = torch.randint(3, min(1000, self.settings.get("vocab_size", 1000)), shape, device=device)
             else:
                 made[name] = torch.randn(shape, device=device, dtype=dtype)
         return made
@@ -256,21 +252,18 @@ def sweep(name: str, store: Path, *, quick: bool = False) -> dict[str, Any]:
                 wrong.append(f"{sizes}: {problem}")
     report = module.precast_report()
     module.precast_close()
-    result = {"name": name, "compiled": attempt["success"], "compile_seconds": round(seconds, 1)}
-    result |= {} if attempt["success"] else {"exception": attempt["exception"]}
+    result = {"compiled": attempt["success"], "compile_seconds": round(seconds, 1), "exception": attempt["exception"]}
     result |= {key: report[key] for key in ("artifact", "original", "reasons")}
-    agrees = attempt["success"] and not wrong
-    return {**result, "agrees": agrees, "sizes": len(architecture.sizes), "error": worst, "wrong": wrong}
+    return {**result, "agrees": not wrong, "sizes": len(architecture.sizes), "error": worst, "wrong": wrong}
 
 
 Check = Callable[[str, Path], dict[str, Any]]
 
 
-def main(about: str | None, module: str, names: Iterable[str], checks: dict[str, Check], facts: dict[str, Any]) -> int:
+def main(about: str | None, module: str, names: Iterable[str], check: Check, facts: dict[str, Any]) -> int:
     """Checks the named architectures; prints one JSON document, and a line for each of them to stderr."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(names))
-    parser.add_argument("--kind", choices=list(checks), help="only this one")
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in SMALL]:
         parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(SMALL)}")
@@ -281,10 +274,8 @@ def main(about: str | None, module: str, names: Iterable[str], checks: dict[str,
             if importlib.util.find_spec(package) is None:
                 left_out[name] = f"there is no {package} here"
                 continue
-            for kind in [given.kind] if given.kind else checks:
-                row = checks[kind](name, Path(temporary) / f"{name}-{kind}")
-                rows.append({"name": name, "kind": kind, **row})
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            rows.append({"name": name, **check(name, Path(temporary) / name)})
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     from precast.client.command import find
 
     made = {**document(f"python -m {module}", Path(find()).parent), **facts, "left_out": left_out}
@@ -295,4 +286,4 @@ def main(about: str | None, module: str, names: Iterable[str], checks: dict[str,
 
 if __name__ == "__main__":
     NAMES = [name for name in SMALL if name not in ("gemma", "whisper")]
-    sys.exit(main(__doc__, "benches.architectures", NAMES, {"inference": sweep}, {"tolerance": TOLERANCE}))
+    sys.exit(main(__doc__, "benches.architectures", NAMES, sweep, {"tolerance": TOLERANCE}))

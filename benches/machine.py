@@ -20,12 +20,9 @@ def describe(binaries: Path) -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions: dict[str, str | None] = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
+    known = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    versions = {"python": platform.python_version(), "kernel": platform.release()}
+    versions |= {package: known.get(package) for package in PACKAGES}
     versions["precast"] = first_line([binaries / "precast", "--version"])
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return {
@@ -76,17 +73,16 @@ def rates(device: str) -> dict[str, Any]:
     torch.set_num_threads(threads())
     cuda = device == "cuda"
 
+    def once(work: Any) -> float:
+        begin = time.perf_counter()
+        work()
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
     def best(work: Any, times: int) -> float:
-        found = float("inf")
-        for _ in range(times):
-            if cuda:
-                torch.cuda.synchronize()
-            begin = time.perf_counter()
-            work()
-            if cuda:
-                torch.cuda.synchronize()
-            found = min(found, time.perf_counter() - begin)
-        return found
+        once(work)
+        return min(once(work) for _ in range(times))
 
     result: dict[str, Any] = {"flops": {}}
     side = 8192 if cuda else 2048

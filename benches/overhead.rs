@@ -16,7 +16,7 @@ mod fake;
 mod report;
 
 use std::{
-    ffi::{CStr, c_char, c_void},
+    ffi::{c_char, c_void},
     fs,
     hint::black_box,
     time::{Duration, Instant},
@@ -28,84 +28,54 @@ use report::{machine, printed};
 use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
 
-type Create = unsafe extern "C" fn(*mut *mut c_void, usize, *const c_char, *const c_char) -> i32;
-type Run = unsafe extern "C" fn(
-    *mut c_void,
-    *mut *mut c_void,
-    usize,
-    *mut *mut c_void,
-    usize,
-    *mut c_void,
-    *mut c_void,
-) -> i32;
-type Bind = unsafe extern "C" fn(
-    *mut c_void,
-    *const (*const c_char, *mut c_void),
-    usize,
-    bool,
-    bool,
-) -> i32;
+type Handle = *mut c_void;
+type Create = unsafe extern "C" fn(*mut Handle, usize, *const c_char, *const c_char) -> i32;
+type Pair = (*const c_char, Handle);
+type Bind = unsafe extern "C" fn(Handle, *const Pair, usize, bool, bool) -> i32;
+type Run =
+    unsafe extern "C" fn(Handle, *mut Handle, usize, *mut Handle, usize, Handle, Handle) -> i32;
 
 unsafe extern "C" {
-    fn aoti_torch_new_tensor_handle(tensor: *mut c_void, out: *mut *mut c_void) -> i32;
-    fn aoti_torch_delete_tensor_object(tensor: *mut c_void) -> i32;
+    fn aoti_torch_new_tensor_handle(tensor: Handle, out: *mut Handle) -> i32;
+    fn aoti_torch_delete_tensor_object(tensor: Handle) -> i32;
 }
 
-/// The C functions, called as directly as Rust can.
-struct Raw {
-    container: *mut c_void,
-    run: Run,
-    _weights: Tensor,
-}
-
-impl Raw {
-    fn new(fake: &Fake) -> Self {
-        let file = tempfile::NamedTempFile::new().unwrap();
-        std::fs::write(file.path(), fake.object()).unwrap();
-        let weights = Tensor::from_slice(&[2.0f32]);
-        // SAFETY: the fake exports these functions with these types, and is never unloaded.
-        unsafe {
-            let library = Box::leak(Box::new(libloading::Library::new(file.path()).unwrap()));
-            let of = |name: &str| format!("AOTInductorModelContainer{name}");
-            let create: Create = *library.get(of("CreateWithDevice")).unwrap();
-            let bind = of("UpdateUserManagedConstantBufferPairs");
-            let bind: Bind = *library.get(bind).unwrap();
-            let run: Run = *library.get(of("RunSingleThreaded")).unwrap();
-            let mut container = std::ptr::null_mut();
-            let code = create(&mut container, 1, c"cpu".as_ptr(), std::ptr::null());
-            assert_eq!(code, 0);
-            let name: &CStr = c"c0";
-            let pair = (name.as_ptr(), weights.as_ptr().cast_mut().cast());
-            assert_eq!(bind(container, &pair, 1, false, true), 0);
-            Self {
-                container,
-                run,
-                _weights: weights,
-            }
-        }
+/// Returns a fake's C function and what it is called with; both stay to the end of the process.
+fn raw(fake: &Fake) -> (Run, Handle) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), fake.object()).unwrap();
+    let weights = Box::leak(Box::new(Tensor::from_slice(&[2.0f32])));
+    let of = |name: &str| format!("AOTInductorModelContainer{name}");
+    let bind = of("UpdateUserManagedConstantBufferPairs");
+    let (mut container, name) = (std::ptr::null_mut(), c"c0");
+    let pair = (name.as_ptr(), weights.as_ptr().cast_mut().cast());
+    // SAFETY: the fake exports these functions with these types, and is never unloaded.
+    unsafe {
+        let library = Box::leak(Box::new(libloading::Library::new(file.path()).unwrap()));
+        let create: Create = *library.get(of("CreateWithDevice")).unwrap();
+        let bind: Bind = *library.get(bind).unwrap();
+        let code = create(&mut container, 1, c"cpu".as_ptr(), std::ptr::null());
+        assert_eq!((code, bind(container, &pair, 1, false, true)), (0, 0));
+        (*library.get(of("RunSingleThreaded")).unwrap(), container)
     }
+}
 
-    fn call(&self, inputs: &[Tensor]) {
-        let mut handles = [std::ptr::null_mut(); 8];
-        let mut output = std::ptr::null_mut();
-        // SAFETY: the inputs fit the fake's layouts; it steals the handles, and the output is freed here.
-        unsafe {
-            for (handle, input) in handles.iter_mut().zip(inputs) {
-                aoti_torch_new_tensor_handle(input.as_ptr().cast_mut().cast(), handle);
-            }
-            let (given, none) = (handles.as_mut_ptr(), std::ptr::null_mut());
-            let code = (self.run)(
-                self.container,
-                given,
-                inputs.len(),
-                &mut output,
-                1,
-                none,
-                none,
-            );
-            assert_eq!(code, 0);
-            aoti_torch_delete_tensor_object(output);
+/// Calls it as directly as Rust can.
+fn run_raw((run, container): (Run, Handle), inputs: &[Tensor]) {
+    let (mut handles, mut output, none) = (
+        [std::ptr::null_mut(); 8],
+        std::ptr::null_mut(),
+        std::ptr::null_mut(),
+    );
+    // SAFETY: the inputs fit the fake's layouts; it steals the handles, and the output is freed here.
+    unsafe {
+        for (handle, input) in handles.iter_mut().zip(inputs) {
+            aoti_torch_new_tensor_handle(input.as_ptr().cast_mut().cast(), handle);
         }
+        let given = handles.as_mut_ptr();
+        let code = run(container, given, inputs.len(), &mut output, 1, none, none);
+        assert_eq!(code, 0);
+        aoti_torch_delete_tensor_object(output);
     }
 }
 
@@ -139,9 +109,9 @@ fn overhead(inputs: usize) -> Group {
     let mut group = Group::new();
     let fake = Fake::sized(2, 2).inputs(inputs);
     let model = load(Memory::with(std::slice::from_ref(&fake)));
-    let raw = Raw::new(&fake);
+    let raw = raw(&fake);
     let (tensors, small) = (good(inputs, &[2, 2]), good(inputs, &[1, 2]));
-    call(&mut group, "raw", || raw.call(&tensors));
+    call(&mut group, "raw", || run_raw(raw, &tensors));
     call(&mut group, "run", || model.run("f", &tensors).unwrap());
     call(&mut group, "run padded", || model.run("f", &small).unwrap());
     group
@@ -204,13 +174,8 @@ fn refused() -> Group {
         ("negated view", complex.conj().imag()),
         ("no memory behind it", nothing),
     ];
-    let last = [
-        ("the last of eight", x()),
-        (
-            "sizes that disagree",
-            Tensor::zeros([8, 3], (Kind::Int64, CPU)),
-        ),
-    ];
+    let fewer = Tensor::zeros([8, 3], (Kind::Int64, CPU));
+    let last = [("the last of eight", x()), ("sizes that disagree", fewer)];
     let right = good(8, &[8, 4]);
     for (at, calls) in [(0, &first[..]), (7, &last[..])] {
         for (name, wrong) in calls {

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from . import saved
+
 Call = Callable[[], Any]
 Prepare = Callable[[list[torch.Tensor], Path], Call]
 """Makes the call for one bucket's inputs, with a folder for files. The work may be left to the first call."""
@@ -70,11 +72,7 @@ def onnxruntime(module: torch.nn.Module, _: bool) -> Prepare:
         with torch.no_grad():
             file = folder / "model.onnx"
             torch.onnx.export(module, tuple(inputs), file, dynamo=True, verbose=False)
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            options.inter_op_num_threads = 1
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-            session = ort.InferenceSession(file, options, providers=[provider])
+            session = saved.session(file, provider)
         if provider not in session.get_providers():
             raise NotImplementedError(f"{provider} does not load: onnxruntime fell back to {session.get_providers()}")
         held = [tensor.contiguous() for tensor in inputs]

@@ -52,13 +52,10 @@ class Case:
 
         torch.manual_seed(0)
         self.name, self.device, self.options = name, options.device, options
-        self.dtype = getattr(torch, options.dtype)
-        self.model = USUAL[name]
+        self.dtype, self.model = getattr(torch, options.dtype), USUAL[name]
+        self.mode = "default" if self.device == "cpu" else "reduce-overhead"
         self.net = self.model.make().eval().to(self.device, self.dtype)
-
-    def inputs(self, batch: int) -> dict[str, Any]:
-        """Returns random inputs."""
-        return self.model.inputs({"batch": batch}, self.device, self.dtype)
+        self.given = {batch: self.model.inputs({"batch": batch}, self.device, self.dtype) for batch in options.batch}
 
     def wrapped(self) -> Any:
         """Returns the module with artifacts: from the store, if they are there."""
@@ -71,12 +68,7 @@ class Case:
             buckets={"batch": self.options.batch},
             shapes={name: list(axes) for name, axes in self.model.axes.items()},
         )
-        return precast.maybe_compile(self.net, config, None, self.inputs(max(self.options.batch)))
-
-    @property
-    def mode(self) -> str:
-        """The mode of both compilers."""
-        return "default" if self.device == "cpu" else "reduce-overhead"
+        return precast.maybe_compile(self.net, config, None, self.given[max(self.given)])
 
     def peer(self) -> Any:
         """Returns the module behind `torch.compile`."""
@@ -146,8 +138,7 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     case = Case(name, options)
     made: dict[str, Any] = {"name": name, "dtype": options.dtype, "batches": {}}
     with torch.no_grad():
-        given = {batch: case.inputs(batch) for batch in options.batch}
-        ours, made["start"] = _started(case, case.wrapped, given, 1)
+        ours, made["start"] = _started(case, case.wrapped, 1)
         report = ours.precast_report()
         attempts = [one["attempt"] for one in report["regions"].values() if one.get("attempt")]
         made["artifact"], made["reasons"] = report["artifact"], report["reasons"]
@@ -156,24 +147,24 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
             made["why"] = [attempt["exception"] for attempt in attempts]
         if not report["artifact"] or (options.start and options.builds):
             return made
-        peer, made["peer_start"] = _started(case, case.peer, given, 3)
+        peer, made["peer_start"] = _started(case, case.peer, 3)
         if options.start:  # both compilers have filled their caches
             return made
         calls = {"ours": ours, "peer": peer, "eager": case.net}
         truth = copy.deepcopy(case.net).float() if options.dtype != "float32" else None
-        for batch, inputs in given.items():
+        for batch, inputs in case.given.items():
             found = made["batches"][str(batch)] = {"far": _far(calls, truth, inputs)} if truth is not None else {}
             found |= _compared({key: functools.partial(call, **inputs) for key, call in calls.items()}, case)
         made["answers"] = ours.precast_report()["artifact"]
     return made
 
 
-def _started(case: Case, make: Callable[[], Any], given: dict[int, Any], times: int) -> tuple[Any, float]:
+def _started(case: Case, make: Callable[[], Any], times: int) -> tuple[Any, float]:
     """Returns a callable after its first answers, and the seconds from the module in hand to them."""
     _wait(case.device)
     begin = time.perf_counter()
     call = make()
-    for inputs in given.values():
+    for inputs in case.given.values():
         for _ in range(times):
             call(**inputs)
     _wait(case.device)
@@ -254,23 +245,18 @@ def main() -> None:
         built = dict(zip(names, pool.map(build, names), strict=True))
     print(f"built in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     rows = []
-    if options.builds:
-        return
-    for name in names:
-        first = built[name]
-        if time.monotonic() - begun > options.limit:
+    for name, first in built.items():
+        if options.builds or time.monotonic() - begun > options.limit:
             break
         last = _child(name, kept, logs / f"{name}.row") if first.get("artifact") else None
         made = json.loads(last) if last else {"name": name, "failed": True, **first}
         made["build"], made["peer_build"] = first.get("start"), first.get("peer_start")
         rows.append(made)
         for batch, found in made.get("batches", {}).items():
-            kinds = [kind for kind in ("single", "pipelined", "host") if kind in found]
-            ratios = "  ".join(
-                f"{kind} {found[kind]['ours']:.3f} ms, {found[kind]['ratio_peer']:.2f}" for kind in kinds
-            )
-            print(f"{name:20} {batch:>3}  {ratios}", file=sys.stderr)
-        if "batches" not in made or not made["batches"]:
+            kinds = {kind: found[kind] for kind in ("single", "pipelined", "host") if kind in found}
+            ratios = [f"{kind} {each['ours']:.3f} ms, {each['ratio_peer']:.2f}" for kind, each in kinds.items()]
+            print(f"{name:20} {batch:>3}  {'  '.join(ratios)}", file=sys.stderr)
+        if not made.get("batches"):
             print(f"{name:20} {made.get('why') or made.get('reasons') or 'no row'}", file=sys.stderr)
         if options.out:
             from precast.client.command import find

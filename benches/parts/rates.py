@@ -15,11 +15,11 @@ def measure(run: Run) -> None:
 
 def better(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Returns the higher of two measurements of each rate."""
-    joined: dict[str, Any] = {**before}
-    for name, rate in now.items():
-        known = before.get(name)
-        joined[name] = better(known or {}, rate) if isinstance(rate, dict) else max(rate, known or 0)
-    return joined
+
+    def higher(known: Any, rate: Any) -> Any:
+        return better(known or {}, rate) if isinstance(rate, dict) else max(rate, known or 0)
+
+    return {**before, **{name: higher(before.get(name), rate) for name, rate in now.items()}}
 
 
 def floor(run: Run) -> None:

@@ -4,6 +4,7 @@ On the CPU there are no more callers than cores: more callers share the same cor
 """
 
 import time
+from functools import partial
 
 from ..cases import Case
 from ..contenders import Peer, Precast
@@ -16,7 +17,7 @@ CASES = ("mlp", "minilm")
 def measure(run: Run) -> None:
     for case in run.chosen("threads"):
         if case.name in CASES:
-            started = [Peer(run.host, case, way, threads=1) for way in run.ways if way != "max-autotune"]
+            started = [Peer(run.host, case, way, threads=1) for way in run.options.ways if way != "max-autotune"]
             try:
                 compare(run, case, started)
             finally:
@@ -26,7 +27,7 @@ def measure(run: Run) -> None:
 
 def compare(run: Run, case: Case, started: list[Peer]) -> None:
     sizes, cuda = case.measured(run.host.device)[0], run.host.device == "cuda"
-    deadline = time.time() + min(run.prepare, max(1.0, run.left))
+    deadline = time.time() + min(run.options.prepare, max(1.0, run.left))
     peers: list[Peer | Precast] = [Precast(run.host, case, threads=1)]
     for peer in started:
         peer.prepare([sizes])
@@ -37,10 +38,11 @@ def compare(run: Run, case: Case, started: list[Peer]) -> None:
     for callers in CALLERS:
         if not cuda and callers > run.result["machine"]["cores"]:
             break
-        what = f"threads {case.name} {callers} callers"
-        rates = run.in_turns(what, peers, lambda peer, callers=callers: peer.throughput(sizes, callers, run.seconds))
+        takes = {peer.name: partial(peer.throughput, sizes, callers, run.options.seconds) for peer in peers}
+        rates = run.in_turns(f"threads {case.name} {callers} callers", takes)
         if "precast" not in rates:
             break
+        peers = [peer for peer in peers if peer.name in rates]
         row = {"case": case.name, "sizes": sizes, "callers": callers}
         row["answers_per_second"] = {name: spread(found) for name, found in rates.items()}
         ours = rates.pop("precast")
