@@ -53,8 +53,7 @@ def main() -> int:
     args = parser.parse_args()
 
     if args.command == "merge":
-        json.dump(merged([json.loads(file.read_text()) for file in args.results]), sys.stdout, indent=1)
-        print()
+        print(json.dumps(merged([json.loads(file.read_text()) for file in args.results]), indent=1))
         return 0
     if args.command == "draw":
         table.draw(args.result, args.page or ROOT / f"docs/src/benchmarks/{args.result.stem}.md")

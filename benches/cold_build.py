@@ -52,8 +52,6 @@ def precast(host: Host, spec: Path) -> dict[str, Any]:
     for event in events:
         if event["event"] == "end":
             spent[event["job"]] = round(spent.get(event["job"], 0.0) + event["seconds"], 2)
-        elif event["event"] in ("worker", "opened"):
-            spent[f"{event['event']} {event.get('worker', 0)}"] = round(event["seconds"], 2)
     again, warm = host.run("again", command, LIMIT, cold(host, "cold"))
     assert again[-1]["compiled"] == 0
     return {

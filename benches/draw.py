@@ -50,14 +50,12 @@ class Picture:
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> None:
         stroke = self.theme.get(colour, colour)
-        self.parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}"/>'
-        )
+        ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        self.parts.append(f'<line {ends} stroke="{stroke}" stroke-width="{width}"/>')
 
     def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        self.parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.5, width):.1f}" height="{height:.1f}" fill="{colour}"/>'
-        )
+        sizes = f'width="{max(0.5, width):.1f}" height="{height:.1f}"'
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {sizes} fill="{colour}"/>')
 
     def colour(self, contender: str) -> str:
         return CONTENDERS[contender][2 if self.dark else 1]

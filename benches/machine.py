@@ -68,9 +68,7 @@ def rates(device: str) -> dict[str, Any]:
     """Returns the best of several matrix products (FLOP/s by dtype) and copies (bytes read and written a second)."""
     import torch
 
-    from .ways import threads
-
-    torch.set_num_threads(threads())
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     cuda = device == "cuda"
 
     def once(work: Any) -> float:

@@ -105,33 +105,28 @@ fn call<T>(group: &mut Group, name: &str, mut what: impl FnMut() -> T) {
 }
 
 /// Calls with so many inputs.
-fn overhead(inputs: usize) -> Group {
-    let mut group = Group::new();
+fn overhead(group: &mut Group, inputs: usize) {
     let fake = Fake::sized(2, 2).inputs(inputs);
     let model = load(Memory::with(std::slice::from_ref(&fake)));
     let raw = raw(&fake);
     let (tensors, small) = (good(inputs, &[2, 2]), good(inputs, &[1, 2]));
-    call(&mut group, "raw", || run_raw(raw, &tensors));
-    call(&mut group, "run", || model.run("f", &tensors).unwrap());
-    call(&mut group, "run padded", || model.run("f", &small).unwrap());
-    group
+    call(group, "raw", || run_raw(raw, &tensors));
+    call(group, "run", || model.run("f", &tensors).unwrap());
+    call(group, "run padded", || model.run("f", &small).unwrap());
 }
 
 /// A step of a session with one small state, beside a call of a program without any.
-fn session() -> Group {
-    let mut group = Group::new();
+fn session(group: &mut Group) {
     let plain = load(Memory::with(&[Fake::sized(1, 2).constants(0)]));
     let stateful = load(Memory::with(&[Fake::sized(1, 2).constants(0).stateful()]));
     let mut session = stateful.session().unwrap();
     let tensors = good(1, &[1, 2]);
-    call(&mut group, "call", || plain.run("f", &tensors).unwrap());
-    call(&mut group, "step", || session.run("f", &tensors).unwrap());
-    group
+    call(group, "call", || plain.run("f", &tensors).unwrap());
+    call(group, "step", || session.run("f", &tensors).unwrap());
 }
 
 /// The cost of checking 1,000 values of an input: a call of a program with bounds, and of one without.
-fn values() -> Group {
-    let mut group = Group::new();
+fn values(group: &mut Group) {
     let fake = Fake::sized(10, 100).inputs(2);
     let tensors = good(2, &[10, 100]);
     for (name, bounds) in [("unchecked", None), ("1,000 int64", Some([0, 30_522]))] {
@@ -140,15 +135,13 @@ fn values() -> Group {
             program.inputs[1].bounds = bounds;
         }
         let model = load(memory);
-        call(&mut group, name, || model.run("f", &tensors).unwrap());
+        call(group, name, || model.run("f", &tensors).unwrap());
     }
-    group
 }
 
 /// The cost of a refused call, by its mistake. `the last of eight` is the time of the checks of eight inputs, seven of
 /// them right.
-fn refused() -> Group {
-    let mut group = Group::new();
+fn refused(group: &mut Group) {
     let model = load(Memory::with(&[Fake::sized(8, 4).inputs(8)]));
     let x = || Tensor::ones([8, 4], (Kind::Float, CPU));
     let complex = Tensor::zeros([8, 4], (Kind::ComplexFloat, CPU));
@@ -181,23 +174,18 @@ fn refused() -> Group {
         for (name, wrong) in calls {
             let mut inputs = good(8, &[8, 4]);
             inputs[at] = wrong.shallow_clone();
-            call(&mut group, name, || model.run("f", &inputs).unwrap_err());
+            call(group, name, || model.run("f", &inputs).unwrap_err());
         }
     }
     let (seven, large) = (good(7, &[8, 4]), good(8, &[9, 4]));
-    call(&mut group, "count", || model.run("f", &seven).unwrap_err());
-    call(&mut group, "no bucket", || {
-        model.run("f", &large).unwrap_err()
-    });
-    call(&mut group, "module", || model.run("g", &right).unwrap_err());
+    call(group, "count", || model.run("f", &seven).unwrap_err());
+    call(group, "no bucket", || model.run("f", &large).unwrap_err());
+    call(group, "module", || model.run("g", &right).unwrap_err());
     let names = [
         "x", "ids.0", "ids.1", "ids.2", "ids.3", "ids.4", "ids.5", "mask",
     ];
     let named: Vec<(&str, &Tensor)> = names.into_iter().zip(&right).collect();
-    call(&mut group, "names", || {
-        model.run_named("f", &named).unwrap_err()
-    });
-    group
+    call(group, "names", || model.run_named("f", &named).unwrap_err());
 }
 
 const CPU: tch::Device = tch::Device::Cpu;
@@ -220,14 +208,17 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let file = arguments.find(|argument| argument != "--bench").unwrap();
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    let groups = [
-        ("one input", overhead(1)),
-        ("eight inputs", overhead(8)),
-        ("session", session()),
-        ("values", values()),
-        ("refused", refused()),
-    ];
-    let figures: Value = groups.into_iter().collect();
+    let mut figures = json!({});
+    let mut measure = |name: &str, fill: fn(&mut Group)| {
+        let mut group = Group::new();
+        fill(&mut group);
+        figures[name] = group.into();
+    };
+    measure("one input", |group| overhead(group, 1));
+    measure("eight inputs", |group| overhead(group, 8));
+    measure("session", session);
+    measure("values", values);
+    measure("refused", refused);
     let over = |group: &str, name: &str, other: &str| {
         let median = |name: &str| figures[group][name]["median"].as_f64().unwrap();
         (median(name) - median(other)).round()

@@ -37,7 +37,7 @@ class Peer:
 
         self.marks = {"import": time.time()}
         self.torch, self.spec, self.device, self.saved = torch, spec, device, saved
-        torch.set_num_threads(ways.threads())
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self.module = spec.load().to(device)
         self.synchronize()
         self.marks["model"] = time.time()
@@ -64,10 +64,11 @@ class Peer:
                 answer = self.torch.from_numpy(answer.copy_outputs_to_cpu()[0])
             except (RuntimeError, TypeError):  # bfloat16 has no numpy type
                 return []
-        while not self.torch.is_tensor(answer):
-            answer = next(iter(answer.values() if isinstance(answer, dict) else answer))
-        flat = answer.float().flatten()
+        flat = self.leaves(answer)[0].float().flatten()
         return [*flat[:: max(1, flat.numel() // 8)].tolist(), flat.abs().mean().item()]
+
+    def leaves(self, answer: Any) -> list[Any]:
+        return [leaf for leaf in self.torch.utils._pytree.tree_leaves(answer) if self.torch.is_tensor(leaf)]
 
     def time(self, sizes: Sizes, seconds: float) -> dict[str, Any]:
         """Measures a bucket: each call waited for, and then not waited for."""
@@ -118,8 +119,8 @@ class Peer:
         # The counter knows attention's kernels, but not with fewer heads of keys than of queries.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             answer = self.module(*inputs)
-        outputs = [leaf for leaf in self.torch.utils._pytree.tree_leaves(answer) if self.torch.is_tensor(leaf)]
-        size, left_out, moved = (sum(t.nbytes for t in group) for group in (weights, tables, [*inputs, *outputs]))
+        groups = (weights, tables, [*inputs, *self.leaves(answer)])
+        size, left_out, moved = (sum(each.nbytes for each in group) for group in groups)
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
         least = size - left_out + moved
         return {"flops": counter.get_total_flops(), "bytes": least, "weight_bytes": size, "dtype": dtype}

@@ -21,12 +21,11 @@ CASES = ["mlp", "minilm", "blocks"]
 def check(args: argparse.Namespace, work: Path) -> int:
     name = "h200.json" if args.device == "cuda" else "cpu.json"
     stored = json.loads((args.stored or ROOT / "benches/results" / name).read_text())
-    kind = main_kind(args.device)
 
     def ratios(result: dict[str, Any]) -> dict[tuple[str, str], float]:
-        rows = [row for row in result.get("latency", []) if "eager" in row["times_precast"]]
-        medians = {(row["case"], row["bucket"]): row["times_precast"]["eager"][kind]["median"] for row in rows}
-        return {key: median for key, median in medians.items() if key[0] in args.cases}
+        rows = [row for row in result.get("latency", []) if row["case"] in args.cases]
+        eager = {(row["case"], row["bucket"]): row["times_precast"].get("eager") for row in rows}
+        return {key: times[main_kind(args.device)]["median"] for key, times in eager.items() if times}
 
     known = ratios(stored)
     args.out, args.cases = work / "smoke.json", [case for case in args.cases if case in {case for case, _ in known}]

@@ -7,7 +7,6 @@ AOTInductor and ONNX Runtime leave their files in the given folder: a start from
 (`saved.py`).
 """
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -111,8 +110,3 @@ WAYS: dict[str, Callable[[torch.nn.Module, bool], Prepare]] = {
     "aoti": aoti,
     "onnxruntime": onnxruntime,
 }
-
-
-def threads() -> int:
-    """Returns the number of threads of an operator: OMP_NUM_THREADS."""
-    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)

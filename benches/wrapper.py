@@ -80,10 +80,8 @@ class Case:
 def _first(answer: Any) -> Any:
     import torch
 
-    if isinstance(answer, torch.Tensor):
-        return answer
-    values = answer.values() if hasattr(answer, "values") else answer
-    return next(one for one in values if isinstance(one, torch.Tensor))
+    leaves = torch.utils._pytree.tree_leaves(answer)
+    return next(one for one in leaves if isinstance(one, torch.Tensor))
 
 
 def _wait(device: str) -> None:

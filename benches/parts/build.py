@@ -1,16 +1,14 @@
 """Building: the programs of every case, and a build that finds nothing to do. `cold_build.py` measures first builds."""
 
-import sys
 from typing import Any
 
 from ..cases import ROOT, Case
 from ..contenders import Failed
-from ..run import Run, ratio, spread
+from ..run import Run, spread
 
 
 def measure(run: Run) -> None:
-    """Builds what is missing, then asks again: that is the warm build. Beside it: how long Python takes to say `import
-    torch`, which any check of freshness in Python would have to pay."""
+    """Builds what is missing, then asks again: that is the warm build."""
     options = ["--tune"] if run.options.tune else []
     options += ["--set", "passes=['precast_kernels:fuse']"] if run.options.kernels else []
     for case in run.chosen("build"):
@@ -25,11 +23,7 @@ def build(run: Run, case: Case, command: list[Any]) -> None:
     if lost:
         whys = dict.fromkeys(program.get("message") or program.get("why") for program in lost)
         raise Failed(f"not built: {', '.join(program['program'] for program in lost)}: {'; '.join(whys)}")
-    warm, imports = [], []
-    for _ in range(run.options.rounds):
-        warm.append(run.host.precast(*command)[1].seconds)
-        importing = [sys.executable, "-c", "import torch"]
-        imports.append(run.host.run("import", importing, 60, run.host.python())[1].seconds)
+    warm = [run.host.precast(*command)[1].seconds for _ in range(run.options.rounds)]
     run.say(f"build {case.name}: {ran.seconds:.1f} s, warm {min(warm) * 1e3:.0f} ms")
     row = {
         "case": case.name,
@@ -38,7 +32,5 @@ def build(run: Run, case: Case, command: list[Any]) -> None:
         "compiled": finished["compiled"],
         "programs": len(finished["programs"]),
         "warm_seconds": spread(warm),
-        "import_torch_seconds": spread(imports),
-        "ratio_import_torch_to_warm": ratio(imports, warm),
     }
     run.add("build", row)
