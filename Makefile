@@ -21,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE := 1
 export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 
 # All programs have one set of features of their dependencies, so that no crate is compiled for each of them.
-BUILD := $(CARGO) build --workspace --exclude precast-benches --exclude precast-python
+BUILD := $(CARGO) build --workspace --exclude precast-python
 
 .DEFAULT_GOAL := build
 .PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-lint test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
@@ -333,8 +333,7 @@ torture-runtime: venv ## try to break the runtime, into benches/results/torture-
 	PRECAST_TORTURE_SCALE=$(or $(SCALE),1) PRECAST_TORTURE_ONLY="$(ONLY)" $(CARGO) test --release --features tch --test runtime_torture -- --ignored --exact full --nocapture
 
 bench-overhead: venv ## what a call adds to the artifact's own, and what a refused one costs, into benches/results/overhead-cpu.json
-	PRECAST_FIGURES=$(CURDIR)/benches/results/overhead-cpu.json CRITERION_HOME=$(CURDIR)/target/criterion \
-		$(CARGO) bench -p precast-benches --features tch --bench overhead
+	$(CARGO) bench --features tch --bench overhead -- $(CURDIR)/benches/results/overhead-cpu.json
 
 bench-store: ## how fast the store is, into benches/results/store-cpu.json
 	$(CARGO) bench --bench store
@@ -352,7 +351,7 @@ bench: build $(BENCH) ## side by side with eager, torch.compile, ONNX Runtime, i
 	$(BENCH) -m benches draw benches/results/cpu.json
 
 bench-build: build ## what builds cost, into benches/results/build-cpu.json
-	$(PY) benches/cold_build.py --plain > target/cold_build.json
+	$(PY) -m benches.cold_build --plain > target/cold_build.json
 	$(PY) -m benches.results build-cpu.json cold_build < target/cold_build.json
 
 bench-smoke: build $(BENCH) ## whether a short run is slower than the stored ratios, by hand before a release

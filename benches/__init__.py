@@ -1,12 +1,5 @@
-"""Side by side with what people use today: every number is a ratio within one run.
-
-    make bench                            the CPU's figures, into benches/results/cpu.json
-    benches/gpu.sh OUT                    a GPU machine's, from the files of benches/pack.sh
-    python -m benches draw FILE           pictures and a page's table from that file
-    make bench-build                      the cost of a build from nothing (cold_build.py)
-    python benches/wrapper.py             `maybe_compile` beside `torch.compile` and eager
-    python -m benches.architectures       `maybe_compile` over twenty architectures, beside eager
-    make bench-smoke                      few, short measurements against the stored ratios, by hand before a release
+"""Side by side with what people use today: every number is a ratio within one run. The commands are in
+`docs/src/benchmarks/overview.md`.
 
 A **case** (`cases.py`) is a model with a `precast.toml`: everything else (inputs, sizes, entry) is read from that file,
 so that all contenders run the same thing. A **contender** (`contenders.py`) answers one case: `precast bench` and

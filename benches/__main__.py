@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import shutil
 import signal
 import sys
 import tempfile
@@ -13,10 +12,8 @@ from pathlib import Path
 
 from . import smoke, table
 from .cases import CASES, ROOT
-from .contenders import Host, ways
-from .machine import commit, describe
 from .parts import PARTS
-from .run import Run, merged
+from .run import merged, start
 
 
 def names(text: str) -> list[str]:
@@ -38,11 +35,13 @@ def main() -> int:
     run.add_argument("--minutes", type=float, default=60, help="no part begins a case after these")
     check = commands.add_parser("smoke", help="few, short measurements against the stored ratios")
     check.add_argument("--stored", type=Path, help="[default: benches/results/DEVICE.json]")
-    for command, cases in ((run, list(CASES)), (check, smoke.CASES)):
+    check.set_defaults(ways=["eager"], seconds=0.2, prepare=120, together=False, page_cache=["warm"], tune=False)
+    check.set_defaults(minutes=20)
+    for command, cases, rounds in ((run, list(CASES), 5), (check, smoke.CASES, 3)):
         command.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
         command.add_argument("--cases", type=names, default=cases, help=f"of {','.join(CASES)}")
         command.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-        command.add_argument("--rounds", type=int, default=5)
+        command.add_argument("--rounds", type=int, default=rounds)
         command.add_argument("--binaries", type=Path, default=ROOT / "target/release")
         command.add_argument("--kernels", action="store_true", help="precast builds with the graph passes of kernels/")
         command.add_argument("--work", type=Path, help="keeps stores and caches here, for the next run")
@@ -54,8 +53,7 @@ def main() -> int:
     args = parser.parse_args()
 
     if args.command == "merge":
-        json.dump(merged([json.loads(file.read_text()) for file in args.results]), sys.stdout, indent=1)
-        print()
+        print(json.dumps(merged([json.loads(file.read_text()) for file in args.results]), indent=1))
         return 0
     if args.command == "draw":
         table.draw(args.result, args.page or ROOT / f"docs/src/benchmarks/{args.result.stem}.md")
@@ -64,14 +62,10 @@ def main() -> int:
         parser.error(f"no such case: {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
     # An ended harness ends its contenders too: they are killed on the way out.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    kept = args.work is not None
-    work = (args.work or Path(tempfile.mkdtemp(prefix="precast-bench-"))).resolve()
-    work.mkdir(parents=True, exist_ok=True)
-    try:
-        return smoke.check(args, work, start) if args.command == "smoke" else measure(args, work)
-    finally:
-        if not kept:
-            shutil.rmtree(work, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="precast-bench-", ignore_cleanup_errors=True) as temporary:
+        work = (args.work or Path(temporary)).resolve()
+        work.mkdir(parents=True, exist_ok=True)
+        return smoke.check(args, work) if args.command == "smoke" else measure(args, work)
 
 
 def measure(args: argparse.Namespace, work: Path) -> int:
@@ -92,51 +86,6 @@ def measure(args: argparse.Namespace, work: Path) -> int:
         run.write()
     run.say(f"wrote {args.out}; {len(run.result['skipped'])} skipped")
     return 0
-
-
-def start(args: argparse.Namespace, work: Path) -> Run:
-    """Returns a run with the machine described, and nothing measured."""
-    os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    result = {
-        "schema": 1,
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "command": " ".join(portable_command(sys.argv[1:])),
-        "commit": commit(),
-        "device": args.device,
-        "intra_op_threads": args.threads,
-        "rounds": args.rounds,
-        "machine": describe(args.binaries),
-        "part_seconds": {},
-        "load_after": {},
-        "skipped": [],
-    }
-    return Run(
-        host=Host(args.device, args.threads, work, args.binaries.resolve()),
-        out=args.out,
-        result=result,
-        cases=args.cases,
-        ways=args.ways or ways(args.device),
-        rounds=args.rounds,
-        seconds=args.seconds,
-        prepare=args.prepare,
-        tune=args.tune,
-        kernels=args.kernels,
-        together=args.together,
-        page_caches=args.page_cache,
-        deadline=time.time() + 60 * args.minutes,
-    )
-
-
-def portable_command(arguments: list[str]) -> list[str]:
-    """Returns the command without the paths of one machine."""
-    kept, skip = [], False
-    for argument in arguments:
-        if skip or argument.split("=")[0] in ("--work", "--binaries"):
-            skip = not skip and "=" not in argument
-            continue
-        kept.append(Path(argument).name if kept and kept[-1] == "--out" else argument)
-    waits = os.environ.get("OMP_WAIT_POLICY")
-    return [*([f"OMP_WAIT_POLICY={waits}"] if waits else []), "python", "-m", "benches", *kept]
 
 
 if __name__ == "__main__":

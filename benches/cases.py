@@ -1,7 +1,8 @@
 """The models, and their `precast.toml`."""
 
+import importlib
+import sys
 import tomllib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -19,9 +20,9 @@ class Case:
     folder: str
     module: str
     sizes: tuple[tuple[int, ...], ...] | None = None
+    freezing: tuple[str, ...] = ()
     """Devices on which peers that can get inductor's `freezing`. It folds batch norms, and on a CPU packs filters and
     matrices; small ones it makes slower."""
-    freezing: tuple[str, ...] = ()
     stem: str = "precast"
     """The name of its specs, before `.toml` and `.cuda.toml`."""
 
@@ -30,6 +31,12 @@ class Case:
 
     def read(self, device: str) -> "Spec":
         return Spec(self.spec(device), self.module)
+
+    def peer(self, way: str, device: str) -> list[str]:
+        """Returns the arguments of `peer.py` for one way."""
+        frozen = device in self.freezing and way in ("compile", "reduce-overhead", "max-autotune", "aoti")
+        freezing = ["--freezing"] if frozen else []
+        return [way, str(self.spec(device)), self.module, "--device", device, *freezing]
 
     def measured(self, device: str) -> list[Sizes]:
         """Returns the buckets that are measured, smallest first."""
@@ -52,25 +59,32 @@ CASES = {
 
 
 class Spec:
-    """One module of a spec; of variants with one name, the first."""
+    """One module of a spec, by its name or place; of variants with one name, the first."""
 
-    def __init__(self, file: Path, module: str) -> None:
+    def __init__(self, file: Path, module: str | int) -> None:
         self.file = file
         spec = tomllib.loads(file.read_text())
         self.model: str = spec["model"]["name"]
         self.entry: str = spec["model"]["entry"]
-        self.module: dict[str, Any] = next(m for m in spec["module"] if m["name"] == module)
+        self.device: str = spec.get("target", {}).get("device", "cpu")
+        found = (each for at, each in enumerate(spec["module"]) if module in (at, each["name"]))
+        self.module: dict[str, Any] = next(found)
         self.inputs: dict[str, dict[str, Any]] = self.module["inputs"]
+
+    @staticmethod
+    def all(file: Path) -> "list[Spec]":
+        """Returns all modules of a spec."""
+        return [Spec(file, at) for at in range(len(tomllib.loads(file.read_text())["module"]))]
 
     @property
     def buckets(self) -> list[Sizes]:
-        return sorted(buckets(self.module["buckets"]), key=lambda sizes: list(sizes.values()))
+        """Returns the points of its `[module.buckets]`, smallest first; a module without any has one, without sizes."""
+        table = self.module.get("buckets", {})
+        points = table.get("points") or [dict(zip(table, sizes, strict=True)) for sizes in product(*table.values())]
+        return sorted(points, key=lambda sizes: list(sizes.values()))
 
     def load(self) -> Any:
         """Returns the submodule that the spec names, on the CPU. Imports the model's file."""
-        import importlib
-        import sys
-
         sys.path.insert(0, str(self.file.parent))
         name, _, entry = self.entry.partition(":")
         model = getattr(importlib.import_module(name), entry)()
@@ -97,39 +111,5 @@ class Spec:
         return made
 
 
-def buckets(table: dict[str, Any]) -> Iterator[Sizes]:
-    """Returns the points of a `[module.buckets]` table."""
-    if "points" in table:
-        yield from table["points"]
-    else:
-        for values in product(*table.values()):
-            yield dict(zip(table, values, strict=True))
-
-
 def label(sizes: Sizes) -> str:
     return " ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
-
-
-def variant(case: Case, device: str, folder: Path, name: str, points: list[Sizes]) -> Path:
-    """Copies a case's spec into `folder` under another model name and with other buckets; returns the new file."""
-    spec = case.spec(device)
-    folder.mkdir(parents=True, exist_ok=True)
-    for file in spec.parent.glob("*.py"):
-        (folder / file.name).write_text(file.read_text())
-    if (weights := spec.parent / "weights").is_dir() and not (folder / "weights").exists():
-        (folder / "weights").symlink_to(weights)
-    lines, inside = [], False
-    for line in spec.read_text().splitlines():
-        if line.startswith("["):
-            inside = line.startswith("[module.buckets]")
-            if inside:
-                rows = ", ".join(
-                    "{ " + ", ".join(f"{dim} = {size}" for dim, size in sizes.items()) + " }" for sizes in points
-                )
-                lines += [line, f"points = [{rows}]"]
-                continue
-        if not inside:
-            lines.append(f'name = "{name}"' if line.startswith("name") and lines[-1] == "[model]" else line)
-    file = folder / spec.name
-    file.write_text("\n".join(lines) + "\n")
-    return file

@@ -1,5 +1,6 @@
 """Contenders as processes: Python peers that are spoken to, and `precast`."""
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -61,29 +63,27 @@ class Host:
     def python(self, threads: int | None = None, caches: str = "caches") -> dict[str, str]:
         """Returns the environment of a contender in Python: from its second start on it finds the bytecode of what it
         imports, also where torch was installed without."""
-        environment = self.environment(threads, caches)
-        if not has_bytecode():
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            environment["PYTHONPYCACHEPREFIX"] = str(self.work / "bytecode")
-        return environment
+        made = {**self.environment(threads, caches), "PYTHONPYCACHEPREFIX": str(self.work / "bytecode")}
+        made.pop("PYTHONDONTWRITEBYTECODE", None)
+        return made
 
-    def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
-        """Runs `precast` and returns its JSON (a list, where it prints one document a line), and its seconds."""
-        command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
-        log = self.logs / f"precast-{arguments[0]}.log"
-        ran = once([str(part) for part in command], self.environment(threads), log, limit)
+    def run(
+        self, name: str, command: list[Any], limit: float, environment: dict[str, str] | None = None
+    ) -> tuple[Any, "Ran"]:
+        """Runs a command with a log of this name; returns its JSON (a list, where it prints one document a line)."""
+        log = self.logs / f"{name}.log"
+        ran = once([str(part) for part in command], environment or self.environment(), log, max(1.0, limit))
         if ran.code != 0:
-            raise Failed(f"`precast {' '.join(map(str, arguments))}` ended with {ran.code}: {tail(log)}")
+            raise Failed(f"{name} ended with {ran.code}: {tail(log)}")
         try:
-            return json.loads(ran.output), ran
+            return json.loads(ran.output or "null"), ran
         except ValueError:
             return [json.loads(line) for line in ran.output.splitlines() if line.startswith("{")], ran
 
-
-def has_bytecode() -> bool:
-    """Returns whether torch was installed with bytecode, or an earlier import could leave it beside the sources."""
-    source = Path(libtorch()).parent / "__init__.py"
-    return Path(importlib.util.cache_from_source(str(source))).exists()
+    def precast(self, *arguments: Any, threads: int | None = None, limit: float = 600) -> tuple[Any, "Ran"]:
+        """Runs `precast` on the run's store."""
+        command = [self.binaries / "precast", *arguments, "--store", self.store, "--format", "json"]
+        return self.run(f"precast-{arguments[0]}", command, limit, self.environment(threads))
 
 
 def libtorch() -> str:
@@ -91,31 +91,25 @@ def libtorch() -> str:
     return str(Path(found.origin).parent / "lib") if found and found.origin else ""
 
 
+@dataclass
 class Ran:
     """One process from start to end. Times are in seconds of the same clock as `time.time()`."""
 
-    def __init__(self, code: int, output: str, began: float, answered: float, ended: float, usage: Any) -> None:
-        self.code, self.output = code, output
-        self.began, self.answered, self.ended = began, answered, ended
-        self.peak_bytes: int = usage.ru_maxrss * 1024
-        self.bytes_read: int = usage.ru_inblock * 512
-
-    @property
-    def seconds(self) -> float:
-        return self.ended - self.began
+    code: int
+    output: str
+    began: float
+    answered: float
+    seconds: float
+    peak_bytes: int
+    bytes_read: int
 
 
 def once(command: list[str], environment: dict[str, str], log: Path, limit: float) -> Ran:
     """Runs a command to its end; `answered` is when the first of its output came."""
     began = time.time()
+    pipe = subprocess.PIPE
     with log.open("w") as messages:
-        process = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            env=environment,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, stdout=pipe, stderr=messages, env=environment, start_new_session=True)
     assert process.stdout
     answered, output = None, b""
     try:
@@ -134,7 +128,8 @@ def once(command: list[str], environment: dict[str, str], log: Path, limit: floa
     process.returncode = os.waitstatus_to_exitcode(status)
     if time.time() >= began + limit:
         raise Failed(f"`{' '.join(command[:4])} …` was not done in {limit:.0f} s")
-    return Ran(process.returncode, output.decode(), began, answered or time.time(), time.time(), usage)
+    times = (began, answered or time.time(), time.time() - began)
+    return Ran(process.returncode, output.decode(), *times, usage.ru_maxrss * 1024, usage.ru_inblock * 512)
 
 
 def tail(log: Path, lines: int = 3) -> str:
@@ -145,22 +140,14 @@ class Peer:
     """A Python contender that stays alive between measurements."""
 
     def __init__(self, host: Host, case: Case, way: str, threads: int | None = None) -> None:
-        self.name = way
+        self.name, self.host, self.caches = way, host, f"caches/{case.name}-{way}"
         self.log = host.logs / f"{case.name}-{way}.log"
-        self.caches = f"caches/{case.name}-{way}"
-        self.host = host
-        command = [sys.executable, "-m", "benches.peer", way, str(case.spec(host.device)), case.module]
-        command += ["--device", host.device, *(["--freezing"] if frozen(case, host.device, way) else [])]
+        command = [sys.executable, "-m", "benches.peer", *case.peer(way, host.device)]
         command += [] if threads else ["--saved", str(host.saved(case))]
+        environment, pipe = host.python(threads, self.caches), subprocess.PIPE
         with self.log.open("w") as messages:
             self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=messages,
-                env=host.python(threads, self.caches),
-                bufsize=0,
-                start_new_session=True,
+                command, bufsize=0, stdin=pipe, stdout=pipe, stderr=messages, env=environment, start_new_session=True
             )
         self.received = b""
 
@@ -191,6 +178,17 @@ class Peer:
             raise Failed(answer["failed"])
         return answer
 
+    def prepare(self, buckets: list[Sizes]) -> None:
+        """Lets it begin to get ready. If it ended already, that shows where it is waited for."""
+        with contextlib.suppress(Failed):
+            for sizes in buckets:
+                self.send("prepare", sizes=sizes)
+
+    def ready(self, buckets: list[Sizes], deadline: float) -> dict[str, list[float]]:
+        """Waits until it has answered at each bucket; returns a sample of each answer."""
+        self.receive(deadline)
+        return {label(sizes): self.receive(deadline)["sample"] for sizes in buckets}
+
     def ask(self, do: str, limit: float, **arguments: Any) -> dict[str, Any]:
         self.send(do, **arguments)
         return self.receive(time.time() + limit)
@@ -199,29 +197,23 @@ class Peer:
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe:
-                pipe.close()
+        for pipe in filter(None, (self.process.stdin, self.process.stdout)):
+            pipe.close()
 
     def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
-        return {
-            label(sizes): self.ask("time", 60 + 10 * seconds, sizes=sizes, seconds=seconds, warm_up=min(0.2, seconds))
-            for sizes in buckets
-        }
+        limit = 60 + 10 * seconds
+        return {label(sizes): self.ask("time", limit, sizes=sizes, seconds=seconds) for sizes in buckets}
 
     def throughput(self, sizes: Sizes, threads: int, seconds: float) -> float:
         return self.ask("threads", 60 + 10 * seconds, sizes=sizes, threads=threads, seconds=seconds)["throughput"]
 
 
-def frozen(case: Case, device: str, way: str) -> bool:
-    return device in case.freezing and way in ("compile", "reduce-overhead", "max-autotune", "aoti")
-
-
 class Precast:
     """`precast bench` on the case's model in the run's store. A process per measurement: it starts in milliseconds."""
 
-    def __init__(self, host: Host, case: Case, graphs: str = "as-built", threads: int | None = None) -> None:
-        self.host, self.case, self.graphs, self.intra = host, case, graphs, threads
+    def __init__(self, host: Host, case: Case, graphs: str = "", threads: int | None = None) -> None:
+        self.host, self.case, self.intra = host, case, threads
+        self.graphs = graphs or ("always" if host.device == "cuda" else "as-built")
         self.name = "precast, no graphs" if graphs == "never" else "precast"
         self.memory: dict[str, Any] = {}
         self.rungs: dict[str, str] = {}
@@ -243,14 +235,10 @@ class Precast:
         return rows
 
     def time(self, buckets: list[Sizes], seconds: float) -> dict[str, dict[str, float]]:
+        kinds = {"synchronous": "median", "p99": "p99", "pipelined": "pipelined", "replay": "replay"}
+        rows = self.bench(seconds, buckets)
         return {
-            bucket: {
-                "synchronous": row["median"],
-                "p99": row["p99"],
-                "pipelined": row["pipelined"],
-                **({"replay": row["replay"]} if "replay" in row else {}),
-            }
-            for bucket, row in self.bench(seconds, buckets).items()
+            bucket: {kind: row[name] for kind, name in kinds.items() if name in row} for bucket, row in rows.items()
         }
 
     def throughput(self, sizes: Sizes, threads: int, seconds: float) -> float:

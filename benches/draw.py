@@ -29,21 +29,19 @@ FONT = "font-family=\"system-ui, -apple-system, 'Segoe UI', sans-serif\""
 
 def pictures(result: Row) -> dict[str, str]:
     """Returns SVG documents by name."""
-    made = {}
-    for theme in THEMES:
-        made[f"latency-{theme}"] = latency(result, theme)
-        if result.get("start"):
-            made[f"start-{theme}"] = start(result, theme)
-    return made
+    kinds = [latency, start] if result.get("start") else [latency]
+    return {f"{kind.__name__}-{theme}": kind(result, theme) for theme in THEMES for kind in kinds}
 
 
 class Picture:
     """An SVG under construction; y grows downwards."""
 
-    def __init__(self, width: float, theme: str) -> None:
-        self.width, self.height, self.theme = width, 0.0, THEMES[theme]
+    def __init__(self, title: str, below: str, theme: str) -> None:
+        self.title, self.width, self.height, self.theme = title, 820, 0.0, THEMES[theme]
         self.dark = theme == "dark"
         self.parts: list[str] = []
+        self.text(16, 26, title, 14)
+        self.text(16, 45, below, 11, "quiet")
 
     def text(self, x: float, y: float, text: str, size: int = 12, colour: str = "text", anchor: str = "start") -> None:
         fill = self.theme.get(colour, colour)
@@ -52,14 +50,12 @@ class Picture:
 
     def line(self, x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> None:
         stroke = self.theme.get(colour, colour)
-        self.parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{stroke}" stroke-width="{width}"/>'
-        )
+        ends = f'x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+        self.parts.append(f'<line {ends} stroke="{stroke}" stroke-width="{width}"/>')
 
     def box(self, x: float, y: float, width: float, height: float, colour: str) -> None:
-        self.parts.append(
-            f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(0.5, width):.1f}" height="{height:.1f}" fill="{colour}"/>'
-        )
+        sizes = f'width="{max(0.5, width):.1f}" height="{height:.1f}"'
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" {sizes} fill="{colour}"/>')
 
     def colour(self, contender: str) -> str:
         return CONTENDERS[contender][2 if self.dark else 1]
@@ -67,21 +63,20 @@ class Picture:
     def mark(self, x: float, y: float, contender: str) -> None:
         colour, shape, r = self.colour(contender), CONTENDERS[contender][3], 4.5
         around = f'stroke="{self.theme["ground"]}" stroke-width="1"'
-        self.parts.append(
-            {
-                "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}" {around}/>',
-                "ring": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{colour}" stroke-width="2"/>',
-                "square": f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}" {around}/>',
-                "diamond": f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}" {around} '
-                f'transform="rotate(45 {x:.1f} {y:.1f})"/>',
-                "bar": f'<rect x="{x - 1.5:.1f}" y="{y - 8:.1f}" width="3" height="16" fill="{colour}"/>',
-            }[shape]
-        )
+        shapes = {
+            "circle": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{r}" fill="{colour}" {around}/>',
+            "ring": f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="none" stroke="{colour}" stroke-width="2"/>',
+            "square": f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}" {around}/>',
+            "diamond": f'<rect x="{x - 4:.1f}" y="{y - 4:.1f}" width="8" height="8" fill="{colour}" {around} '
+            f'transform="rotate(45 {x:.1f} {y:.1f})"/>',
+            "bar": f'<rect x="{x - 1.5:.1f}" y="{y - 8:.1f}" width="3" height="16" fill="{colour}"/>',
+        }
+        self.parts.append(shapes[shape])
 
-    def document(self, title: str) -> str:
+    def document(self) -> str:
         return (
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:.0f} {self.height:.0f}" '
-            f'width="{self.width:.0f}" height="{self.height:.0f}" role="img" {FONT}>\n<title>{escape(title)}</title>\n'
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height:.0f}" '
+            f'width="{self.width}" height="{self.height:.0f}" role="img" {FONT}>\n<title>{escape(self.title)}</title>\n'
             f'<rect width="100%" height="100%" fill="{self.theme["ground"]}"/>\n' + "\n".join(self.parts) + "\n</svg>\n"
         )
 
@@ -91,16 +86,14 @@ def latency(result: Row, theme: str) -> str:
     rows, by = result["latency"], main_kind(result["device"])
     found = [r[by][edge] for row in rows for r in row["times_precast"].values() for edge in ("low", "high")]
     low, high = min(0.8, *found) / 1.05, max(2.0, *found) * 1.05
-    picture = Picture(820, theme)
+    title = "Time of a call, as a multiple of Precast's (right of the line: slower than Precast)"
+    picture = Picture(title, under(result), theme)
     left, right, step = 210, 800, 26
     names = [name for name in CONTENDERS if name == "precast" or any(name in row["times_precast"] for row in rows)]
 
     def x(value: float) -> float:
         return left + (right - left) * (math.log(value) - math.log(low)) / (math.log(high) - math.log(low))
 
-    title = "Time of a call, as a multiple of Precast's (right of the line: slower than Precast)"
-    picture.text(16, 26, title, 14)
-    picture.text(16, 45, under(result), 11, "quiet")
     at = 16.0
     for name in names:
         picture.mark(at + 5, 66, name)
@@ -124,18 +117,15 @@ def latency(result: Row, theme: str) -> str:
                 picture.line(x(ratio["low"]), y, x(ratio["high"]), y, picture.colour(name), 1.5)
                 picture.mark(x(ratio["median"]), y, name)
     picture.height = bottom + 28
-    return picture.document(title)
+    return picture.document()
 
 
 def start(result: Row, theme: str) -> str:
     """One bar a contender, split by phase."""
     rows = [row for row in result["start"] if row["page_cache"] == "warm"]
-    picture = Picture(820, theme)
+    picture = Picture("From the start of the process to its first answer", f"{under(result)}; page cache warm", theme)
     left, right, step = 300, 740, 24
     longest = max(row["seconds"]["median"] for row in rows)
-    title = "From the start of the process to its first answer"
-    picture.text(16, 26, title, 14)
-    picture.text(16, 45, f"{under(result)}; page cache warm", 11, "quiet")
     y, at = 66.0, 16.0
     for colour, (part, names) in zip(PHASES, PARTS.items(), strict=True):
         if any(name in row["phases"] for row in rows for name in names):
@@ -153,4 +143,4 @@ def start(result: Row, theme: str) -> str:
         picture.text(x + 8, y + 12, duration(row["seconds"]["median"]), 12, "text")
         y += step
     picture.height = y + 12
-    return picture.document(title)
+    return picture.document()

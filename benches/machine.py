@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,9 @@ def describe(binaries: Path) -> dict[str, Any]:
     cpuinfo = Path("/proc/cpuinfo").read_text()
     model = next((line.split(":")[1].strip() for line in cpuinfo.splitlines() if line.startswith("model name")), "")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    versions: dict[str, str | None] = {"python": platform.python_version(), "kernel": platform.release()}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = None
+    known = {each.metadata["Name"]: each.version for each in metadata.distributions()}
+    versions = {"python": platform.python_version(), "kernel": platform.release()}
+    versions |= {package: known.get(package) for package in PACKAGES}
     versions["precast"] = first_line([binaries / "precast", "--version"])
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     return {
@@ -37,6 +35,12 @@ def describe(binaries: Path) -> dict[str, Any]:
         "environment": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "GOMP_", "MKL_"))},
         "versions": versions,
     }
+
+
+def document(command: str, binaries: Path) -> dict[str, Any]:
+    """Returns what every result begins with: the command, the date and the machine."""
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    return {"schema": 1, "command": command, "date": date, "machine": describe(binaries)}
 
 
 def last_cache() -> int:
@@ -61,28 +65,22 @@ def first_line(command: list[Any]) -> str | None:
 
 
 def rates(device: str) -> dict[str, Any]:
-    """Returns the best of several matrix products (FLOP/s by dtype), copies (bytes read and written a second), and, on
-    a GPU, pinned and pageable copies to it."""
-    import time
-
+    """Returns the best of several matrix products (FLOP/s by dtype) and copies (bytes read and written a second)."""
     import torch
 
-    from .ways import threads
-
-    torch.set_num_threads(threads())
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     cuda = device == "cuda"
 
+    def once(work: Any) -> float:
+        begin = time.perf_counter()
+        work()
+        if cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
     def best(work: Any, times: int) -> float:
-        found = float("inf")
-        for _ in range(times):
-            if cuda:
-                torch.cuda.synchronize()
-            begin = time.perf_counter()
-            work()
-            if cuda:
-                torch.cuda.synchronize()
-            found = min(found, time.perf_counter() - begin)
-        return found
+        once(work)
+        return min(once(work) for _ in range(times))
 
     result: dict[str, Any] = {"flops": {}}
     side = 8192 if cuda else 2048
@@ -94,23 +92,6 @@ def rates(device: str) -> dict[str, Any]:
         source = torch.ones(size, dtype=torch.uint8, device=device)
         target = torch.empty_like(source)
         result["bytes"] = 2 * size / best(lambda: target.copy_(source), 10)
-        if not cuda:
-            # The gain of packed weights: a linear layer of MiniLM, with its weights as they are and packed once.
-            weight, bias = torch.randn(1536, 384), torch.randn(1536)
-            result["linear"] = {}
-            for rows in (32, 1024):
-                x, work = torch.randn(rows, 384), 2 * rows * weight.numel()
-                packed = torch.ops.mkldnn._reorder_linear_weight(weight, rows)
-                plain = best(lambda x=x: torch.addmm(bias, x, weight.t()), 50)
-                once = best(lambda x=x, w=packed: torch.ops.mkldnn._linear_pointwise(x, w, bias, "none", [], ""), 50)
-                result["linear"][f"{rows} rows"] = {"plain": work / plain, "packed": work / once}
-        if cuda:
-            size = 1 << 29
-            here = torch.ones(size, dtype=torch.uint8)
-            pinned = here.pin_memory()
-            there = torch.empty(size, dtype=torch.uint8, device="cuda")
-            result["pinned_copy"] = size / best(lambda: there.copy_(pinned), 5)
-            result["pageable_copy"] = size / best(lambda: there.copy_(here), 5)
     return result
 
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Packs what a GPU machine needs for the benchmarks into dist/, which git ignores: release binaries, this harness, the
+# Packs what a GPU machine needs for the benchmarks into dist/, which git ignores: the release binary, this harness, the
 # models, and MiniLM's weights in float16. 64 MiB at most. Usage: benches/pack.sh
 #
 # On the machine (a GPU, a C++ compiler, and a python3 with torch 2.11.0, torchvision and transformers; no Rust, no network):
@@ -10,15 +10,11 @@ stage=dist/bench
 rm -rf $stage
 mkdir -p $stage/bin $stage/examples $stage/benches
 
-# Cargo builds the programs for tests too, with other features than `make build`, which comes last.
-tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
-    | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)
 make build
 cp target/release/precast $stage/bin/
-cp "$tests" $stage/bin/gpu-tests
 strip $stage/bin/*
 
-cp -r benches/*.py benches/*.sh benches/lengths.json benches/parts benches/models $stage/benches/
+cp -r benches/*.py benches/*.sh benches/parts benches/models $stage/benches/
 for example in minilm blocks vlm; do
     test -d examples/$example || continue
     mkdir $stage/examples/$example

@@ -16,8 +16,8 @@ import resource
 import statistics
 import sys
 import tempfile
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,14 +30,14 @@ BATCH = 256
 class Peer:
     """A module of a spec, run in one of the ways."""
 
-    def __init__(self, way: str, spec: Spec, device: str, freezing: bool, saved: Path | None) -> None:
+    def __init__(self, way: str, spec: Spec, device: str, freezing: bool, saved: Path) -> None:
         import torch
 
         from . import ways
 
         self.marks = {"import": time.time()}
         self.torch, self.spec, self.device, self.saved = torch, spec, device, saved
-        torch.set_num_threads(ways.threads())
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
         self.module = spec.load().to(device)
         self.synchronize()
         self.marks["model"] = time.time()
@@ -49,20 +49,13 @@ class Peer:
             self.torch.cuda.synchronize()
 
     def prepare(self, sizes: Sizes) -> dict[str, Any]:
-        """Makes a bucket ready and answers once; the seconds of both."""
-        began = time.perf_counter()
-        call = self.prepare_call(self.spec.tensors(sizes, self.device), self.folder(sizes))
+        """Makes a bucket ready and answers once."""
+        folder = self.saved / label(sizes)
+        folder.mkdir(parents=True, exist_ok=True)
+        call = self.calls[label(sizes)] = self.prepare_call(self.spec.tensors(sizes, self.device), folder)
         answer = call()
         self.synchronize()
-        first = time.perf_counter() - began
-        self.calls[label(sizes)] = call
-        return {"seconds": first, "sample": self.sample(answer)}
-
-    def folder(self, sizes: Sizes) -> Path:
-        """Returns a folder for files of a bucket; `--saved` names a lasting one, for a later start."""
-        folder = (self.saved or Path(tempfile.mkdtemp())) / label(sizes)
-        folder.mkdir(parents=True, exist_ok=True)
-        return folder
+        return {"sample": self.sample(answer)}
 
     def sample(self, answer: Any) -> list[float]:
         """Returns a few numbers of the first output, to compare with other contenders'."""
@@ -71,15 +64,16 @@ class Peer:
                 answer = self.torch.from_numpy(answer.copy_outputs_to_cpu()[0])
             except (RuntimeError, TypeError):  # bfloat16 has no numpy type
                 return []
-        while not self.torch.is_tensor(answer):
-            answer = next(iter(answer.values() if isinstance(answer, dict) else answer))
-        flat = answer.float().flatten()
+        flat = self.leaves(answer)[0].float().flatten()
         return [*flat[:: max(1, flat.numel() // 8)].tolist(), flat.abs().mean().item()]
 
-    def time(self, sizes: Sizes, seconds: float, warm_up: float) -> dict[str, Any]:
+    def leaves(self, answer: Any) -> list[Any]:
+        return [leaf for leaf in self.torch.utils._pytree.tree_leaves(answer) if self.torch.is_tensor(leaf)]
+
+    def time(self, sizes: Sizes, seconds: float) -> dict[str, Any]:
         """Measures a bucket: each call waited for, and then not waited for."""
         call = self.calls[label(sizes)]
-        self.loop(call, warm_up)
+        self.loop(call, min(0.2, seconds))
         times, begin = [], time.perf_counter()
         while time.perf_counter() - begin < seconds or len(times) < 5:
             called = time.perf_counter()
@@ -87,11 +81,8 @@ class Peer:
             self.synchronize()
             times.append(time.perf_counter() - called)
         calls, took = self.loop(call, seconds)
-        return {
-            "synchronous": statistics.median(times),
-            "p99": sorted(times)[round((len(times) - 1) * 0.99)],
-            "pipelined": took / calls,
-        }
+        p99 = sorted(times)[round((len(times) - 1) * 0.99)]
+        return {"synchronous": statistics.median(times), "p99": p99, "pipelined": took / calls}
 
     def loop(self, call: Callable[[], Any], seconds: float) -> tuple[int, float]:
         calls, begin = 0, time.perf_counter()
@@ -105,26 +96,16 @@ class Peer:
 
     def threads(self, sizes: Sizes, threads: int, seconds: float) -> dict[str, Any]:
         """Measures answers a second of several callers."""
-        call, counts, failed = self.calls[label(sizes)], [0] * threads, []
 
-        def work(place: int, limit: float) -> None:
-            try:
-                with self.torch.inference_mode():
-                    counts[place], _ = self.loop(call, limit)
-            except Exception as error:
-                failed.append(error)
+        def work(limit: float) -> int:
+            with self.torch.inference_mode():
+                return self.loop(self.calls[label(sizes)], limit)[0]
 
-        for limit in (min(0.2, seconds), seconds):
-            callers = [threading.Thread(target=work, args=(place, limit)) for place in range(threads)]
+        with ThreadPoolExecutor(threads) as pool:
+            list(pool.map(work, [min(0.2, seconds)] * threads))
             begin = time.perf_counter()
-            for caller in callers:
-                caller.start()
-            for caller in callers:
-                caller.join()
-            took = time.perf_counter() - begin
-            if failed:
-                raise failed[0]
-        return {"throughput": sum(counts) / took}
+            count = sum(pool.map(work, [seconds] * threads))
+        return {"throughput": count / (time.perf_counter() - begin)}
 
     def work(self, sizes: Sizes) -> dict[str, Any]:
         """Returns the minimum work of a call: floating point operations, and bytes of weights, inputs and outputs.
@@ -138,15 +119,11 @@ class Peer:
         # The counter knows attention's kernels, but not with fewer heads of keys than of queries.
         with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
             answer = self.module(*inputs)
-        outputs = [leaf for leaf in self.torch.utils._pytree.tree_leaves(answer) if self.torch.is_tensor(leaf)]
-        size, left_out, moved = (sum(t.nbytes for t in group) for group in (weights, tables, [*inputs, *outputs]))
+        groups = (weights, tables, [*inputs, *self.leaves(answer)])
+        size, left_out, moved = (sum(each.nbytes for each in group) for group in groups)
         dtype = str(next(self.module.parameters()).dtype).removeprefix("torch.")
-        return {
-            "flops": counter.get_total_flops(),
-            "bytes": size - left_out + moved,
-            "weight_bytes": size,
-            "dtype": dtype,
-        }
+        least = size - left_out + moved
+        return {"flops": counter.get_total_flops(), "bytes": least, "weight_bytes": size, "dtype": dtype}
 
     def memory(self) -> dict[str, Any]:
         """Returns peak bytes so far."""
@@ -161,7 +138,7 @@ def main() -> None:
     parser.add_argument("module")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--freezing", action="store_true")
-    parser.add_argument("--saved", type=Path, help="keeps what can be loaded again here")
+    parser.add_argument("--saved", type=Path, default=tempfile.mkdtemp(), help="keeps files of a later start here")
     parser.add_argument("--once", type=json.loads, metavar="SIZES")
     args = parser.parse_args()
     # Compilers and exporters print to stdout; the answers have a file of their own.

@@ -1,44 +1,34 @@
 """One run of the harness: its options, the result so far, and the skipped parts."""
 
+import argparse
+import contextlib
 import json
+import os
+import re
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .cases import CASES, Case
-from .contenders import Failed, Host
+from .contenders import Failed, Host, ways
+from .machine import commit, document
 
 
 @dataclass
 class Run:
     host: Host
-    out: Path
+    options: argparse.Namespace
+    """Those of `python -m benches run`."""
     result: dict[str, Any]
-    cases: list[str]
-    ways: list[str]
-    rounds: int
-    seconds: float
-    """How long one contender is measured at one bucket in one round."""
-    prepare: float
-    """How long the contenders of a case may take to get ready."""
-    tune: bool
-    """Whether the cases are built with `--tune`; a store of an earlier run may have tuned programs."""
-    kernels: bool
-    """Whether the cases are built with the graph passes of kernels/."""
-    together: bool
-    """Whether the contenders of all cases get ready at once."""
-    page_caches: list[str]
-    """Whether starts find their files in the page cache: `warm`, `cold` or both."""
-    deadline: float
     began: float = field(default_factory=time.time)
 
     @property
     def left(self) -> float:
-        return self.deadline - time.time()
+        return self.began + 60 * self.options.minutes - time.time()
 
     def say(self, what: str) -> None:
         print(f"[{time.time() - self.began:6.1f} s] {what}", file=sys.stderr, flush=True)
@@ -48,9 +38,28 @@ class Run:
         self.result["skipped"].append({"what": what, "why": str(why)})
         self.write()
 
+    @contextlib.contextmanager
+    def skipping(self, what: str) -> Iterator[None]:
+        """Lists what it could not measure under `skipped`."""
+        try:
+            yield
+        except Failed as error:
+            self.skip(what, error)
+
+    def in_turns(self, what: str, takes: dict[str, Callable[[], Any]], rounds: int = 0) -> dict[str, list[Any]]:
+        """Returns what was taken of each contender in each round. One that fails is skipped, and left out."""
+        taken: dict[str, list[Any]] = {name: [] for name in takes}
+        for _ in range(rounds or self.options.rounds):
+            for name in list(taken):
+                with self.skipping(f"{what} {name}"):
+                    taken[name].append(takes[name]())
+                    continue
+                del taken[name]
+        return taken
+
     def chosen(self, part: str) -> Iterable[Case]:
         """Returns the cases of this run that there is time for."""
-        for name in self.cases:
+        for name in self.options.cases:
             case, device = CASES[name], self.host.device
             if not case.spec(device).exists():
                 self.skip(f"{part} {name}", f"no {case.spec(device).name} in {case.folder}")
@@ -59,14 +68,16 @@ class Run:
             else:
                 yield case
 
-    def ready(self, case: Case) -> bool:
-        """Returns whether the case's programs are in the store."""
-        try:
-            document, _ = self.host.precast("ls")
-        except Failed:
-            return False
-        model = case.read(self.host.device).model
-        return any(program.get("model") == model for program in document.get("programs", []))
+    def built(self, part: str) -> Iterable[Case]:
+        """Returns those whose programs are in the store."""
+        for case in self.chosen(part):
+            programs: list[Any] = []
+            with self.skipping(f"{part} {case.name}"):
+                programs = self.host.precast("ls")[0].get("programs", [])
+            if any(program.get("model") == case.read(self.host.device).model for program in programs):
+                yield case
+            else:
+                self.skip(f"{part} {case.name}", "it was not built")
 
     def add(self, part: str, row: dict[str, Any]) -> None:
         self.result.setdefault(part, []).append(row)
@@ -74,9 +85,26 @@ class Run:
 
     def write(self) -> None:
         self.result["seconds"] = round(time.time() - self.began, 1)
-        partial = self.out.with_suffix(".partial")
+        partial = self.options.out.with_suffix(".partial")
         partial.write_text(json.dumps(self.result, indent=1) + "\n")
-        partial.replace(self.out)
+        partial.replace(self.options.out)
+
+
+def start(args: argparse.Namespace, work: Path) -> Run:
+    """Returns a run with the machine described, and nothing measured."""
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    made = document(portable_command(sys.argv[1:]), args.binaries)
+    about = {"commit": commit(), "device": args.device, "intra_op_threads": args.threads, "rounds": args.rounds}
+    args.ways = args.ways or ways(args.device)
+    host = Host(args.device, args.threads, work, args.binaries.resolve())
+    return Run(host, args, {**made, **about, "part_seconds": {}, "load_after": {}, "skipped": []})
+
+
+def portable_command(arguments: list[str]) -> str:
+    """Returns the command without the paths of one machine."""
+    text = re.sub(r" --(work|binaries)[ =]\S+", "", " ".join(["python -m benches", *arguments]))
+    waits = os.environ.get("OMP_WAIT_POLICY")
+    return (f"OMP_WAIT_POLICY={waits} " if waits else "") + re.sub(r"(--out[ =])\S*/", r"\1", text)
 
 
 def main_kind(device: str) -> str:
@@ -95,7 +123,7 @@ def ratio(theirs: list[float], ours: list[float]) -> dict[str, float]:
     return spread([a / b for a, b in zip(theirs, ours, strict=True)])
 
 
-IDENTITY = ("case", "bucket", "requests", "callers", "contender", "page_cache", "what")
+IDENTITY = ("case", "bucket", "callers", "contender", "page_cache", "what")
 """The fields that identify a row."""
 
 

@@ -12,46 +12,46 @@ BEGAN = time.time()
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
-
-Mark = Callable[[str], None]
-
-
-def aoti(folder: Path, inputs: str, names: list[str], mark: Mark) -> None:
-    import torch
-    from safetensors.torch import load_file
-
-    mark("import")
-    loaded = torch._inductor.aoti_load_package(str(folder / "model.pt2"))
-    mark("load")
-    with torch.inference_mode():
-        tensors = load_file(inputs)
-        loaded(*(tensors[name] for name in names))
+from typing import Any
 
 
-def onnxruntime(folder: Path, inputs: str, names: list[str], mark: Mark) -> None:
+def session(file: Path, provider: str) -> Any:
+    """Returns a session of ONNX Runtime."""
     import onnxruntime as ort
-    from safetensors.numpy import load_file
 
-    mark("import")
     options = ort.SessionOptions()
     options.intra_op_num_threads = int(os.environ["OMP_NUM_THREADS"])
-    session = ort.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
-    mark("load")
-    tensors = load_file(inputs)
-    asked = (argument.name for argument in session.get_inputs())
-    session.run(None, dict(zip(asked, (tensors[name] for name in names), strict=True)))
+    options.inter_op_num_threads = 1
+    return ort.InferenceSession(file, options, providers=[provider])
 
 
-def main() -> None:
-    way, folder, inputs, *names = sys.argv[1:]
+def main(way: str, folder: str, inputs: str, *names: str) -> None:
     marks = {"python": BEGAN}
-    start = {"aoti": aoti, "onnxruntime": onnxruntime}[way]
-    start(Path(folder), inputs, names, lambda name: marks.update({name: time.time()}))
+    if way == "aoti":
+        import torch
+        from safetensors.torch import load_file
+
+        marks["import"] = time.time()
+        loaded = torch._inductor.aoti_load_package(f"{folder}/model.pt2")
+        marks["load"] = time.time()
+        with torch.inference_mode():
+            tensors = load_file(inputs)
+            loaded(*(tensors[name] for name in names))
+    else:
+        import onnxruntime  # noqa: F401
+        from safetensors.numpy import load_file
+
+        marks["import"] = time.time()
+        loaded = session(Path(folder) / "model.onnx", "CPUExecutionProvider")
+        marks["load"] = time.time()
+        tensors = load_file(inputs)
+        asked = (argument.name for argument in loaded.get_inputs())
+        loaded.run(None, dict(zip(asked, (tensors[name] for name in names), strict=True)))
     marks["answer"] = time.time()
     print(json.dumps({"marks": marks}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
     os._exit(0)  # what is left to tear down is no part of any figure
-
-
-main()

@@ -6,43 +6,40 @@ case counts as slower when its ratio of eager to `precast` is less than half of 
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .cases import ROOT
-from .run import Run, main_kind
+from .parts import PARTS
+from .run import main_kind, start
 
 BOUND = 0.5
 CASES = ["mlp", "minilm", "blocks"]
 """The cases measured by default: they build in a minute."""
 
 
-def check(args: argparse.Namespace, work: Path, start: Callable[[argparse.Namespace, Path], Run]) -> int:
-    from .parts import PARTS
-
+def check(args: argparse.Namespace, work: Path) -> int:
     name = "h200.json" if args.device == "cuda" else "cpu.json"
     stored = json.loads((args.stored or ROOT / "benches/results" / name).read_text())
-    rows = [row for row in stored["latency"] if row["case"] in args.cases and "eager" in row["times_precast"]]
-    known = {(row["case"], row["bucket"]): row for row in rows}
-    args.out, args.ways, args.seconds, args.prepare, args.minutes = work / "smoke.json", ["eager"], 0.2, 120, 20
-    args.page_cache, args.tune, args.together = ["warm"], False, False
-    args.cases = [case for case in args.cases if any(case == known_case for known_case, _ in known)]
-    args.rounds = 3
+
+    def ratios(result: dict[str, Any]) -> dict[tuple[str, str], float]:
+        rows = [row for row in result.get("latency", []) if row["case"] in args.cases]
+        eager = {(row["case"], row["bucket"]): row["times_precast"].get("eager") for row in rows}
+        return {key: times[main_kind(args.device)]["median"] for key, times in eager.items() if times}
+
+    known = ratios(stored)
+    args.out, args.cases = work / "smoke.json", [case for case in args.cases if case in {case for case, _ in known}]
     run = start(args, work)
     for part in ("build", "latency"):
         PARTS[part](run)
-    slower = 0
-    kind = main_kind(args.device)
-    measured = run.result.get("latency", [])
-    for row in measured:
-        if "eager" not in row["times_precast"] or (row["case"], row["bucket"]) not in known:
+    slower, found = 0, ratios(run.result)
+    for (case, bucket), before in known.items():
+        if (now := found.get((case, bucket))) is None:
+            print(f"MISSING {case} {bucket}: it was not measured; see what was skipped")
             continue
-        now = row["times_precast"]["eager"][kind]["median"]
-        before = known.pop((row["case"], row["bucket"]))["times_precast"]["eager"][kind]["median"]
         verdict = "SLOWER" if now < before * BOUND else "ok"
         slower += verdict == "SLOWER"
-        print(f"{verdict:6}  {row['case']} {row['bucket']}: eager takes {now:.2f} x precast, stored {before:.2f} x")
-    for case, bucket in known:
-        print(f"MISSING {case} {bucket}: it was not measured; see what was skipped")
-    print(f"{slower} slower than {BOUND} of what {stored['date']} says, {len(known)} missing")
-    return 1 if slower or known else 0
+        print(f"{verdict:6}  {case} {bucket}: eager takes {now:.2f} x precast, stored {before:.2f} x")
+    missing = len(known.keys() - found.keys())
+    print(f"{slower} slower than {BOUND} of what {stored['date']} says, {missing} missing")
+    return 1 if slower or missing else 0

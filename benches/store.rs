@@ -63,13 +63,17 @@ fn ms(time: Duration) -> f64 {
     (time.as_secs_f64() * 1e6).round() / 1e3
 }
 
-fn middle(mut times: Vec<Duration>) -> Duration {
+fn median(mut times: Vec<Duration>) -> f64 {
     times.sort();
-    times[times.len() / 2]
+    ms(times[times.len() / 2])
 }
 
-fn median(times: Vec<Duration>) -> f64 {
-    ms(middle(times))
+/// Does something, and adds the time that it took.
+fn timed<T>(times: &mut Vec<Duration>, what: impl FnOnce() -> T) -> T {
+    let start = Instant::now();
+    let result = what();
+    times.push(start.elapsed());
+    result
 }
 
 /// Drops a file's pages from the kernel's cache.
@@ -85,26 +89,26 @@ fn look_up(root: &Path) -> Value {
     rows::write(root, ROWS);
     let index = root.join("index.sqlite");
     let mut random = Random(1);
+    let id = |random: &mut Random| Digest::of(&(random.draw() % ROWS).to_le_bytes());
     let (mut cold, mut opened, mut missing) = (vec![], vec![], vec![]);
     for _ in 0..21 {
         cool(&index);
-        let start = Instant::now();
-        let store = Store::open(root).unwrap();
-        opened.push(start.elapsed());
-        let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
-        let start = Instant::now();
+        let store = timed(&mut opened, || Store::open(root).unwrap());
+        let (id, none) = (id(&mut random), Digest::of(b"none"));
         // A row without a file: one look-up and one `stat`, as for a program that is there.
-        assert!(!store.records().has_program(&id).unwrap());
-        cold.push(start.elapsed());
-        let start = Instant::now();
-        assert!(!store.records().has_program(&Digest::of(b"none")).unwrap());
-        missing.push(start.elapsed());
+        assert!(!timed(&mut cold, || store
+            .records()
+            .has_program(&id)
+            .unwrap()));
+        assert!(!timed(&mut missing, || store
+            .records()
+            .has_program(&none)
+            .unwrap()));
     }
     let store = Store::open(root).unwrap();
     let start = Instant::now();
     for _ in 0..10_000 {
-        let id = Digest::of(&(random.draw() % ROWS).to_le_bytes());
-        black_box(store.records().has_program(&id).unwrap());
+        black_box(store.records().has_program(&id(&mut random)).unwrap());
     }
     let warm = start.elapsed() / 10_000;
     drop(store);
@@ -138,90 +142,35 @@ fn listing(root: &Path) -> Value {
     cases.iter().map(one).collect()
 }
 
-/// Writes bytes to a new file beside the store and syncs it, as publishing does.
-fn written(root: &Path, bytes: &[u8]) -> Duration {
-    let start = Instant::now();
-    let mut file = tempfile::tempfile_in(root.parent().unwrap()).unwrap();
-    std::io::Write::write_all(&mut file, bytes).unwrap();
-    file.sync_all().unwrap();
-    start.elapsed()
-}
-
-/// Commits one row as the index does, again and again.
-fn committed(root: &Path) -> Duration {
-    let file = root.with_extension("sqlite");
-    let mut index = rusqlite::Connection::open(file).unwrap();
-    index.pragma_update(None, "synchronous", "EXTRA").unwrap();
-    index
-        .execute_batch("CREATE TABLE t (a BLOB PRIMARY KEY) WITHOUT ROWID")
-        .unwrap();
-    let once = |n: u64| {
-        let start = Instant::now();
-        let tx = index.transaction().unwrap();
-        tx.execute(
-            "INSERT INTO t VALUES (?)",
-            [Digest::of(&n.to_le_bytes()).as_bytes()],
-        )
-        .unwrap();
-        tx.commit().unwrap();
-        start.elapsed()
-    };
-    middle((0..40).map(once).collect())
-}
-
-/// How long publishing takes, and where that goes: each step once more by itself.
+/// How long publishing takes, and how long compression by itself.
 fn publish(root: &Path) -> Value {
     let store = Store::create(root).unwrap();
-    let commit = committed(root);
-    let mut cases = Vec::new();
     let mut random = Random(7);
-    let noise: Vec<u8> = (0..16 << 20)
-        .flat_map(|_| (random.draw() as u32).to_le_bytes())
-        .collect();
+    let noise = (0..16 << 20).flat_map(|_| (random.draw() as u32).to_le_bytes());
     let library = fs::read(std::env::current_exe().unwrap()).unwrap();
-    let cases_of = [
+    let contents = [
         ("3 KB", 40, scene::content(1, 3000)),
         ("a program of this machine", 5, library),
         ("repetitive", 5, scene::content(500, 64 << 20)),
-        ("random", 5, noise),
+        ("random", 5, noise.collect()),
     ];
-    for (name, times, mut content) in cases_of {
+    let mut cases = Vec::new();
+    for (name, times, mut content) in contents {
         let from: PathBuf = root.with_extension("from");
-        let (mut total, mut hash, mut zstd, mut fsync) = (vec![], vec![], vec![], vec![]);
-        let mut stored = 0;
+        let (mut total, mut zstd, mut stored) = (vec![], vec![], 0);
         for n in 0..times {
             // Each time another content, and nothing of it in the store.
             content[..8].copy_from_slice(&u64::to_le_bytes(n));
             fs::write(&from, &content).unwrap();
-            let start = Instant::now();
-            let packed = zstd::encode_all(&content[..], 3).unwrap();
-            zstd.push(start.elapsed());
-            stored = packed.len();
-            let start = Instant::now();
-            // Once for the look-up, once while it is packed, and once for the stored bytes.
-            black_box((
-                Digest::of(&content),
-                Digest::of(&content),
-                Digest::of(&packed),
-            ));
-            hash.push(start.elapsed());
-            fsync.push(written(root, &packed));
-            let start = Instant::now();
-            store.objects().put_file(&from).unwrap();
-            total.push(start.elapsed());
+            stored = timed(&mut zstd, || {
+                zstd::encode_all(&content[..], 3).unwrap().len()
+            });
+            timed(&mut total, || store.objects().put_file(&from).unwrap());
         }
-        let of = [middle(zstd), middle(hash), middle(fsync), commit];
-        let total = middle(total);
+        let (total, zstd) = (median(total), median(zstd));
+        let bytes = content.len();
         cases.push(json!({
-            "content": name,
-            "bytes": content.len(),
-            "stored": stored,
-            "total_ms": ms(total),
-            "zstd_ms": ms(of[0]),
-            "sha256_ms": ms(of[1]),
-            "write_and_fsync_ms": ms(of[2]),
-            "index_ms": ms(of[3]),
-            "rest_ms": ms(total.saturating_sub(of.iter().sum())),
+            "content": name, "bytes": bytes, "stored": stored, "total_ms": total, "zstd_ms": zstd,
         }));
     }
     json!(cases)
@@ -234,22 +183,19 @@ fn load(root: &Path) -> Value {
     let digest = store.objects().put_bytes(&content).unwrap();
     let packed = fs::read(object(root, &digest)).unwrap();
     let time = |what: &dyn Fn()| {
-        let times = (0..11).map(|_| {
-            let start = Instant::now();
-            what();
-            start.elapsed()
-        });
-        median(times.collect())
+        let mut times = vec![];
+        (0..11).for_each(|_| timed(&mut times, what));
+        median(times)
     };
     let hex = digest.hex();
     let ready = root.join("ready").join(&hex[..2]).join(&hex);
-    let first = (0..5).map(|_| {
+    let mut first = vec![];
+    for _ in 0..5 {
         let _ = fs::remove_file(&ready);
-        let start = Instant::now();
-        drop(black_box(store.objects().map(&digest).unwrap()));
-        start.elapsed()
-    });
-    let first = median(first.collect());
+        timed(&mut first, || {
+            drop(black_box(store.objects().map(&digest).unwrap()))
+        });
+    }
     let with = |unpacked| {
         let options = Options {
             unpacked,
@@ -263,7 +209,7 @@ fn load(root: &Path) -> Value {
         "stored": packed.len(),
         "unpack_unchecked_ms": time(&|| drop(black_box(zstd::decode_all(&packed[..]).unwrap()))),
         "read_checked_ms": time(&|| drop(black_box(store.objects().read(&digest).unwrap()))),
-        "map_first_ms": first,
+        "map_first_ms": median(first),
         "map_next_ms": time(&|| drop(black_box(store.objects().map(&digest).unwrap()))),
         "map_trusted_ms": time(&|| drop(black_box(trusting.objects().map(&digest).unwrap()))),
         "map_copied_ms": time(&|| drop(black_box(copying.objects().map(&digest).unwrap()))),
@@ -286,12 +232,11 @@ fn collect(place: &str, dir: tempfile::TempDir) -> Value {
             &encoder.compress(&content).unwrap(),
         );
     }
-    let start = Instant::now();
-    store.audit().reindex().unwrap();
-    let reindex = start.elapsed();
-    let start = Instant::now();
-    let (plan, done) = store.collector().gc(&Policy::default()).unwrap();
-    let gc = start.elapsed();
+    let mut times = vec![];
+    timed(&mut times, || store.audit().reindex().unwrap());
+    let (plan, done) = timed(&mut times, || {
+        store.collector().gc(&Policy::default()).unwrap()
+    });
     assert_eq!(
         (plan.objects.len() as u64, done.objects as u64),
         (OBJECTS, OBJECTS)
@@ -299,7 +244,7 @@ fn collect(place: &str, dir: tempfile::TempDir) -> Value {
     json!({
         "objects": OBJECTS,
         "where": place,
-        "reindex_s": ms(reindex) / 1e3,
-        "gc_s": ms(gc) / 1e3,
+        "reindex_s": ms(times[0]) / 1e3,
+        "gc_s": ms(times[1]) / 1e3,
     })
 }

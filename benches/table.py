@@ -9,7 +9,7 @@ from typing import Any
 
 from .draw import pictures
 from .run import main_kind
-from .words import AHEAD, CONTENDERS, duration, named, short, times, under
+from .words import AHEAD, CONTENDERS, duration, named, rival, short, times, under
 
 Row = dict[str, Any]
 
@@ -119,24 +119,20 @@ def losses(result: Row) -> list[str]:
     """Returns the rows where a peer is ahead, with the cause."""
     by, found = main_kind(result["device"]), []
     for row in result["latency"]:
-        for peer, ratio in row["times_precast"].items():
-            if peer in CONTENDERS and not peer.startswith("precast") and ratio[by]["median"] < AHEAD:
-                case = row["case"] if row.get("rung") in ("exact", None) else "eager"
-                found.append((case, f"{row['case']} {short(row['bucket'])}", peer, ratio[by]["median"]))
+        case = row["case"] if row.get("rung") in ("exact", None) else "eager"
+        peers = {peer: ratio[by] for peer, ratio in row["times_precast"].items() if peer in CONTENDERS}
+        found += [(case, f"{row['case']} {short(row['bucket'])}", *each) for each in peers.items()]
     for row in result.get("threads", []):
-        for peer, ratio in row["precast_times"].items():
-            if ratio["median"] < AHEAD:
-                found.append((row["case"], f"{row['case']}, {callers(row['callers'])}", peer, ratio["median"]))
+        where = f"{row['case']}, {callers(row['callers'])}"
+        found += [(row["case"], where, *each) for each in row["precast_times"].items()]
     for row in result.get("start", []):
-        if row["contender"] == "bare minimum":  # what nobody can be faster than: no peer
-            continue
-        if "times_precast" in row and row["times_precast"]["median"] < AHEAD:
-            where = f"start of {row['case']}, {row['page_cache']} page cache"
-            found.append(("start", where, row["contender"], row["times_precast"]["median"]))
+        where = f"start of {row['case']}, {row['page_cache']} page cache"
+        found += [("start", where, row["contender"], row["times_precast"])] if "times_precast" in row else []
     causes: dict[str, dict[str, list[str]]] = {}
     for case, where, peer, ratio in found:
-        why = cause(result["device"], case, peer)
-        causes.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio:.2f} x")
+        if rival(peer) and ratio["median"] < AHEAD:
+            why = cause(result["device"], case, peer)
+            causes.setdefault(why, {}).setdefault(where, []).append(f"{named(peer)} {ratio['median']:.2f} x")
     if not causes:
         return [f"No peer is ahead by more than {1 - AHEAD:.0%} in any row."]
     lines = ["Where a peer is ahead (its time in Precast's):", ""]
@@ -147,68 +143,30 @@ def losses(result: Row) -> list[str]:
 
 
 def cause(device: str, case: str, peer: str) -> str:
-    for key in ((case, peer), (case, ""), ("", peer)):
-        if key in CAUSES[device]:
-            return CAUSES[device][key]
-    return "the cause is not known yet."
+    keys = ((case, peer), (case, ""), ("", peer))
+    return next((CAUSES[device][key] for key in keys if key in CAUSES[device]), "the cause is not known yet.")
 
 
 def sentences(result: Row) -> list[str]:
     """Returns the results of the other parts, a line each."""
     lines = []
-    for case in dict.fromkeys(row["case"] for row in result.get("start", [])):
-        rows = [
-            r
-            for r in result["start"]
-            if r["case"] == case and r["page_cache"] == "warm" and r["contender"] != "precast"
-        ]
-        ours = next(
-            r for r in result["start"] if (r["case"], r["contender"], r["page_cache"]) == (case, "precast", "warm")
-        )
-        others = ", ".join(
-            f"{named(r['contender'])} {times(r['times_precast']['median'], r['contender'])}"
-            for r in rows
-            if "times_precast" in r
-        )
-        lines.append(f"- Process start to first answer, {case}: {duration(ours['seconds']['median'])}; {others}.")
-    for row in result.get("memory", []):
-        peaks = row["peak_bytes"]
-        for kind_ in ("host", "device"):
-            cells = [
-                f"{CONTENDERS[name][0]} {found['1'][kind_] / 2**20:.0f} and {found['8'][kind_] / 2**20:.0f} MiB"
-                for name, found in peaks.items()
-                if len(found) == 2 and found["1"].get(kind_)
-            ]
-            if cells:
-                lines.append(f"- Peak {kind_} memory of {row['case']} with 1 and 8 buckets: {', '.join(cells)}.")
-    for row in result.get("threads", []):
-        if row["callers"] in (1, max(other["callers"] for other in result["threads"])):
-            most = {name: made["median"] for name, made in row["answers_per_second"].items()}
-            others = ", ".join(
-                f"{CONTENDERS[name][0]} {times(most['precast'] / rate)}"
-                for name, rate in most.items()
-                if name != "precast"
-            )
+    starts = [row for row in result.get("start", []) if row["page_cache"] == "warm"]
+    for case in dict.fromkeys(row["case"] for row in starts):
+        rows = {row["contender"]: row for row in starts if row["case"] == case}
+        ours = duration(rows.pop("precast")["seconds"]["median"])
+        ratios = {name: row["times_precast"]["median"] for name, row in rows.items() if "times_precast" in row}
+        others = ", ".join(f"{named(name)} {times(ratio, name)}" for name, ratio in ratios.items())
+        lines.append(f"- Process start to first answer, {case}: {ours}; {others}.")
+    threads = result.get("threads", [])
+    for row in threads:
+        if row["callers"] in (1, max(other["callers"] for other in threads)):
+            rates = {name: made["median"] for name, made in row["answers_per_second"].items()}
+            ours, where = rates.pop("precast"), short(" ".join(f"{dim}={size}" for dim, size in row["sizes"].items()))
+            others = ", ".join(f"{named(name)} {times(ours / rate)}" for name, rate in rates.items())
             lines.append(
-                f"- Answers a second, {row['case']} {short(' '.join(f'{k}={v}' for k, v in row['sizes'].items()))}, "
-                f"{callers(row['callers'])}, one thread an operator: {most['precast']:.0f}; over {others}."
+                f"- Answers a second, {row['case']} {where}, {callers(row['callers'])}, one thread an operator: "
+                f"{ours:.0f}; over {others}."
             )
-    for row in result.get("padding", []):
-        choices = row["choices"]
-        lines.append(
-            f"- Padding, {row['requests']}, 8 buckets: {choices['cheapest']['padding']:.0%} of what is computed; "
-            f"{choices['one bucket']['padding']:.0%} with one bucket, which takes "
-            f"{times(row['times_cheapest']['one bucket'])} the time; choosing by size instead of measured cost "
-            f"{times(row['times_cheapest']['smallest'])}."
-        )
-    if "overhead" in result:
-        added = ", ".join(f"{nanos} ns with {group}" for group, nanos in result["overhead"]["added_ns"].items())
-        lines.append(f"- `Model::run` over the artifact's own C call: {added}.")
-    if cold := result.get("cold-build"):
-        lines.append(
-            f"- A build of {cold['case']} from nothing, {cold['buckets']} buckets: "
-            f"{duration(cold['precast_seconds'])}; the plain script {times(cold['times_precast'])}."
-        )
     warm = [row["warm_seconds"]["median"] for row in result.get("build", [])]
     if warm:
         lines.append(f"- A build with nothing to do: {duration(min(warm))} to {duration(max(warm))}.")

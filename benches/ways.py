@@ -7,13 +7,14 @@ AOTInductor and ONNX Runtime leave their files in the given folder: a start from
 (`saved.py`).
 """
 
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from . import saved
 
 Call = Callable[[], Any]
 Prepare = Callable[[list[torch.Tensor], Path], Call]
@@ -70,11 +71,7 @@ def onnxruntime(module: torch.nn.Module, _: bool) -> Prepare:
         with torch.no_grad():
             file = folder / "model.onnx"
             torch.onnx.export(module, tuple(inputs), file, dynamo=True, verbose=False)
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = torch.get_num_threads()
-            options.inter_op_num_threads = 1
-            options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_ALL
-            session = ort.InferenceSession(file, options, providers=[provider])
+            session = saved.session(file, provider)
         if provider not in session.get_providers():
             raise NotImplementedError(f"{provider} does not load: onnxruntime fell back to {session.get_providers()}")
         held = [tensor.contiguous() for tensor in inputs]
@@ -113,8 +110,3 @@ WAYS: dict[str, Callable[[torch.nn.Module, bool], Prepare]] = {
     "aoti": aoti,
     "onnxruntime": onnxruntime,
 }
-
-
-def threads() -> int:
-    """Returns the number of threads of an operator: OMP_NUM_THREADS."""
-    return int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1)

@@ -39,11 +39,15 @@ def short(bucket: str) -> str:
     return re.sub(r"batch=(\d+)", r"B=\1", re.sub(r"seq=(\d+)", r"T=\1", bucket))
 
 
+def rival(contender: str) -> bool:
+    """Returns whether a contender is a peer: Precast without graphs and the bare minimum of a start are none."""
+    return contender != "bare minimum" and not contender.startswith("precast")
+
+
 def times(value: float, of: str = "") -> str:
-    """Returns a ratio, bold where a peer is ahead: Precast without graphs and the bare minimum of a start are none."""
+    """Returns a ratio, bold where a peer is ahead."""
     text = f"{value:.2f} x" if value < 10 else f"{value:.0f} x"
-    peer = of != "bare minimum" and not of.startswith("precast")
-    return f"**{text}**" if peer and value < AHEAD else text
+    return f"**{text}**" if rival(of) and value < AHEAD else text
 
 
 def duration(seconds: float) -> str:

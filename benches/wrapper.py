@@ -2,10 +2,10 @@
 
     python benches/wrapper.py [NAME …] [--device cuda] [--dtype bfloat16] [--batch 1 16] [--out FILE] [--processes N]
 
-Architectures of transformers and torchvision at their usual sizes, with random weights; and two of torch itself. The
-builds come first, in processes of their own, then a fresh process for each architecture, which is a later process of a
-user: it starts from the release. On a GPU both compilers have `mode="reduce-overhead"`. With LAYERS=2 in the
-environment models of transformers have two layers, which is quick to build and says who answers.
+The architectures are those of `architectures.py` at their usual sizes, with random weights. The builds come first, in
+processes of their own, then a fresh process for each architecture, which is a later process of a user: it starts from
+the release. On a GPU both compilers have `mode="reduce-overhead"`. With LAYERS=2 in the environment models of
+transformers have two layers, which is quick to build and says who answers.
 
 | | |
 |---|---|
@@ -26,121 +26,22 @@ import argparse
 import copy
 import functools
 import json
-import os
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from benches.architectures import USUAL
+from benches.machine import document
+
 ROUNDS = 5
-LAYERS = int(os.environ.get("LAYERS", "0"))
-
-Made = tuple[Any, dict[str, tuple[Any, ...]]]
-Make = Callable[[], Made]
-
-
-def _model(config: str, kind: str, shapes: dict[str, tuple[Any, ...]], part: str = "", **settings: Any) -> Make:
-    """A model of transformers, or a part of one."""
-
-    def make() -> Made:
-        import transformers
-
-        made = getattr(transformers, config)(**settings)
-        for layers in ("num_hidden_layers", "num_layers", "n_layer", "encoder_layers") if LAYERS else ():
-            if isinstance(getattr(made, layers, None), int):
-                setattr(made, layers, LAYERS)
-        net = getattr(transformers, kind)(made)
-        return (getattr(net, part)() if part else net), shapes
-
-    return make
-
-
-def _text(config: str, kind: str, *, tokens: int = 128, mask: bool = False, **settings: Any) -> Make:
-    """A model that reads tokens."""
-    names = ("input_ids", "attention_mask") if mask else ("input_ids",)
-    return _model(config, kind, {name: ("batch", tokens) for name in names}, **settings)
-
-
-def _picture(config: str, kind: str) -> Make:
-    """A model that reads pictures."""
-    return _model(config, kind, {"pixel_values": ("batch", 3, 224, 224)})
-
-
-def _vision(name: str) -> Make:
-    """A model of torchvision."""
-
-    def make() -> Made:
-        import torchvision
-
-        return getattr(torchvision.models, name)(), {"x": ("batch", 3, 224, 224)}
-
-    return make
-
-
-def _encoder() -> Made:
-    import torch
-
-    layer = torch.nn.TransformerEncoderLayer(768, 12, 3072, batch_first=True, activation="gelu")
-    return torch.nn.TransformerEncoder(layer, 6, enable_nested_tensor=False), {"src": ("batch", 128, 768)}
-
-
-_BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
-_LLAMA = {"num_hidden_layers": 8, "hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}
-_LLAMA |= {"num_key_value_heads": 4, "use_cache": False, "vocab_size": 32000}
-
-ARCHITECTURES: dict[str, Make] = {
-    "bert": _text("BertConfig", "BertModel", mask=True),
-    "roberta": _text("RobertaConfig", "RobertaModel", mask=True),
-    "distilbert": _text("DistilBertConfig", "DistilBertModel", mask=True),
-    "albert": _text("AlbertConfig", "AlbertModel", **_BASE),
-    "electra": _text("ElectraConfig", "ElectraForSequenceClassification", mask=True),
-    "mpnet": _text("MPNetConfig", "MPNetModel", mask=True),
-    "modernbert": _text("ModernBertConfig", "ModernBertModel", mask=True),
-    "deberta": _text("DebertaV2Config", "DebertaV2Model", **_BASE),
-    "xlnet": _text("XLNetConfig", "XLNetModel", n_layer=6, d_model=768, n_head=12, d_inner=3072),
-    "gpt2": _text("GPT2Config", "GPT2LMHeadModel", use_cache=False),
-    "opt": _text("OPTConfig", "OPTForCausalLM", use_cache=False),
-    "neox": _text("GPTNeoXConfig", "GPTNeoXForCausalLM", **_BASE, use_cache=False),
-    "llama": _text("LlamaConfig", "LlamaForCausalLM", **_LLAMA),
-    "qwen2": _text("Qwen2Config", "Qwen2ForCausalLM", **_LLAMA),
-    "qwen3": _text("Qwen3Config", "Qwen3ForCausalLM", **_LLAMA, head_dim=64),
-    "gemma": _text("GemmaConfig", "GemmaForCausalLM", **_LLAMA, head_dim=64),
-    "phi": _text("PhiConfig", "PhiForCausalLM", **{**_LLAMA, "num_key_value_heads": 16}),
-    "mistral": _text("MistralConfig", "MistralForCausalLM", **_LLAMA),
-    "bloom": _text(
-        "BloomConfig", "BloomForCausalLM", hidden_size=768, n_layer=8, n_head=12, use_cache=False, vocab_size=50000
-    ),
-    "t5": _text("T5Config", "T5EncoderModel"),
-    "siglip-text": _text("SiglipTextConfig", "SiglipTextModel", tokens=64),
-    "clip-text": _text("CLIPTextConfig", "CLIPTextModel", tokens=77),
-    "transformer-encoder": _encoder,
-    "resnet18": _vision("resnet18"),
-    "resnet50": _vision("resnet50"),
-    "mobilenet": _vision("mobilenet_v3_large"),
-    "efficientnet": _vision("efficientnet_b0"),
-    "convnext": _vision("convnext_tiny"),
-    "densenet": _vision("densenet121"),
-    "regnet": _vision("regnet_y_1_6gf"),
-    "vit": _vision("vit_b_16"),
-    "swin": _vision("swin_t"),
-    "maxvit": _vision("maxvit_t"),
-    "deit": _picture("DeiTConfig", "DeiTModel"),
-    "dinov2": _picture("Dinov2Config", "Dinov2Model"),
-    "beit": _picture("BeitConfig", "BeitModel"),
-    "siglip": _picture("SiglipVisionConfig", "SiglipVisionModel"),
-    "clip": _picture("CLIPVisionConfig", "CLIPVisionModel"),
-    "segformer": _picture("SegformerConfig", "SegformerModel"),
-    "whisper": _model("WhisperConfig", "WhisperModel", {"input_features": ("batch", 80, 3000)}, "get_encoder"),
-    "wav2vec2": _model("Wav2Vec2Config", "Wav2Vec2Model", {"input_values": ("batch", 16000)}),
-    "hubert": _model("HubertConfig", "HubertModel", {"input_values": ("batch", 16000)}),
-}
 
 
 class Case:
@@ -151,25 +52,10 @@ class Case:
 
         torch.manual_seed(0)
         self.name, self.device, self.options = name, options.device, options
-        self.dtype = getattr(torch, options.dtype)
-        net, self.shapes = ARCHITECTURES[name]()
-        self.net = net.eval().to(self.device, self.dtype)
-
-    def inputs(self, batch: int) -> dict[str, Any]:
-        """Returns random inputs."""
-        import torch
-
-        made = {}
-        for name, axes in self.shapes.items():
-            shape = [batch if axis == "batch" else axis for axis in axes]
-            if name == "attention_mask":
-                made[name] = torch.ones(shape, dtype=torch.int64, device=self.device)
-                made[name][0, -3:] = 0
-            elif name == "input_ids":
-                made[name] = torch.randint(3, 1000, shape, device=self.device)
-            else:
-                made[name] = torch.randn(shape, device=self.device, dtype=self.dtype)
-        return made
+        self.dtype, self.model = getattr(torch, options.dtype), USUAL[name]
+        self.mode = "default" if self.device == "cpu" else "reduce-overhead"
+        self.net = self.model.make().eval().to(self.device, self.dtype)
+        self.given = {batch: self.model.inputs({"batch": batch}, self.device, self.dtype) for batch in options.batch}
 
     def wrapped(self) -> Any:
         """Returns the module with artifacts: from the store, if they are there."""
@@ -180,14 +66,9 @@ class Case:
             store=self.options.store,
             mode=self.mode,
             buckets={"batch": self.options.batch},
-            shapes={name: list(axes) for name, axes in self.shapes.items()},
+            shapes={name: list(axes) for name, axes in self.model.axes.items()},
         )
-        return precast.maybe_compile(self.net, config, None, self.inputs(max(self.options.batch)))
-
-    @property
-    def mode(self) -> str:
-        """The mode of both compilers."""
-        return "default" if self.device == "cpu" else "reduce-overhead"
+        return precast.maybe_compile(self.net, config, None, self.given[max(self.given)])
 
     def peer(self) -> Any:
         """Returns the module behind `torch.compile`."""
@@ -199,10 +80,8 @@ class Case:
 def _first(answer: Any) -> Any:
     import torch
 
-    if isinstance(answer, torch.Tensor):
-        return answer
-    values = answer.values() if hasattr(answer, "values") else answer
-    return next(one for one in values if isinstance(one, torch.Tensor))
+    leaves = torch.utils._pytree.tree_leaves(answer)
+    return next(one for one in leaves if isinstance(one, torch.Tensor))
 
 
 def _wait(device: str) -> None:
@@ -212,34 +91,26 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
+def _timed(call: Callable[[], Any], device: str, count: int) -> tuple[list[float], float]:
+    """Returns the milliseconds until each of some calls returned, and those until the device had done them all."""
+    took, begin = [], time.perf_counter()
+    for _ in range(count):
+        called = time.perf_counter()
+        call()
+        took.append((time.perf_counter() - called) * 1e3)
+    _wait(device)
+    return took, (time.perf_counter() - begin) * 1e3
+
+
 def _measured(call: Callable[[], Any], device: str, seconds: float) -> dict[str, float]:
     """Returns the milliseconds of a call."""
-    begin = time.perf_counter()
-    call()
-    _wait(device)
-    each = max(time.perf_counter() - begin, 1e-5)
-    count = max(5, min(100, int(seconds / each)))
-    singles = []
-    for _ in range(count):
-        begin = time.perf_counter()
-        call()
-        _wait(device)
-        singles.append(time.perf_counter() - begin)
-    if device == "cpu":
-        return {"single": median(singles) * 1e3}
-    begin = time.perf_counter()
-    for _ in range(count):
-        call()
-    _wait(device)
-    pipelined = (time.perf_counter() - begin) / count
-    host = []
-    for _ in range(max(2, count // 5)):
-        for _ in range(5):
-            begin = time.perf_counter()
-            call()
-            host.append(time.perf_counter() - begin)
-        _wait(device)
-    return {"single": median(singles) * 1e3, "pipelined": pipelined * 1e3, "host": median(host) * 1e3}
+    _, each = _timed(call, device, 1)
+    count = max(5, min(100, int(seconds * 1e3 / max(each, 1e-2))))
+    found = {"single": median(_timed(call, device, 1)[1] for _ in range(count))}
+    if device != "cpu":
+        found["pipelined"] = _timed(call, device, count)[1] / count
+        found["host"] = median(one for _ in range(max(2, count // 5)) for one in _timed(call, device, 5)[0])
+    return found
 
 
 def _kernels(call: Callable[[], Any]) -> list[tuple[str, int, float]]:
@@ -265,61 +136,63 @@ def row(name: str, options: argparse.Namespace) -> dict[str, Any]:
     case = Case(name, options)
     made: dict[str, Any] = {"name": name, "dtype": options.dtype, "batches": {}}
     with torch.no_grad():
-        given = {batch: case.inputs(batch) for batch in options.batch}
-        _wait(case.device)
-        begin = time.perf_counter()
-        ours = case.wrapped()
-        for inputs in given.values():
-            ours(**inputs)
-        _wait(case.device)
-        made["start"] = time.perf_counter() - begin
+        ours, made["start"] = _started(case, case.wrapped, 1)
         report = ours.precast_report()
+        attempts = [one["attempt"] for one in report["regions"].values() if one.get("attempt")]
         made["artifact"], made["reasons"] = report["artifact"], report["reasons"]
-        made["built"] = [one["attempt"].get("built") for one in report["regions"].values() if one.get("attempt")]
+        made["built"] = [attempt.get("built") for attempt in attempts]
         if not report["artifact"]:
-            made["why"] = [one["attempt"]["exception"] for one in report["regions"].values() if one.get("attempt")]
+            made["why"] = [attempt["exception"] for attempt in attempts]
+        if not report["artifact"] or (options.start and options.builds):
             return made
-        if options.start and options.builds:
-            return made
-        begin = time.perf_counter()
-        peer = case.peer()
-        for inputs in given.values():
-            for _ in range(3):
-                peer(**inputs)
-        _wait(case.device)
-        made["peer_start"] = time.perf_counter() - begin
+        peer, made["peer_start"] = _started(case, case.peer, 3)
         if options.start:  # both compilers have filled their caches
             return made
+        calls = {"ours": ours, "peer": peer, "eager": case.net}
         truth = copy.deepcopy(case.net).float() if options.dtype != "float32" else None
-        for batch, inputs in given.items():
-            calls = {"ours": ours, "peer": peer, "eager": case.net}
-            found: dict[str, Any] = {}
-            if truth is not None:
-                wide = {key: one.float() if one.is_floating_point() else one for key, one in inputs.items()}
-                exact = _first(truth(**wide)).double()
-                found["far"] = {
-                    key: float((_first(call(**inputs)).double() - exact).norm() / exact.norm())
-                    for key, call in calls.items()
-                }
-            rounds: dict[str, list[dict[str, float]]] = {key: [] for key in calls}
-            for number in range(ROUNDS):
-                order = list(calls.items())
-                for key, call in order[number % 3 :] + order[: number % 3]:
-                    if key == "eager" and number:  # the slowest, and no contender
-                        continue
-                    rounds[key].append(_measured(functools.partial(call, **inputs), case.device, options.seconds))
-            for kind in rounds["ours"][0]:
-                found[kind] = {key: round(median(one[kind] for one in taken), 4) for key, taken in rounds.items()}
-                for other in ("peer", "eager"):
-                    ratios = [b[kind] / a[kind] for a, b in zip(rounds["ours"], rounds[other], strict=False)]
-                    found[kind][f"ratio_{other}"] = round(median(ratios), 3)
-            if options.kernels:
-                found["kernels"] = {
-                    key: _kernels(functools.partial(call, **inputs)) for key, call in list(calls.items())[:2]
-                }
-            made["batches"][str(batch)] = found
+        for batch, inputs in case.given.items():
+            found = made["batches"][str(batch)] = {"far": _far(calls, truth, inputs)} if truth is not None else {}
+            found |= _compared({key: functools.partial(call, **inputs) for key, call in calls.items()}, case)
         made["answers"] = ours.precast_report()["artifact"]
     return made
+
+
+def _started(case: Case, make: Callable[[], Any], times: int) -> tuple[Any, float]:
+    """Returns a callable after its first answers, and the seconds from the module in hand to them."""
+    _wait(case.device)
+    begin = time.perf_counter()
+    call = make()
+    for inputs in case.given.values():
+        for _ in range(times):
+            call(**inputs)
+    _wait(case.device)
+    return call, time.perf_counter() - begin
+
+
+def _far(calls: dict[str, Any], truth: Any, inputs: dict[str, Any]) -> dict[str, float]:
+    """Returns the distances of answers from those of the module in float32."""
+    wide = {key: one.float() if one.is_floating_point() else one for key, one in inputs.items()}
+    exact = _first(truth(**wide)).double()
+    return {key: float((_first(call(**inputs)).double() - exact).norm() / exact.norm()) for key, call in calls.items()}
+
+
+def _compared(calls: dict[str, Callable[[], Any]], case: Case) -> dict[str, Any]:
+    """Returns the milliseconds of each contender, and the ratios to ours."""
+    rounds: dict[str, list[dict[str, float]]] = {key: [] for key in calls}
+    order = list(calls.items())
+    for number in range(ROUNDS):
+        for key, call in order[number % 3 :] + order[: number % 3]:
+            if key != "eager" or not number:  # the slowest, and no contender
+                rounds[key].append(_measured(call, case.device, case.options.seconds))
+    found: dict[str, Any] = {}
+    for kind in rounds["ours"][0]:
+        found[kind] = {key: round(median(one[kind] for one in taken), 4) for key, taken in rounds.items()}
+        for other in ("peer", "eager"):
+            ratios = [b[kind] / a[kind] for a, b in zip(rounds["ours"], rounds[other], strict=False)]
+            found[kind][f"ratio_{other}"] = round(median(ratios), 3)
+    if case.options.kernels:
+        found["kernels"] = {key: _kernels(calls[key]) for key in ("ours", "peer")}
+    return found
 
 
 def _child(name: str, options: list[str], log: Path) -> str | None:
@@ -350,22 +223,13 @@ def main() -> None:
     parser.add_argument("--start", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     begun = time.monotonic()
-    names = options.names or list(ARCHITECTURES)
+    names = options.names or list(USUAL)
     if options.row:
         print(json.dumps(row(names[0], options)))
         return
-    kept = [
-        "--device",
-        options.device,
-        "--dtype",
-        options.dtype,
-        "--store",
-        options.store,
-        "--seconds",
-        str(options.seconds),
-    ]
-    kept += ["--batch", *map(str, options.batch), *(["--kernels"] if options.kernels else [])]
-    kept += ["--builds"] if options.builds else []
+    kept = [part for key in ("device", "dtype", "store", "seconds") for part in (f"--{key}", str(vars(options)[key]))]
+    kept += ["--batch", *map(str, options.batch)]
+    kept += [f"--{key}" for key in ("kernels", "builds") if vars(options)[key]]
     logs = Path(options.logs)
     logs.mkdir(exist_ok=True)
 
@@ -379,41 +243,24 @@ def main() -> None:
         built = dict(zip(names, pool.map(build, names), strict=True))
     print(f"built in {time.monotonic() - begun:.0f} s", file=sys.stderr)
     rows = []
-    if options.builds:
-        return
-    for name in names:
-        first = built[name]
-        if time.monotonic() - begun > options.limit:
+    for name, first in built.items():
+        if options.builds or time.monotonic() - begun > options.limit:
             break
         last = _child(name, kept, logs / f"{name}.row") if first.get("artifact") else None
         made = json.loads(last) if last else {"name": name, "failed": True, **first}
         made["build"], made["peer_build"] = first.get("start"), first.get("peer_start")
         rows.append(made)
         for batch, found in made.get("batches", {}).items():
-            kinds = [kind for kind in ("single", "pipelined", "host") if kind in found]
-            ratios = "  ".join(
-                f"{kind} {found[kind]['ours']:.3f} ms, {found[kind]['ratio_peer']:.2f}" for kind in kinds
-            )
-            print(f"{name:20} {batch:>3}  {ratios}", file=sys.stderr)
-        if "batches" not in made or not made["batches"]:
+            kinds = {kind: found[kind] for kind in ("single", "pipelined", "host") if kind in found}
+            ratios = [f"{kind} {each['ours']:.3f} ms, {each['ratio_peer']:.2f}" for kind, each in kinds.items()]
+            print(f"{name:20} {batch:>3}  {'  '.join(ratios)}", file=sys.stderr)
+        if not made.get("batches"):
             print(f"{name:20} {made.get('why') or made.get('reasons') or 'no row'}", file=sys.stderr)
         if options.out:
-            _write(Path(options.out), rows, options)
+            from precast.client.command import find
 
-
-def _write(path: Path, rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
-    import platform
-    from importlib import metadata
-
-    import torch
-
-    gpu = torch.cuda.get_device_name() if options.device != "cpu" else None
-    names = ("torch", "transformers", "torchvision", "precast")
-    known = {each.metadata["Name"] for each in metadata.distributions()}
-    versions = {name: metadata.version(name) for name in names if name in known}
-    machine = {"gpu": gpu, "cores": len(os.sched_getaffinity(0)), "python": platform.python_version(), **versions}
-    document = {"date": date.today().isoformat(), "command": " ".join(sys.argv), "machine": machine, "rows": rows}
-    path.write_text(json.dumps(document, indent=1) + "\n")
+            written = {**document(" ".join(sys.argv), Path(find()).parent), "rows": rows}
+            Path(options.out).write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

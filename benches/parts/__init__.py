@@ -1,22 +1,12 @@
 """The parts of a measurement, one module each. A part is a function of a `Run` that adds to the result."""
 
-from collections.abc import Callable
+from . import build, latency, rates, start, threads
 
-from ..run import Run
-from . import build, latency, memory, overhead, padding, rates, start, threads, upload
-
-Part = Callable[[Run], None]
-
-PARTS: dict[str, Part] = {
+PARTS = {
     "rates": rates.measure,
     "build": build.measure,
     "latency": latency.measure,
     "floor": rates.floor,
     "threads": threads.measure,
     "start": start.measure,
-    "memory": memory.measure,
-    "padding": padding.measure,
-    "upload": upload.measure,
-    "overhead": overhead.measure,
-    "cold-build": build.cold,
 }

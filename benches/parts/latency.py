@@ -2,6 +2,7 @@
 
 import contextlib
 import time
+from functools import partial
 from typing import Any
 
 from ..cases import Case, label
@@ -11,18 +12,14 @@ from ..run import Run, main_kind, ratio, spread
 MEASURING = ("max-autotune",)
 """Ways that choose between kernels by measuring them: what else runs would mislead them."""
 
-Times = dict[str, dict[str, list[dict[str, float]]]]
-"""Contender -> bucket -> one measurement a round."""
+KINDS = ("synchronous", "pipelined")
+Made = dict[str, tuple[list[Any], dict[str, Any]]]
+"""Case -> its ready contenders, and their properties."""
 
 
 def measure(run: Run) -> None:
-    cases = []
-    for case in run.chosen("latency"):
-        if run.ready(case):
-            cases.append(case)
-        else:
-            run.skip(f"latency {case.name}", "it was not built")
-    for group in [cases] if run.together else [[case] for case in cases]:
+    cases = list(run.built("latency"))
+    for group in [cases] if run.options.together else [[case] for case in cases]:
         made: Made = {case.name: ([], {"work": {}, "disagree": {}, "wanted": {}}) for case in group}
         try:
             prepare(run, group, made)
@@ -37,84 +34,64 @@ def measure(run: Run) -> None:
 def compare(run: Run, case: Case, peers: list[Any], facts: dict[str, Any]) -> None:
     """Measures one case's contenders in turns, and ends them."""
     buckets = case.measured(run.host.device)
-    try:
-        times = rounds(run, case, peers)
-    finally:
-        memory = {}
-        for peer in peers:
-            try:
-                memory[peer.name] = peer.ask("memory", 30) if isinstance(peer, Peer) else peer.memory
-            except Failed:
-                memory[peer.name] = None
-            peer.end()
-    facts["rungs"] = {peer.name: peer.rungs for peer in peers if isinstance(peer, Precast)}
-    for sizes in buckets:
-        rows = {name: taken[label(sizes)] for name, taken in times.items() if taken.get(label(sizes))}
+    takes = {peer.name: partial(peer.time, buckets, run.options.seconds) for peer in peers}
+    taken = run.in_turns(f"latency {case.name}", takes)
+    memory: dict[str, Any] = dict.fromkeys(peer.name for peer in peers)
+    for peer in peers:
+        with contextlib.suppress(Failed, ValueError):  # one that failed has no pipe
+            memory[peer.name] = peer.ask("memory", 30) if isinstance(peer, Peer) else peer.memory
+        peer.end()
+        if peer.name == "precast":
+            facts["rungs"] = peer.rungs
+    for bucket in map(label, buckets):
+        rows = {name: [one[bucket] for one in rounds] for name, rounds in taken.items()}
         if "precast" in rows:
-            run.add("latency", row(run, case, label(sizes), rows, facts))
+            run.add("latency", row(run, case, bucket, rows, facts))
     run.add("process-memory", {"case": case.name, "buckets": len(buckets), "peak_bytes": memory})
-
-
-Made = dict[str, tuple[list[Any], dict[str, Any]]]
-"""Case -> its ready contenders, and their properties."""
 
 
 def prepare(run: Run, cases: list[Case], made: Made) -> None:
     """Prepares all contenders of some cases side by side, then the autotuning ones, one at a time.
 
     A contender that fails is skipped, and the run says why."""
-    host, began = run.host, time.time()
-    limit = patience(run, cases)
-    run.say(f"latency: {', '.join(run.ways)} get ready (at most {limit:.0f} s): {', '.join(c.name for c in cases)}")
-    together = [way for way in run.ways if way not in MEASURING]
-    started = [(case, Peer(host, case, way)) for case in cases for way in together]
-    for case, peer in started:
-        ask(run, case, peer)
-    for case, peer in started:
-        finish(run, case, peer, began + limit, *made[case.name])
-    for way in run.ways:
-        for case in cases:
-            if way in MEASURING:
-                until = time.time() + patience(run, cases)
-                peer = Peer(host, case, way)
-                ask(run, case, peer)
-                finish(run, case, peer, until, *made[case.name])
+    host, ways, began = run.host, run.options.ways, time.time()
+    together = [(case, way) for case in cases for way in ways if way not in MEASURING]
+    for group in [together, *([(case, way)] for way in ways if way in MEASURING for case in cases)]:
+        limit = patience(run, cases)
+        run.say(
+            f"latency: {', '.join(f'{case.name} {way}' for case, way in group)}: at most {limit:.0f} s to get ready"
+        )
+        deadline = time.time() + limit
+        started = [(case, Peer(host, case, way)) for case, way in group]
+        for case, peer in started:
+            peer.prepare(case.measured(host.device))
+        for case, peer in started:
+            finish(run, case, peer, deadline, *made[case.name])
     for case in cases:
         peers, _ = made[case.name]
-        peers.append(Precast(host, case, "always" if host.device == "cuda" else "as-built"))
-        if host.device == "cuda":
-            peers.append(Precast(host, case, "never"))
+        peers += [Precast(host, case, graphs) for graphs in (["", "never"] if host.device == "cuda" else [""])]
         run.say(f"latency {case.name}: {len(peers)} contenders ready after {time.time() - began:.0f} s")
 
 
 def patience(run: Run, cases: list[Case]) -> float:
     """Returns for how many seconds contenders may still get ready, so that time for the measurements is left."""
-    contenders = len(run.ways) + 2
+    contenders = len(run.options.ways) + 2
     buckets = sum(len(case.measured(run.host.device)) for case in cases)
     # Pipelined and synchronous, and a second of overhead.
-    rounds = run.rounds * contenders * buckets * (2 * run.seconds + 1)
-    return max(1.0, min(run.prepare, run.left - rounds))
-
-
-def ask(run: Run, case: Case, peer: Peer) -> None:
-    """Lets a contender begin to get ready. A contender that ended already reports it when it is waited for."""
-    with contextlib.suppress(Failed):
-        for sizes in case.measured(run.host.device):
-            peer.send("prepare", sizes=sizes)
+    rounds = run.options.rounds * contenders * buckets * (2 * run.options.seconds + 1)
+    return max(1.0, min(run.options.prepare, run.left - rounds))
 
 
 def finish(run: Run, case: Case, peer: Peer, deadline: float, peers: list[Any], facts: dict[str, Any]) -> None:
     """Waits for a contender, compares its answers with those of the first that is ready, which is eager where there is
     one, and adds it to those of its case."""
+    buckets = case.measured(run.host.device)
     try:
-        peer.receive(deadline)
-        for sizes in case.measured(run.host.device):
-            sample = peer.receive(deadline)["sample"]
-            want = facts["wanted"].setdefault(label(sizes), sample)
-            if error := difference(sample, want):
-                facts["disagree"][f"{peer.name} {label(sizes)}"] = error
+        for bucket, sample in peer.ready(buckets, deadline).items():
+            if error := difference(sample, facts["wanted"].setdefault(bucket, sample)):
+                facts["disagree"].setdefault(bucket, {})[peer.name] = error
         if peer.name == "eager":
-            for sizes in case.measured(run.host.device):
+            for sizes in buckets:
                 facts["work"][label(sizes)] = peer.ask("work", 120, sizes=sizes)
         peers.append(peer)
     except Failed as error:
@@ -131,46 +108,19 @@ def difference(sample: list[float], want: list[float]) -> float | None:
     return error if error > 0.1 else None
 
 
-def rounds(run: Run, case: Case, peers: list[Any]) -> Times:
-    buckets = case.measured(run.host.device)
-    times: Times = {peer.name: {} for peer in peers}
-    for _ in range(run.rounds):
-        for peer in list(peers):
-            try:
-                taken = peer.time(buckets, run.seconds)
-            except Failed as error:
-                run.skip(f"latency {case.name} {peer.name}", error)
-                times.pop(peer.name)
-                peer.end()
-                peers.remove(peer)
-                continue
-            for bucket, measured in taken.items():
-                times[peer.name].setdefault(bucket, []).append(measured)
-    return times
-
-
-def row(
-    run: Run, case: Case, bucket: str, rows: dict[str, list[dict[str, float]]], facts: dict[str, Any]
-) -> dict[str, Any]:
-    def column(name: str, kind: str) -> list[float]:
-        return [measured[kind] for measured in rows[name] if kind in measured]
-
-    kinds = ("synchronous", "pipelined")
-    contenders = {
-        name: {kind: spread(column(name, kind)) for kind in (*kinds, "p99", "replay") if column(name, kind)}
-        for name in rows
+def row(run: Run, case: Case, bucket: str, taken: dict[str, list[dict[str, float]]], facts: dict[str, Any]) -> Any:
+    """Returns what is known of a bucket: the seconds of its contenders, and the ratios to ours."""
+    found = {
+        name: {kind: [one[kind] for one in rounds] for kind in (*KINDS, "p99", "replay") if kind in rounds[0]}
+        for name, rounds in taken.items()
     }
-    ratios = {
-        name: {kind: ratio(column(name, kind), column("precast", kind)) for kind in kinds}
-        for name in rows
-        if name != "precast" and len(rows[name]) == len(rows["precast"])
-    }
-    made: dict[str, Any] = {"case": case.name, "bucket": bucket, "seconds": contenders, "times_precast": ratios}
-    made["rung"] = facts["rungs"]["precast"].get(bucket)
-    made["disagree"] = {k.split(" ")[0]: v for k, v in facts["disagree"].items() if k.endswith(" " + bucket)}
-    made["work"] = facts["work"].get(bucket)
-    kind = main_kind(run.host.device)
-    best = min(ratios, key=lambda name: ratios[name][kind]["median"], default=None)
-    if best:
-        run.say(f"latency {case.name} {bucket}: best peer {best} takes {ratios[best][kind]['median']:.2f} x precast")
-    return made
+    ours, by = found["precast"], main_kind(run.host.device)
+    peers = {name: theirs for name, theirs in found.items() if name != "precast"}
+    ratios = {name: {kind: ratio(theirs[kind], ours[kind]) for kind in KINDS} for name, theirs in peers.items()}
+    if ratios:
+        best = min(ratios, key=lambda name: ratios[name][by]["median"])
+        run.say(f"latency {case.name} {bucket}: best peer {best} takes {ratios[best][by]['median']:.2f} x precast")
+    seconds = {name: {kind: spread(each) for kind, each in kinds.items()} for name, kinds in found.items()}
+    made = {"case": case.name, "bucket": bucket, "seconds": seconds, "times_precast": ratios}
+    known = {"rung": facts["rungs"], "disagree": facts["disagree"], "work": facts["work"]}
+    return {**made, **{name: each.get(bucket) for name, each in known.items()}}

@@ -1,34 +1,25 @@
 """The machine's rates of multiplication and memory, and the share of them that calls reach."""
 
-import json
 import sys
 from typing import Any
 
-from ..contenders import Failed, once, tail
 from ..run import Run, main_kind
 
 
 def measure(run: Run) -> None:
-    log = run.host.logs / "rates.log"
-    command = [sys.executable, "-m", "benches.machine", run.host.device]
-    try:
-        ran = once(command, run.host.environment(), log, min(120.0, max(1.0, run.left)))
-        if ran.code != 0:
-            raise Failed(tail(log))
-        found = json.loads(ran.output)
-    except Failed as error:
-        return run.skip("rates", error)
-    run.result["rates"] = better(run.result.get("rates") or {}, found)
-    run.write()
+    with run.skipping("rates"):
+        found, _ = run.host.run("rates", [sys.executable, "-m", "benches.machine", run.host.device], min(120, run.left))
+        run.result["rates"] = better(run.result.get("rates") or {}, found)
+        run.write()
 
 
 def better(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """Returns the higher of two measurements of each rate."""
-    joined: dict[str, Any] = {**before}
-    for name, rate in now.items():
-        known = before.get(name)
-        joined[name] = better(known or {}, rate) if isinstance(rate, dict) else max(rate, known or 0)
-    return joined
+
+    def higher(known: Any, rate: Any) -> Any:
+        return better(known or {}, rate) if isinstance(rate, dict) else max(rate, known or 0)
+
+    return {**before, **{name: higher(before.get(name), rate) for name, rate in now.items()}}
 
 
 def floor(run: Run) -> None:

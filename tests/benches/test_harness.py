@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
 import tempfile
 import time
-import tomllib
 import unittest
 from pathlib import Path
 from typing import Any
 
-from benches.cases import CASES, Spec, label, variant
+from benches.cases import CASES
 from benches.contenders import Failed, Peer
 from benches.parts import latency
-from benches.parts.padding import requests
 from benches.parts.rates import better
 from benches.run import merged, ratio
 from benches.table import draw
@@ -82,30 +81,13 @@ class Harness(unittest.TestCase):
                 if case.spec(device).exists():
                     self.assertTrue(case.measured(device), f"{case.name} on {device}")
 
-    def test_a_variant_has_other_buckets_and_nothing_else(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file = variant(CASES["minilm"], "cpu", Path(folder), "other", [{"batch": 2, "seq": 16}])
-            before, after = tomllib.loads(CASES["minilm"].spec("cpu").read_text()), tomllib.loads(file.read_text())
-            self.assertEqual([label(sizes) for sizes in Spec(file, "encode").buckets], ["batch=2 seq=16"])
-            self.assertEqual(after["model"].pop("name"), "other")
-            before["model"].pop("name")
-            before["module"][0].pop("buckets")
-            after["module"][0].pop("buckets")
-            self.assertEqual(before, after)
-
-    def test_groups_of_requests_hold_every_length_once(self) -> None:
-        lengths = list(range(1, 30))
-        made = list(requests(lengths, grouped=True))
-        self.assertEqual(sum(tokens for _, tokens in made), sum(lengths))
-        self.assertEqual([sizes["batch"] for sizes, _ in made][:4], [1, 2, 3, 4])
-
     def test_who_is_ready_is_measured_in_the_time_there_is(self) -> None:
         host = type("Host", (), {"device": "cpu"})()
-        fields = {"host": host, "ways": ["eager"], "rounds": 2, "seconds": 1.0, "prepare": 100.0}
+        options = argparse.Namespace(ways=["eager"], rounds=2, seconds=1.0, prepare=100.0)
         buckets = len(CASES["mlp"].measured("cpu"))
         rounds = 2 * 3 * buckets * 3
         for left, wanted in ((1000.0, 100.0), (rounds + 60.0, 60.0), (5.0, 1.0)):
-            run = type("Run", (), {**fields, "left": left})()
+            run = type("Run", (), {"host": host, "options": options, "left": left})()
             self.assertEqual(latency.patience(run, [CASES["mlp"]]), wanted)
 
     def test_ratios_are_taken_round_by_round(self) -> None:
@@ -113,10 +95,10 @@ class Harness(unittest.TestCase):
 
     def test_of_rows_about_the_same_the_last_counts(self) -> None:
         first = {"schema": 1, "commit": "c", "device": "cpu", "command": "a", "seconds": 5.0}
-        rows = [{"case": "minilm", "requests": "alone", "is": 1}, {"case": "minilm", "requests": "groups", "is": 2}]
-        again = {**first, "command": "b", "padding": [{"case": "minilm", "requests": "alone", "is": 3}]}
-        whole = merged([{**first, "padding": rows}, again])
-        self.assertEqual([row["is"] for row in whole["padding"]], [3, 2])
+        rows = [{"case": "minilm", "callers": 1, "is": 1}, {"case": "minilm", "callers": 8, "is": 2}]
+        again = {**first, "command": "b", "threads": [{"case": "minilm", "callers": 1, "is": 3}]}
+        whole = merged([{**first, "threads": rows}, again])
+        self.assertEqual([row["is"] for row in whole["threads"]], [3, 2])
         self.assertEqual((whole["command"], whole["seconds"]), (["a", "b"], 5.0))
         with self.assertRaisesRegex(SystemExit, "commit is c and d"):
             merged([first, {**again, "commit": "d"}])

@@ -8,7 +8,7 @@ stage=dist/stage
 rm -rf dist
 mkdir -p $stage/bin $stage/minilm $stage/blocks $stage/residual $stage/values $stage/decoder
 
-cargo build --workspace --exclude precast-benches --exclude precast-python --release --bin minilm
+cargo build --workspace --exclude precast-python --release --bin minilm
 # Cargo builds the programs for tests too, with other features than `make build`, which comes last.
 tests=$(cargo test --release --features tch --test gpu --no-run --message-format json \
     | sed -n '/"name":"gpu"/s/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1)

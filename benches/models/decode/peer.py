@@ -35,7 +35,6 @@ def main(batch: int, *release: str) -> None:
     import torch
 
     step = released(*release) if release else None
-    way, first = "precast" if release else "compile", {}
     for context in CONTEXTS:
         # Positions on the host move a session into the bucket of the context.
         ids, at = torch.ones(batch, 1, dtype=torch.int64), torch.tensor([context - 1])
@@ -46,8 +45,7 @@ def main(batch: int, *release: str) -> None:
             ids, at = ids.cuda(), at.cuda()
             call(ids, at)
             torch.cuda.synchronize()
-            if context == CONTEXTS[0]:
-                first = {"first_s": round(time.perf_counter() - BEGAN, 3)}
+            first = {"first_s": round(time.perf_counter() - BEGAN, 3)} if context == CONTEXTS[0] else {}
             for _ in range(20):
                 call(ids, at)
             torch.cuda.synchronize()
@@ -56,9 +54,8 @@ def main(batch: int, *release: str) -> None:
                 call(ids, at)
             torch.cuda.synchronize()
         taken = (time.perf_counter() - began) / STEPS * 1e3
-        row = {"way": way, "release": release[1:], "batch": batch, "context": context, "ms": round(taken, 4)}
-        print(json.dumps({**row, **first}), flush=True)
-        first = {}
+        row = {"way": "precast" if release else "compile", "release": release[1:], "batch": batch, "context": context}
+        print(json.dumps({**row, "ms": round(taken, 4), **first}), flush=True)
 
 
 main(int(sys.argv[1]), *sys.argv[2:])

@@ -10,16 +10,9 @@ class Prefill(nn.Module):
 
     def __init__(self, width: int, layers: int, dtype: torch.dtype) -> None:
         super().__init__()
-        config = LlamaConfig(
-            vocab_size=32_000,
-            hidden_size=width,
-            intermediate_size=width * 11 // 4,
-            num_hidden_layers=layers,
-            num_attention_heads=width // 64,
-            num_key_value_heads=width // 256,
-            use_cache=False,
-            attn_implementation="sdpa",
-        )
+        heads = {"num_attention_heads": width // 64, "num_key_value_heads": width // 256}
+        sizes = {"hidden_size": width, "intermediate_size": width * 11 // 4, "num_hidden_layers": layers}
+        config = LlamaConfig(**sizes, **heads, vocab_size=32_000, use_cache=False, attn_implementation="sdpa")
         self.llama = LlamaModel(config).to(dtype)
 
     def forward(self, input_ids: Tensor) -> Tensor:

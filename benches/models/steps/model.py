@@ -38,45 +38,24 @@ def _tokens(out: Any, targets: Tensor) -> Tensor:
     return F.cross_entropy(out.logits.float().flatten(0, 1), targets.flatten())
 
 
-def _encoder() -> nn.Module:
-    """An encoder of MiniLM's size."""
-    settings = transformers.BertConfig(
-        hidden_size=384, num_hidden_layers=6, num_attention_heads=12, intermediate_size=1536, num_labels=CLASSES
-    )
-    return transformers.BertForSequenceClassification(settings)
+def _made(kind: str, **settings: Any) -> Callable[[], nn.Module]:
+    """Returns a maker of a model of transformers."""
+    made = getattr(transformers, kind)
+    return lambda: made(made.config_class(**settings))
 
 
-def _blocks() -> nn.Module:
-    """A stack of 24 blocks of 1,024."""
-    settings = transformers.GPT2Config(n_embd=1024, n_layer=24, n_head=16, vocab_size=8192, n_positions=TOKENS)
-    settings.use_cache = False
-    return transformers.GPT2LMHeadModel(settings)
+ENCODER = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+STACK = {"n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 8192, "n_positions": TOKENS}
+SMOLLM2 = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+SMOLLM2 |= {"intermediate_size": 1536, "vocab_size": 49152, "tie_word_embeddings": True}
 
-
-def _resnet() -> nn.Module:
-    return transformers.ResNetForImageClassification(transformers.ResNetConfig(num_labels=CLASSES))
-
-
-def _smollm2() -> nn.Module:
-    """A decoder of SmolLM2-135M's size."""
-    settings = transformers.LlamaConfig(
-        hidden_size=576,
-        num_hidden_layers=30,
-        num_attention_heads=9,
-        num_key_value_heads=3,
-        intermediate_size=1536,
-        vocab_size=49152,
-        tie_word_embeddings=True,
-        use_cache=False,
-    )
-    return transformers.LlamaForCausalLM(settings)
-
-
+# Name -> the model, its loss, its vocabulary: an encoder of MiniLM's size, a stack of 24 blocks of 1,024, a ResNet-50,
+# a decoder of SmolLM2-135M's size.
 MODELS = {
-    "encoder": (_encoder, _classes, 30522),
-    "blocks": (_blocks, _tokens, 8192),
-    "resnet50": (_resnet, _classes, 0),
-    "smollm2": (_smollm2, _tokens, 49152),
+    "encoder": (_made("BertForSequenceClassification", **ENCODER, num_labels=CLASSES), _classes, 30522),
+    "blocks": (_made("GPT2LMHeadModel", **STACK, use_cache=False), _tokens, 8192),
+    "resnet50": (_made("ResNetForImageClassification", num_labels=CLASSES), _classes, 0),
+    "smollm2": (_made("LlamaForCausalLM", **SMOLLM2, use_cache=False), _tokens, 49152),
 }
 
 

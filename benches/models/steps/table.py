@@ -23,7 +23,6 @@ The document is written after each row.
 from __future__ import annotations
 
 import argparse
-import datetime
 import itertools
 import json
 import os
@@ -79,10 +78,9 @@ def trainer(way: str, rows: int, store: Path) -> tuple[Callable[..., Any], Any]:
     pairs = way.startswith("autograd")
     plain = way == "eager" or pairs
     optimizer = torch.optim.AdamW(net.parameters(), lr=RATE, fused=plain, capturable=on == "cuda" and not plain)
-    update = optimizer.step
+    model, update = net, optimizer.step
     # Autocast is the caller's for a module in hand, as it is for torch.compile.
     cast = torch.autocast(on, torch.bfloat16, enabled=on == "cuda")
-    model = net
     mode = "reduce-overhead" if way.endswith("graphs") else "default"
     if pairs:
         import precast
@@ -114,8 +112,7 @@ def trainer(way: str, rows: int, store: Path) -> tuple[Callable[..., Any], Any]:
 def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
     """Trains in one way in this process; returns milliseconds of each step, and losses."""
     step, model = trainer(way, rows, store)
-    times, losses = [], []
-    parts: list[list[float]] = []
+    times, losses, parts = [], [], []
     for _ in range(steps + 1):
         clock = [time.perf_counter()]
         loss = step(lambda clock=clock: clock.append(time.perf_counter()))
@@ -124,12 +121,10 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
         parts.append([(end - begin) * 1e3 for begin, end in itertools.pairwise(clock)])
         if len(times) == 1:
             print("first", flush=True)
-    found: dict[str, Any] = {"ms": times, "losses": [losses[0], losses[-1]]}
     medians = map(statistics.median, zip(*parts[1:], strict=True))
-    found["host_ms"] = {name: round(ms, 3) for name, ms in zip(PARTS, medians, strict=True)}
-    if way.startswith("autograd"):
-        found["fallbacks"] = model.precast_report()["reasons"]
-    return found
+    host = {name: round(ms, 3) for name, ms in zip(PARTS, medians, strict=True)}
+    found = {"ms": times, "losses": [losses[0], losses[-1]], "host_ms": host}
+    return found | ({"fallbacks": model.precast_report()["reasons"]} if way.startswith("autograd") else {})
 
 
 def project(folder: Path, rows: int) -> None:
@@ -139,106 +134,91 @@ def project(folder: Path, rows: int) -> None:
     from safetensors.torch import save_file
 
     given, name = batch(rows), os.environ["STEPS_MODEL"]
+    vocabulary, cuda = MODELS[name][2], device() == "cuda"
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(HERE / "model.py", folder)
     text = SPEC.format(
         name=name,
         device=device(),
-        mode="reduce-overhead" if device() == "cuda" else "default",
+        mode="reduce-overhead" if cuda else "default",
         dtype=str(given["x"].dtype).removeprefix("torch."),
         x=list(given["x"].shape),
-        x_range=f", range = [0, {MODELS[name][2]}]" if MODELS[name][2] else "",
+        x_range=f", range = [0, {vocabulary}]" if vocabulary else "",
         targets=list(given["targets"].shape),
-        classes=int(MODELS[name][2] or 10) if given["targets"].dim() > 1 else 10,
-        autocast='autocast  = "bfloat16"' if device() == "cuda" else "",
+        classes=vocabulary if given["targets"].dim() > 1 else 10,
+        autocast='autocast  = "bfloat16"' if cuda else "",
     )
     (folder / "precast.toml").write_text(text)
-    save_file(
-        {key: torch.cat([value, value]).contiguous() for key, value in given.items()}, folder / "rows.safetensors"
-    )
+    twice = {key: torch.cat([value, value]).contiguous() for key, value in given.items()}
+    save_file(twice, folder / "rows.safetensors")
 
 
-class Memory:
-    """The peak of a process, on a GPU of the device, while it runs."""
-
-    def __init__(self, process: subprocess.Popen[str], gpu: bool) -> None:
-        self.process, self.gpu, self.peak = process, gpu, 0.0
-        self.before = self._used() if gpu else 0.0
-        self.thread = threading.Thread(target=self._watch)
-        self.thread.start()
-
-    def _used(self) -> float:
-        if self.gpu:
-            query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
-            return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
-        try:
-            lines = Path(f"/proc/{self.process.pid}/status").read_text().splitlines()
-        except OSError:
-            return 0.0
-        kilobytes = [int(line.split()[1]) for line in lines if line.startswith("VmHWM:")]
-        return kilobytes[0] / 1024 if kilobytes else 0.0
-
-    def _watch(self) -> None:
-        while self.process.poll() is None:
-            self.peak = max(self.peak, self._used())
-            time.sleep(0.05)
-
-    def mib(self) -> float:
-        """Returns the peak after the end of the process."""
-        self.thread.join()
-        return round(self.peak - self.before, 1)
+def used(process: int | None) -> float:
+    """Returns the most MiB that a process had, or without one those of the device now."""
+    if process is None:
+        query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
+        return float(subprocess.run(query, capture_output=True, text=True, check=True).stdout)
+    try:
+        lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return max((int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:")), default=0.0)
 
 
 def started(command: list[str], env: dict[str, str], gpu: bool, cwd: Path) -> dict[str, Any]:
     """Runs a process to its end; returns its last line as JSON, its seconds to the first step, its memory."""
+    before, peaks, lines = used(None) if gpu else 0.0, [0.0], []
     with tempfile.TemporaryFile("w+") as errors:
         began = time.perf_counter()
         process = subprocess.Popen(command, env=env, cwd=cwd, stdout=subprocess.PIPE, stderr=errors, text=True)
-        memory, first, lines = Memory(process, gpu), None, []
+
+        def watch() -> None:
+            while process.poll() is None:
+                peaks.append(used(None if gpu else process.pid))
+                time.sleep(0.05)
+
+        watching, first = threading.Thread(target=watch), None
+        watching.start()
         assert process.stdout is not None
         for line in process.stdout:
             first = time.perf_counter() - began if line == "first\n" else first
             lines.append(line)
-        if process.wait() != 0:
+        code = process.wait()
+        watching.join()
+        if code != 0:
             errors.seek(0)
             raise RuntimeError(errors.read()[-1500:] or "".join(lines)[-1500:])
     text = "".join(line for line in lines if line != "first\n")
-    return {**json.loads(text), "first": first, "memory": memory.mib()}
+    return {**json.loads(text), "first": first, "memory": round(max(peaks) - before, 1)}
 
 
 class Row:
     """One way of a model and a batch: its processes."""
 
     def __init__(self, model: str, rows: int, way: str, steps: int, work: Path, gpu: bool) -> None:
-        self.model, self.rows, self.way, self.steps, self.gpu = model, rows, way, steps, gpu
+        self.rows, self.way, self.steps, self.gpu = rows, way, steps, gpu
         self.store, self.folder = work / f"{model}-{rows}-{way}", work / f"project-{model}-{rows}"
         own = {"STEPS_MODEL": model, "TORCHINDUCTOR_CACHE_DIR": str(work / "caches"), "HF_HUB_OFFLINE": "1"}
         self.env = {**os.environ, **own}
         self.names = {"model": model, "batch": rows, "way": way}
 
-    def filled(self, threads: int) -> str | None:
-        """Fills the caches, or the store, and says how long it took."""
-        began = time.perf_counter()
-        failure = self._fill(threads)
-        print(f"{self.names}: filled in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
-        return failure
-
-    def _fill(self, threads: int) -> str | None:
-        """Fills with so many compile threads; returns the error if that failed."""
+    def fill(self, threads: int) -> str | None:
+        """Fills the caches, or the store, with so many compile threads; returns the error if that failed."""
         # Each of them imports torch: with those of the other rows that fill, they would be more than the cores.
         env = self.env | {"TORCHINDUCTOR_COMPILE_THREADS": str(threads)}
+        began, failure = time.perf_counter(), None
         try:
-            if self.way == "eager":
-                return None
             if self.way == "step":
                 self._python(env, "--project", self.folder)
                 build = ["precast", "build", "--store", str(self.store)]
                 done = subprocess.run(build, cwd=self.folder, env=env, capture_output=True, text=True, check=False)
-                return done.stderr[-1500:] if done.returncode else None
-            self._python(env, "--folder", self.store, "--child", self.way, "--steps", 1)
+                failure = done.stderr[-1500:] if done.returncode else None
+            elif self.way != "eager":
+                self._python(env, "--folder", self.store, "--child", self.way, "--steps", 1)
         except Exception as error:
-            return str(error)
-        return None
+            failure = str(error)
+        print(f"{self.names}: filled in {time.perf_counter() - began:.0f} s", file=sys.stderr, flush=True)
+        return failure
 
     def measure(self) -> dict[str, Any]:
         """Returns the row."""
@@ -246,13 +226,13 @@ class Row:
             command = ["precast", "train", "train", "--data", "rows.safetensors", "--lr", str(RATE), "--format", "json"]
             command += ["--store", str(self.store), "--steps", str(self.steps + 1)]
             found = started(command, self.env, self.gpu, self.folder)
-            own = found["artifact"]
-            row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"], "losses": found["losses"]}
-            row["losses"] = [row["losses"][0], row["losses"][-1]]
+            own, losses = found["artifact"], found["losses"]
+            row = {"ms": 1e3 / own["steps_per_second"], "first_s": own["first_step_seconds"]}
+            row["losses"] = [losses[0], losses[-1]]
         else:
             found = self._python(self.env, "--folder", self.store, "--child", self.way, "--steps", self.steps)
-            row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"], "losses": found["losses"]}
-            row |= {key: found[key] for key in ("fallbacks", "host_ms") if key in found}
+            row = {"ms": statistics.median(found["ms"][1:]), "first_s": found["first"]}
+            row |= {key: found[key] for key in ("losses", "fallbacks", "host_ms") if key in found}
         numbers = {key: round(value, 3) for key, value in row.items() if isinstance(value, float)}
         return row | numbers | {"steps_per_second": round(1e3 / row["ms"], 2), "memory_mib": found["memory"]}
 
@@ -286,37 +266,30 @@ def main() -> None:
         return
     import torch
 
-    gpu = torch.cuda.is_available()
+    gpu, cores = torch.cuda.is_available(), os.cpu_count() or 1
     work = given.folder or Path(tempfile.mkdtemp())
-    device = (
-        torch.cuda.get_device_name() if gpu else f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores"
-    )
+    device = torch.cuda.get_device_name() if gpu else f"{platform.processor() or platform.machine()}, {cores} cores"
     document: dict[str, Any] = {
-        "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "command": " ".join(["python table.py", *sys.argv[1:]]),
         "machine": {"device": device, "torch": torch.__version__, "python": platform.python_version()},
         "what": (__doc__ or "").splitlines()[0],
         "rows": [],
     }
     ways = [way for way in given.ways if gpu or not way.endswith("graphs")]
-    rows = [
-        Row(name, count, way, given.steps, work, gpu)
-        for name in given.models
-        for count in given.batches
-        for way in ways
-    ]
-    threads = max(1, (os.cpu_count() or 1) // given.jobs)
-    failures: Iterable[str | None] = (row.filled(threads) for row in rows)  # each before it is measured
+    named = itertools.product(given.models, given.batches, ways)
+    rows = [Row(*names, given.steps, work, gpu) for names in named]
+    threads = max(1, cores // given.jobs)
+    failures: Iterable[str | None] = (row.fill(threads) for row in rows)  # each before it is measured
     if given.only == "measure":
         failures = [None] * len(rows)
     elif given.jobs > 1 or given.only == "fill":
         with ThreadPoolExecutor(given.jobs) as pool:
-            failures = list(pool.map(lambda row: row.filled(threads), rows))
-    if given.only == "fill":
-        for row, failure in zip(rows, failures, strict=True):
-            print(f"{row.names}: {failure or 'filled'}", flush=True)
-        return
+            failures = list(pool.map(lambda row: row.fill(threads), rows))
     for row, failure in zip(rows, failures, strict=True):
+        if given.only == "fill":
+            print(f"{row.names}: {failure or 'filled'}", flush=True)
+            continue
         found: dict[str, Any] = {"error": failure}
         if failure is None:
             try:

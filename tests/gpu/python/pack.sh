@@ -9,7 +9,7 @@ mkdir -p $stage/wheels $stage/c $stage/kernels
 
 make wheel
 make lib
-cargo build --workspace --exclude precast-benches --exclude precast-python --release --bin chat
+cargo build --workspace --exclude precast-python --release --bin chat
 cp target/wheels/"${WHEEL_PROFILE:-release}"/*.whl $stage/wheels/
 .venv/bin/python -m pip download -q --no-deps --disable-pip-version-check -d $stage/wheels \
     $(grep -E '^(pytest|iniconfig|pluggy|pytest-timeout)==' python/requirements.txt)
