@@ -25,7 +25,6 @@ mod fixed;
 mod graphs;
 mod live;
 mod memory;
-#[allow(dead_code)]
 #[path = "../sample/random.rs"]
 mod random;
 mod replicas;

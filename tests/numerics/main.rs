@@ -15,7 +15,6 @@ mod memory;
 mod moved;
 mod operators;
 mod prepared;
-#[allow(dead_code)]
 #[path = "../sample/random.rs"]
 mod random;
 mod receipts;
