@@ -235,7 +235,7 @@ mod tests {
                     Ok(())
                 };
                 let worked = with(&pool, Wait::Forever, make, work).unwrap();
-                assert_eq!(worked.is_err(), (call + number) % 97 == 0);
+                assert_eq!(worked.is_err(), (call + number).is_multiple_of(97));
             }
         };
         thread::scope(|scope| {
