@@ -17,28 +17,24 @@ use crate::{
     target::{Mismatch, Unfit},
 };
 
-/// Returns a value that its name and place say.
-fn value<T: Given>(name: &'static str) -> T {
-    T::given(name, 1)
-}
-
 fn unknown() -> StoreError {
     StoreError::Unknown("abcd".into())
 }
 
-pub(super) fn spec_errors() -> Vec<SpecError> {
-    let mut all = samples!(SpecError { Read { path, source }, NotText { path, offset }, TooLarge { path, most } });
-    let refused = [ErrorKind::PermissionDenied, ErrorKind::IsADirectory].map(io);
-    all.extend(refused.map(|source| SpecError::Read {
-        path: value("path"),
-        source,
-    }));
-    all.push(wrong_spec());
-    all
-}
-
 fn wrong_spec() -> SpecError {
     Spec::parse("schema = 2", "a/path".as_ref()).unwrap_err()
+}
+
+pub(super) fn spec_errors() -> Vec<SpecError> {
+    let mut all = samples!(SpecError {
+        Read { path, source },
+        Read { path, source = io(ErrorKind::PermissionDenied) },
+        Read { path, source = io(ErrorKind::IsADirectory) },
+        NotText { path, offset },
+        TooLarge { path, most },
+    });
+    all.push(wrong_spec());
+    all
 }
 
 pub(super) fn plan_errors() -> Vec<PlanError> {
@@ -67,12 +63,15 @@ pub(super) fn build_errors() -> Vec<BuildError> {
     all.extend(samples!(BuildError {
         NoPython { program, source },
         NoGate { program, source },
+        WrongTorch { program, found, why = Unfit::TooOld },
+        Model { error = failure("entry_call"), log },
         WorkerDied { status, log },
         WorkerGreedy { what, log },
         WorkerHung { seconds, log },
         Disturbed { what, log },
         Protocol { message },
         Scratch { path, source },
+        Gate { message, log, far },
         BadWeights { path, message },
         Weights { path, message },
         Chain { message },
@@ -82,36 +81,14 @@ pub(super) fn build_errors() -> Vec<BuildError> {
         OtherTorch { program, found, wanted },
         LockedShim { torch },
         Incomplete { name, missing, total },
-        Lost { programs },
-        Unanswered { modules },
+        Lost { programs = (1..9).map(|n| format!("encode batch={n}")).collect() },
+        Unanswered { modules = vec!["encode".into(), "decode(ids, image)".into()] },
         Failed { failed, total },
         Interrupted,
     }));
-    all.extend([
-        BuildError::WrongTorch {
-            program: value("program"),
-            found: value("found"),
-            why: Unfit::TooOld,
-        },
-        BuildError::Model {
-            error: failure("entry_call"),
-            log: value("log"),
-        },
-        BuildError::Gate {
-            message: value("message"),
-            log: value("log"),
-            far: true,
-        },
-        BuildError::Spec(Box::new(wrong_spec())),
-        BuildError::Lost {
-            programs: (1..9).map(|n| format!("encode batch={n}")).collect(),
-        },
-        BuildError::Unanswered {
-            modules: vec!["encode".into(), "decode(ids, image)".into()],
-        },
-        unknown().into(),
-        PlanError::NothingMatches("x*".into()).into(),
-    ]);
+    all.push(BuildError::Spec(Box::new(wrong_spec())));
+    all.push(unknown().into());
+    all.push(PlanError::NothingMatches("x*".into()).into());
     all
 }
 
@@ -138,18 +115,29 @@ pub(super) fn counts_errors() -> Vec<CountsError> {
 }
 
 pub(super) fn store_errors() -> Vec<StoreError> {
+    let raw = io::Error::from_raw_os_error;
+    let sqlite = |code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None);
     let mut all = samples!(StoreError {
         NotAStore { path, why },
         NotEmpty { path, found },
         Newer { path, found, known },
         Unsafe { path, why },
+        Unsafe { path, why = "it is a link".into() },
         Stranger { path, uid },
         Busy { to, path, owner, seconds },
         Interrupted { to },
+        Io { what, path, source = io(ErrorKind::StorageFull) },
+        Io { what, path, source = io(ErrorKind::PermissionDenied) },
+        Io { what, path, source = io(ErrorKind::ReadOnlyFilesystem) },
+        Io { what, path, source = raw(libc::EMFILE) },
+        Io { what, path, source = raw(libc::EIO) },
         ReadOnly { what, path },
         Missing { digest, path },
         Corrupt { digest, path, why },
         Record { path, why },
+        Index { path, source = rusqlite::Error::InvalidQuery },
+        Index { path, source = sqlite(rusqlite::ffi::SQLITE_FULL) },
+        Index { path, source = sqlite(rusqlite::ffi::SQLITE_READONLY) },
         Older { path, found, known },
         Schema { path },
         Row { path, table },
@@ -161,34 +149,6 @@ pub(super) fn store_errors() -> Vec<StoreError> {
         Partial { model, seq, lacks },
         Changed { path },
     });
-    all.push(StoreError::Unsafe {
-        path: value("path"),
-        why: "it is a link".into(),
-    });
-    let refused = [
-        ErrorKind::StorageFull,
-        ErrorKind::PermissionDenied,
-        ErrorKind::ReadOnlyFilesystem,
-    ];
-    let raw = [libc::EMFILE, libc::EIO].map(io::Error::from_raw_os_error);
-    all.extend(
-        refused
-            .map(io)
-            .into_iter()
-            .chain(raw)
-            .map(|source| StoreError::Io {
-                what: "write",
-                path: value("path"),
-                source,
-            }),
-    );
-    let sqlite = [rusqlite::ffi::SQLITE_FULL, rusqlite::ffi::SQLITE_READONLY]
-        .map(|code| rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), None));
-    let sqlite = sqlite.into_iter().chain([rusqlite::Error::InvalidQuery]);
-    all.extend(sqlite.map(|source| StoreError::Index {
-        path: value("path"),
-        source,
-    }));
     let named = [
         StoreError::BadPrefix,
         StoreError::Unknown,
@@ -200,7 +160,7 @@ pub(super) fn store_errors() -> Vec<StoreError> {
 }
 
 pub(super) fn problems() -> Vec<Problem> {
-    let mut all = samples!(Problem {
+    samples!(Problem {
         Undefined,
         NotDense,
         Lazy,
@@ -214,23 +174,16 @@ pub(super) fn problems() -> Vec<Problem> {
         Alignment { needed, address },
         Storage { needed, got },
         Full { dim, size, position },
-    });
-    let known = [(Some(vec![0, 17]), Some(30522)), (None, None)];
-    all.extend(known.map(|(position, value)| Problem::Value {
-        position,
-        value,
-        bounds: [0, 30522],
-    }));
-    all
+        Value { position = Some(vec![0, 17]), value = Some(30522), bounds = [0, 30522] },
+        Value { position = None, value = None, bounds = [0, 30522] },
+    })
 }
 
 pub(super) fn tensor_file_errors() -> Vec<TensorFileError> {
     let mut all = samples!(TensorFileError { Dtype { name, dtype }, Torch { name, reason } });
     let header = safetensors::SafeTensorError::HeaderTooSmall;
-    all.extend([
-        TensorFileError::Format(header),
-        TensorFileError::Read(io(ErrorKind::IsADirectory)),
-    ]);
+    all.push(TensorFileError::Format(header));
+    all.push(TensorFileError::Read(io(ErrorKind::IsADirectory)));
     let refused = [
         ErrorKind::StorageFull,
         ErrorKind::NotFound,
@@ -242,11 +195,31 @@ pub(super) fn tensor_file_errors() -> Vec<TensorFileError> {
 
 pub(super) fn runtime_errors() -> Vec<RuntimeError> {
     use RuntimeError as E;
+    let mismatch = |field, artifact: &str, host: &str| Mismatch {
+        field,
+        artifact: artifact.into(),
+        host: host.into(),
+    };
+    let quarantined = Quarantined {
+        program: Digest::of(b"program"),
+        module: "module".into(),
+        bucket: Sizes::given("bucket", 1),
+        device: Device::Cpu,
+        error: samples!(E { Untried { object, reason } }).remove(0),
+    };
+    let earlier = samples!(E { CheckFailed { module, bucket, check } }).remove(0);
+    let nearest = || Some(Sizes::given("nearest", 1));
+    let buckets = [Sizes::given("known", 1)];
     let mut all = samples!(E {
+        Store { what, source },
+        Store { what, source = unknown().into() },
+        NoDevice { device = Device::Cpu, reason },
         NoDevice { device, reason },
         Libtorch { reason },
         UnknownHost { reason },
         Devices,
+        WrongTarget { program, module, bucket, device, mismatches = vec![mismatch("os", "plan9", "linux")] },
+        WrongArtifact { artifact, device, mismatches = vec![mismatch("torch", "2.11.0", "2.12.0")] },
         WrongRecord { what, id, reason },
         Crashes { object, reason },
         Busy { module, bucket, slots },
@@ -255,6 +228,8 @@ pub(super) fn runtime_errors() -> Vec<RuntimeError> {
         SessionsBusy { model, sessions },
         SessionFailed { cause },
         State { state, problem },
+        NoStep { module, known = vec![] },
+        NoStep { module, known },
         SessionFile { path, problem },
         Checkpoint { path, problem },
         CheckpointFile { path, source },
@@ -265,13 +240,18 @@ pub(super) fn runtime_errors() -> Vec<RuntimeError> {
         MemoryFile { object, source },
         WrongBytes { object, found },
         NotLoadable { object, reason },
+        NotLoadable { object, reason = TorchError::Loader("libtorch_python".into()) },
         Unreadable { object, source },
         Operators { artifact, reason },
+        Operators { artifact, reason = TorchError::Registered("another library".into()) },
+        NothingLeft { module, request, cause = Arc::new(quarantined) },
         Untried { object, reason },
         Interrupted { object },
         Unprepared { artifact, constant, reason },
         MissingSymbol { object, name },
         LackingLibtorch { object, functions, built_with, torch },
+        NoShim { torch, known, outdated },
+        NoShim { torch, known, outdated = true },
         NoContainer { artifact, reason },
         WrongCount { artifact, what, expected, got },
         Malformed { program, reason },
@@ -281,85 +261,37 @@ pub(super) fn runtime_errors() -> Vec<RuntimeError> {
         NotAWeight { name, reason },
         Upload { device, reason },
         Unready { device, reason },
+        NoModule { model, module, known },
+        NoModule { model, module, known = ["modules".to_owned()].into() },
+        NoModule { model, module, known = [].into() },
         InputCount { module, expected, got, names },
+        InputNames { module, given = vec!["x".into()], variants = vec![["ids".to_owned()].into()] },
+        NoBucket {
+            module, request, known = buckets.clone().into(), free = Box::default(), nearest = nearest(), why = NoFit::TooLarge
+        },
+        NoBucket {
+            module, request, known = buckets.clone().into(), free = Box::default(), nearest = nearest(),
+            why = NoFit::PaddingRefused
+        },
+        NoBucket {
+            module, request, known = buckets.into(), free = Box::default(), nearest = None, why = NoFit::TooLarge
+        },
         Failed { module, bucket, step, message },
+        Failed { module, bucket, step, message = TorchError::Memory("out of memory".into()) },
+        Failed { module, bucket, step, message = TorchError::NoCode("could not create a primitive".into()) },
+        Failed { module, bucket, step = "eager".into(), message },
         CheckFailed { module, bucket, check },
+        EarlierCall { number, error = Box::new(earlier) },
         BadOutput { module, bucket, output, expected, got },
         Tensor { module, message },
         Shape { shape, needed, got },
         NoOutput { module, output, known },
         OutputDtype { module, output, asked, got },
         Array { reason },
-        Store { what, source },
-        NoModule { model, module, known },
-        NoStep { module, known },
-        NoShim { torch, known, outdated },
     });
-    all.extend(problems().into_iter().map(|problem| E::BadInput {
-        module: value("module"),
-        input: value("input"),
-        problem,
-    }));
-    let earlier = samples!(E { CheckFailed { module, bucket, check } }).remove(0);
-    all.extend([
-        E::Store {
-            what: value("what"),
-            source: unknown().into(),
-        },
-        E::NoDevice {
-            device: Device::Cpu,
-            reason: value("reason"),
-        },
-        E::WrongTarget {
-            program: value("program"),
-            module: value("module"),
-            bucket: value("bucket"),
-            device: Device::Cpu,
-            mismatches: vec![mismatch("os", "plan9", "linux")],
-        },
-        E::WrongArtifact {
-            artifact: value("artifact"),
-            device: Device::Cpu,
-            mismatches: vec![mismatch("torch", "2.11.0", "2.12.0")],
-        },
-        E::NoStep {
-            module: value("module"),
-            known: vec![],
-        },
-        E::NotLoadable {
-            object: value("object"),
-            reason: TorchError::Loader("libtorch_python".into()),
-        },
-        E::Operators {
-            artifact: value("artifact"),
-            reason: TorchError::Registered("another library".into()),
-        },
-        E::NothingLeft {
-            module: value("module"),
-            request: value("request"),
-            cause: Arc::new(Quarantined {
-                program: value("program"),
-                module: value("module"),
-                bucket: value("bucket"),
-                device: Device::Cpu,
-                error: samples!(E { Untried { object, reason } }).remove(0),
-            }),
-        },
-        E::NoShim {
-            torch: value("torch"),
-            known: value("known"),
-            outdated: true,
-        },
-        E::InputNames {
-            module: value("module"),
-            given: vec!["x".into()],
-            variants: vec![["ids".to_owned()].into()],
-        },
-        E::EarlierCall {
-            number: 17,
-            error: Box::new(earlier),
-        },
-    ]);
+    for problem in problems() {
+        all.extend(samples!(E { BadInput { module, input, problem = problem } }));
+    }
     for (release, partial, known) in [
         (Some("9"), None, &["m"][..]),
         (None, Some(2), &["m"]),
@@ -373,49 +305,5 @@ pub(super) fn runtime_errors() -> Vec<RuntimeError> {
             known: known.iter().map(ToString::to_string).collect(),
         }));
     }
-    for (module, known) in [("encoder", &["encode".to_owned()][..]), ("f", &[])] {
-        all.push(E::NoModule {
-            model: "m".into(),
-            module: module.into(),
-            known: known.into(),
-        });
-    }
-    for (nearest, why) in [
-        (Some(value("nearest")), NoFit::TooLarge),
-        (Some(value("nearest")), NoFit::PaddingRefused),
-        (None, NoFit::TooLarge),
-    ] {
-        all.push(E::NoBucket {
-            module: value("module"),
-            request: value("request"),
-            known: [value::<Sizes>("known")].into(),
-            free: Box::default(),
-            nearest,
-            why,
-        });
-    }
-    for (step, message) in [
-        ("main", TorchError::Memory("out of memory".into())),
-        (
-            "eager",
-            TorchError::NoCode("could not create a primitive".into()),
-        ),
-        ("eager", TorchError::Libtorch("the sizes must match".into())),
-    ] {
-        all.push(E::Failed {
-            module: value("module"),
-            bucket: value("bucket"),
-            step: step.into(),
-            message,
-        });
-    }
     all
-}
-
-fn mismatch(field: &'static str, artifact: &str, host: &str) -> Mismatch {
-    Mismatch {
-        field,
-        artifact: artifact.into(),
-        host: host.into(),
-    }
 }

@@ -11,18 +11,24 @@ use crate::runtime::errors::TorchError;
 
 /// Returns one error of each of these variants of an enum.
 ///
-/// Each field has a value of its own, from its name and its place, so that a message with two fields in the wrong order
-/// is another one.
+/// A field without a value has one of its own, from its name and its place, so that a message with two fields in the
+/// wrong order is another one.
 macro_rules! samples {
-    ($of:ident { $($variant:ident $({ $($field:ident),* })?),* $(,)? }) => {
+    ($of:ident { $($variant:ident $({ $($field:ident $(= $value:expr)?),* })?),* $(,)? }) => {
         vec![$({
-            #[allow(unused_mut, unused_variables, reason = "a variant may have no field")]
+            #[allow(unused_assignments, unused_mut, unused_variables, reason = "a variant may have no field")]
             let mut place = 0;
             $of::$variant $({ $($field: {
                 place += 1;
-                $crate::cli::exit::tests::given::Given::given(stringify!($field), place)
+                $crate::cli::exit::tests::given::samples!(@ $field place $($value)?)
             }),* })?
         }),*]
+    };
+    (@ $field:ident $place:ident) => {
+        $crate::cli::exit::tests::given::Given::given(stringify!($field), $place)
+    };
+    (@ $field:ident $place:ident $value:expr) => {
+        $value
     };
 }
 pub(super) use samples;
