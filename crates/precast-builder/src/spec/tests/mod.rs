@@ -55,7 +55,7 @@ fn brief_of(text: &str) -> String {
     shorten(&message(text))
 }
 
-fn shorten(rendered: &str) -> String {
+pub(super) fn shorten(rendered: &str) -> String {
     let problems = rendered.trim_end().split("\n\n").map(|problem| {
         let part = |mark: &str| {
             let mut lines = problem.lines().filter_map(|line| line.split_once(mark));
@@ -65,7 +65,8 @@ fn shorten(rendered: &str) -> String {
             .lines()
             .filter(|line| line.trim_end().ends_with('^'));
         let length = carets.map(|line| line.matches('^').count()).sum::<usize>();
-        let (place, message) = (part("precast.toml:"), part("error: "));
+        let (_, place) = part(" --> ").split_once(':').unwrap();
+        let message = part("error: ");
         format!("{place}+{length} {message} = {}", part("= help: "))
     });
     problems.collect::<Vec<_>>().join("\n")
