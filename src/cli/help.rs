@@ -138,17 +138,13 @@ mod tests {
     #[test]
     fn every_command_is_in_one_group() {
         let command = Cli::command();
-        for known in command
-            .get_subcommands()
-            .filter(|command| !command.is_hide_set())
-        {
+        let known = command.get_subcommands();
+        for known in known.filter(|command| !command.is_hide_set()) {
             let name = known.get_name();
-            let groups = GROUPS
-                .iter()
-                .filter(|(_, names)| names.contains(&name))
-                .count();
+            let groups = GROUPS.iter().filter(|(_, names)| names.contains(&name));
             assert_eq!(
-                groups, 1,
+                groups.count(),
+                1,
                 "`{name}` must be in one group of `precast --help`"
             );
         }

@@ -253,10 +253,8 @@ mod tests {
             let sound = fs::metadata(place).unwrap().permissions();
             // A sticky bit keeps others from replacing the environment, and not from writing inside it.
             let inside = place.starts_with(&environment);
-            for mode in [0o777, 0o1777, 0o757]
-                .into_iter()
-                .take(if inside { 3 } else { 1 })
-            {
+            let modes = [0o777, 0o1777, 0o757];
+            for &mode in &modes[..if inside { 3 } else { 1 }] {
                 fs::set_permissions(place, fs::Permissions::from_mode(mode)).unwrap();
                 assert_eq!(python_in(&environment), None, "{place:?} {mode:o}");
             }

@@ -168,20 +168,16 @@ mod tests {
             a = one + two + three + four + five + six
         short
         ");
-        assert_eq!(wrap(&text, None), text);
-        assert_eq!(wrap(&text, Some(10)), text);
-        assert_eq!(wrap(&text, Some(200)), text);
-        assert_eq!(
-            wrap("no-break/at/all/in/one/word", Some(20)),
-            "no-break/at/all/in/one/word"
-        );
+        for columns in [None, Some(10), Some(200)] {
+            assert_eq!(wrap(&text, columns), text);
+        }
+        let word = "no-break/at/all/in/one/word";
+        assert_eq!(wrap(word, Some(20)), word);
     }
 
     #[test]
     fn no_text_reaches_the_terminals_state() {
-        assert_eq!(
-            plain("a\x1b[2Jb\tc\n\u{202e}d\r"),
-            "a\\u{1b}[2Jb\tc\n\\u{202e}d\\r"
-        );
+        let shown = "a\\u{1b}[2Jb\tc\n\\u{202e}d\\r";
+        assert_eq!(plain("a\x1b[2Jb\tc\n\u{202e}d\r"), shown);
     }
 }

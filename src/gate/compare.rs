@@ -324,6 +324,19 @@ mod tests {
         }
     }
 
+    fn torch() {
+        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
+        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+    }
+
+    const DEFAULT: Tolerances = Tolerances {
+        rtol: None,
+        atol: None,
+        compute_dtype: None,
+        saved: None,
+        calls_before: 0,
+    };
+
     /// Compares two vectors of this dtype.
     fn compared(
         dtype: Dtype,
@@ -331,8 +344,7 @@ mod tests {
         got: &[f64],
         eager: &[f64],
     ) -> Result<Compared, String> {
-        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
-        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+        torch();
         let tensor = |values: &[f64]| {
             let doubles = Tensor::from_slice(values, &[values.len() as i64]).unwrap();
             doubles.to_dtype(dtype).unwrap()
@@ -344,19 +356,13 @@ mod tests {
 
     #[test]
     fn rounding_may_turn_an_element_of_a_saved_mask() {
-        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
-        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+        torch();
         let mask = |turned: usize| {
-            let bits: Vec<bool> = (0..2_000)
-                .map(|at| (at % 3 == 0) != (at < turned))
-                .collect();
-            Tensor::from_slice(&bits, &[2_000]).unwrap()
+            let bits = (0..2_000).map(|at| (at % 3 == 0) != (at < turned));
+            Tensor::from_slice(&bits.collect::<Vec<_>>(), &[2_000]).unwrap()
         };
         let compared = |saved, turned| {
-            let tolerances = Tolerances {
-                saved,
-                ..Tolerances::default()
-            };
+            let tolerances = Tolerances { saved, ..DEFAULT };
             let output = output(Dtype::Bool, 2_000);
             let row = compare(tolerances, &output, &mask(turned), &mask(0));
             row.map(|row| row.equal).map_err(|refused| refused.why)
@@ -372,8 +378,7 @@ mod tests {
 
     #[test]
     fn a_choice_is_near_where_no_score_lies_between() {
-        let torch = std::env::var_os("LIBTORCH").map(std::path::PathBuf::from);
-        precast_runtime::Runtime::libtorch(torch.as_deref(), false).unwrap();
+        torch();
         let scores = Tensor::from_slice(&[1.0_f32, 3.0, 2.99, 2.0], &[1, 4]).unwrap();
         let index = |at: i64| Tensor::from_slice(&[at], &[1]).unwrap();
         let chosen = |got, eager| Choice::all(&scores, &index(got), &index(eager), 0.01);
@@ -412,50 +417,38 @@ mod tests {
             (Dtype::Bfloat16, 3e-2, 1.3e-1),
         ];
         for (dtype, near, far) in tried {
-            let row = compared(
-                dtype,
-                Tolerances::default(),
-                &[1.0 + near, -1.0],
-                &[1.0, -1.0],
-            )
-            .unwrap();
+            let at =
+                |tolerances, by: f64| compared(dtype, tolerances, &[1.0 + by, -1.0], &[1.0, -1.0]);
+            let row = at(DEFAULT, near).unwrap();
             assert!(row.max_abs.unwrap() > near / 2.0, "{row:?}");
             assert!(row.cosine.unwrap() > 0.99, "{row:?}");
-            let off = compared(
-                dtype,
-                Tolerances::default(),
-                &[1.0 + far, -1.0],
-                &[1.0, -1.0],
-            );
-            assert!(
-                off.unwrap_err().starts_with("differs from eager in 1 of 2"),
-                "{dtype}"
-            );
-            let tolerances = Tolerances {
+            let off = at(DEFAULT, far).unwrap_err();
+            assert!(off.starts_with("differs from eager in 1 of 2"), "{dtype}");
+            let wide = Tolerances {
                 rtol: Some(far * 2.0),
-                ..Tolerances::default()
+                ..DEFAULT
             };
-            assert!(compared(dtype, tolerances, &[1.0 + far, -1.0], &[1.0, -1.0]).is_ok());
+            assert!(at(wide, far).is_ok());
             let strict = Tolerances {
                 rtol: Some(0.0),
                 atol: Some(0.0),
                 compute_dtype: Some(Dtype::Bfloat16),
                 calls_before: 1,
-                ..Tolerances::default()
+                ..DEFAULT
             };
-            assert!(compared(dtype, strict, &[1.0 + near, -1.0], &[1.0, -1.0]).is_err());
+            assert!(at(strict, near).is_err());
         }
         // A value that was rounded to bfloat16 keeps that error in any output dtype.
         let inside = Tolerances {
             compute_dtype: Some(Dtype::Bfloat16),
-            ..Tolerances::default()
+            ..DEFAULT
         };
         assert!(compared(Dtype::Float32, inside, &[1.03, -1.0], &[1.0, -1.0]).is_ok());
         assert!(compared(Dtype::Float32, inside, &[1.13, -1.0], &[1.0, -1.0]).is_err());
         // The rounding of earlier calls is in the states.
         let later = Tolerances {
             calls_before: 1,
-            ..Tolerances::default()
+            ..DEFAULT
         };
         assert!(compared(Dtype::Float32, later, &[1.0005, -1.0], &[1.0, -1.0]).is_ok());
         assert!(compared(Dtype::Float32, later, &[1.005, -1.0], &[1.0, -1.0]).is_err());
@@ -463,7 +456,7 @@ mod tests {
         let mut many = vec![1.0; 300_000];
         let ones = many.clone();
         many[..3].fill(1.07);
-        let tried = |dtype, many: &[f64]| compared(dtype, Tolerances::default(), many, &ones);
+        let tried = |dtype, many: &[f64]| compared(dtype, DEFAULT, many, &ones);
         assert!(tried(Dtype::Bfloat16, &many).is_ok());
         assert!(tried(Dtype::Float32, &many).is_err());
         many[3] = 1.07;
@@ -479,83 +472,41 @@ mod tests {
         assert!(zero(5e-3).is_err());
         assert!(zero(1e-6).is_ok());
         // The tolerance of a small element depends on the other elements of the output.
-        let large = [1000.0, 1e-3];
-        assert!(
-            compared(
-                Dtype::Float32,
-                Tolerances::default(),
-                &[1000.0, 2e-3],
-                &large
-            )
-            .is_ok()
-        );
-        assert!(
-            compared(
-                Dtype::Int32,
-                Tolerances::default(),
-                &[3.0, 4.0],
-                &[3.0, 4.0]
-            )
-            .is_ok()
-        );
-        assert!(
-            compared(
-                Dtype::Int32,
-                Tolerances::default(),
-                &[3.0, 5.0],
-                &[3.0, 4.0]
-            )
-            .is_err()
-        );
+        let large = compared(Dtype::Float32, DEFAULT, &[1000.0, 2e-3], &[1000.0, 1e-3]);
+        assert!(large.is_ok());
+        let integers = |got| compared(Dtype::Int32, DEFAULT, &[3.0, got], &[3.0, 4.0]).is_ok();
+        assert_eq!((integers(4.0), integers(5.0)), (true, false));
     }
 
     #[test]
     fn nan_and_infinity_only_where_eager_has_them() {
         let (nan, inf) = (f64::NAN, f64::INFINITY);
-        let refusal = |got: f64, eager: f64| {
-            let refused = compared(
-                Dtype::Float32,
-                Tolerances::default(),
-                &[1.0, got],
-                &[1.0, eager],
-            );
-            refused.err().unwrap_or_default()
-        };
+        let single = |got: &[f64], eager: &[f64]| compared(Dtype::Float32, DEFAULT, got, eager);
+        let refusal = |got, eager| single(&[1.0, got], &[1.0, eager]).err().unwrap_or_default();
         for bad in [nan, inf, -inf] {
             assert_eq!(
                 refusal(bad, 2.0),
                 "has NaN or infinity where eager has none"
             );
         }
-        assert_eq!(
-            (refusal(nan, nan), refusal(2.0, nan)),
-            (String::new(), String::new())
-        );
-        assert_eq!(
-            (refusal(inf, inf), refusal(-inf, -inf)),
-            (String::new(), String::new())
-        );
+        for (got, eager) in [(nan, nan), (2.0, nan), (inf, inf), (-inf, -inf)] {
+            assert_eq!(refusal(got, eager), "");
+        }
         for other in [-inf, 2.0, nan] {
             assert_eq!(
                 refusal(other, inf),
                 "has another value where eager has infinity"
             );
         }
-        let rest = compared(
-            Dtype::Float32,
-            Tolerances::default(),
-            &[5.0, inf],
-            &[1.0, inf],
-        );
+        let rest = single(&[5.0, inf], &[1.0, inf]);
         assert!(rest.is_err(), "the rest is compared as ever");
     }
 
     #[test]
     fn another_shape_or_dtype_is_no_answer_and_an_empty_one_is_equal() {
-        let wrong =
-            compared(Dtype::Float32, Tolerances::default(), &[1.0], &[1.0, 2.0]).unwrap_err();
+        let wrong = compared(Dtype::Float32, DEFAULT, &[1.0], &[1.0, 2.0]).unwrap_err();
         assert_eq!(wrong, "is float32 [1], eager's is float32 [2]");
-        let row = compared(Dtype::Float32, Tolerances::default(), &[], &[]).unwrap();
+        let row = compared(Dtype::Float32, DEFAULT, &[], &[]).unwrap();
         assert_eq!(row.max_abs, Some(0.0));
     }
 }

@@ -42,23 +42,15 @@ fn rows(sandbox: &Sandbox, more: &[&str]) -> Vec<Value> {
 fn a_row_has_the_rung_and_the_padding() {
     let sandbox = sandbox(false);
     let summary = |row: &Value| {
-        assert!(
-            row["median"].as_f64().unwrap() > 0.0 && row["p99"].as_f64() >= row["median"].as_f64()
-        );
-        assert!(row["throughput"].as_f64().unwrap() > 0.0);
-        let (rung, runner) = (
-            row["rung"].as_str().unwrap(),
-            row["runner"].as_str().unwrap(),
-        );
-        format!(
-            "{} in {}: {rung}, {runner}, {}",
-            row["request"], row["bucket"], row["padding"]
-        )
+        let figure = |name: &str| row[name].as_f64().unwrap();
+        assert!(figure("median") > 0.0 && figure("p99") >= figure("median"));
+        assert!(figure("throughput") > 0.0);
+        let [rung, runner] = ["rung", "runner"].map(|name| row[name].as_str().unwrap());
+        let (request, bucket, padding) = (&row["request"], &row["bucket"], &row["padding"]);
+        format!("{request} in {bucket}: {rung}, {runner}, {padding}")
     };
-    let mut own: Vec<String> = rows(&sandbox, &["--threads", "2"])
-        .iter()
-        .map(summary)
-        .collect();
+    let own = rows(&sandbox, &["--threads", "2"]);
+    let mut own: Vec<String> = own.iter().map(summary).collect();
     own.sort();
     insta::assert_snapshot!(own.join("\n"), @r#"
     {"batch":2,"seq":2} in {"batch":2,"seq":2}: exact, artifact, 0.0
@@ -76,19 +68,19 @@ fn a_row_has_the_rung_and_the_padding() {
 fn eager_is_measured_beside_it() {
     for row in rows(&sandbox(false), &["--against", "eager"]) {
         // It was exported at one size only, so the other one is padded.
-        let padding = if row["bucket"]["batch"] == 4 {
-            0.0
-        } else {
-            0.75
-        };
-        assert_eq!(row["eager"]["padding"], padding, "{row}");
+        let own = row["bucket"]["batch"] == 4;
+        assert_eq!(
+            row["eager"]["padding"],
+            if own { 0.0 } else { 0.75 },
+            "{row}"
+        );
         let median = |row: &Value| row["median"].as_f64().unwrap();
         let ratio = median(&row["eager"]) / median(&row);
         let error = row["ratio"].as_f64().unwrap() / ratio - 1.0;
         assert!(error.abs() < 1e-9, "{row}");
     }
     let none = sandbox(false).run(&["bench", "f", "--seconds", "0.02", "--against", "torch"]);
-    assert_eq!(none.code, 2);
+    none.exits(2);
 }
 
 #[test]
@@ -99,42 +91,38 @@ fn a_row_says_that_eager_answered_in_place_of_the_artifact() {
         (rows[0]["rung"].clone(), rows[0]["runner"].clone())
     };
     assert_eq!(answered_by(&[]), ("eager".into(), "eager".into()));
-    assert_eq!(
-        answered_by(&["--compiled"]),
-        ("exact".into(), "artifact".into())
-    );
+    let compiled = answered_by(&["--compiled"]);
+    assert_eq!(compiled, ("exact".into(), "artifact".into()));
 }
 
 #[test]
 fn requests_are_refused_by_name() {
     let sandbox = sandbox(false);
-    let output = |at: &str| {
+    for (at, code, says) in [
+        (
+            "batch=4",
+            2,
+            "error: `--at batch=4` does not name the module's dimensions\n\
+             hint: say a size for each, as one of batch=2 seq=2; batch=4 seq=4\n",
+        ),
+        (
+            "batch=0,seq=1",
+            2,
+            "'--at <DIM=SIZE,…>': expected sizes of at least 1, as `batch=3,seq=20`\n",
+        ),
+        (
+            "batch=5,seq=1",
+            3,
+            "measuring batch=5 seq=1, 1 of 1, about 40 ms\n\
+             error: module `f` has no bucket for batch=5 seq=1; it has batch=2 seq=2, batch=4 seq=4\n\
+             hint: the nearest is batch=4 seq=4\n",
+        ),
+    ] {
         sandbox
             .run(&["bench", "f", "--seconds", "0.02", "--at", at])
-            .text()
-    };
-    insta::assert_snapshot!(output("batch=4"), @"
-    exit code 2
-    ----- stderr
-    loading `fake`
-    error: `--at batch=4` does not name the module's dimensions
-    hint: say a size for each, as one of batch=2 seq=2; batch=4 seq=4
-    ");
-    insta::assert_snapshot!(output("batch=0,seq=1"), @"
-    exit code 2
-    ----- stderr
-    error: invalid value 'batch=0,seq=1' for '--at <DIM=SIZE,…>': expected sizes of at least 1, as `batch=3,seq=20`
-
-    For more information, try '--help'.
-    ");
-    insta::assert_snapshot!(output("batch=5,seq=1"), @"
-    exit code 3
-    ----- stderr
-    loading `fake`
-    measuring batch=5 seq=1, 1 of 1, about 40 ms
-    error: module `f` has no bucket for batch=5 seq=1; it has batch=2 seq=2, batch=4 seq=4
-    hint: the nearest is batch=4 seq=4
-    ");
+            .exits(code)
+            .says(says);
+    }
 }
 
 #[test]
@@ -164,16 +152,12 @@ fn eager_answers_with_no_bucket_in_a_run_in_counts_and_in_the_report() {
     ];
     let ran = sandbox.run(&[&run[..], &["-q"]].concat());
     let line = ran.stdout.lines().next().unwrap();
-    assert!(
-        line.starts_with("f batch=9 seq=7 ") && line.ends_with(", eager"),
-        "{line}"
-    );
+    let is_eager = line.starts_with("f batch=9 seq=7 ") && line.ends_with(", eager");
+    assert!(is_eager, "{line}");
     let document = sandbox.json(&run);
     crate::schemas::check("run", &document);
     assert_eq!(document.get("bucket"), None);
     crate::sandbox::assert_run!(sandbox, ["stats", "counts.json"], @"
-    exit code 0
-    ----- stdout
     fake f
       2 calls: 2 eager
       0.0 % had a bucket of their own size
@@ -183,9 +167,7 @@ fn eager_answers_with_no_bucket_in_a_run_in_counts_and_in_the_report() {
     ");
     sandbox.ok(&["report", "--counts", "counts.json"]);
     let page = std::fs::read_to_string(sandbox.path("report.html")).unwrap();
-    assert!(
-        page.contains("Latency was not measured"),
-        "eager is compared with eager"
-    );
+    // Eager is not compared with eager.
+    assert!(page.contains("Latency was not measured"));
     assert!(!page.contains("of the work was padding"));
 }

@@ -32,31 +32,18 @@ addEventListener("securitypolicyviolation", (event) => { console.error("violatio
 </script></body>"##;
 
 fn chromium() -> Option<&'static str> {
-    ["chromium", "chromium-browser", "google-chrome"]
-        .into_iter()
-        .find(|name| {
-            Command::new(name)
-                .arg("--version")
-                .output()
-                .is_ok_and(|output| output.status.success())
-        })
+    let mut names = ["chromium", "chromium-browser", "google-chrome"].into_iter();
+    names.find(|name| {
+        let output = Command::new(name).arg("--version").output();
+        output.is_ok_and(|output| output.status.success())
+    })
 }
 
 fn browse(browser: &str, dir: &Path, page: &Path, extra: &[&str]) -> (String, String) {
+    let options = "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking \
+                   --disable-component-update --enable-logging=stderr --virtual-time-budget=5000 --dump-dom";
     let output = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--no-first-run",
-            "--disable-background-networking",
-        ])
-        .args([
-            "--disable-component-update",
-            "--enable-logging=stderr",
-            "--virtual-time-budget=5000",
-            "--dump-dom",
-        ])
+        .args(options.split(' '))
         .arg(format!("--user-data-dir={}", dir.join("profile").display()))
         .args(extra)
         .arg(format!("file://{}", page.display()))
@@ -75,47 +62,32 @@ fn the_report_works_in_a_browser() {
     let sample = sample::sample();
     let page = sample.dir.path().join("report.html");
     let counts = sample::counts(sample.dir.path());
-    let status = Command::new(env!("CARGO_BIN_EXE_precast"))
-        .args(["report", "--store"])
-        .arg(&sample.path)
-        .arg("--counts")
-        .arg(counts)
-        .arg("-o")
-        .arg(&page)
-        .status()
-        .unwrap();
-    assert!(status.success());
+    let mut report = Command::new(env!("CARGO_BIN_EXE_precast"));
+    report.arg("report").arg("--store").arg(&sample.path);
+    report.arg("--counts").arg(counts).arg("-o").arg(&page);
+    assert!(report.status().unwrap().success());
     let html = fs::read_to_string(&page).unwrap();
-    assert!(
-        !html.contains("<script>alert"),
-        "text of a model must not become markup"
-    );
-    for outside in ["http://", "https://", "src=", "@import", "url("] {
-        assert!(
-            !html.contains(outside),
-            "the page refers to something outside: {outside}"
-        );
+    // Text of a model must not become markup, and the page refers to nothing outside.
+    for text in [
+        "<script>alert",
+        "http://",
+        "https://",
+        "src=",
+        "@import",
+        "url(",
+    ] {
+        assert!(!html.contains(text), "{text}");
     }
     fs::write(&page, html.replace("</body>", ACTIONS)).unwrap();
-    for (theme, size) in [
-        ("light", "1100,900"),
-        ("dark", "1100,900"),
-        ("light", "390,800"),
-    ] {
-        let dark = if theme == "dark" {
-            "--blink-settings=preferredColorScheme=0"
-        } else {
-            "--hide-scrollbars"
-        };
-        let (dom, log) = browse(
-            browser,
-            sample.dir.path(),
-            &page,
-            &[dark, &format!("--window-size={size}")],
-        );
-        let facts = dom
-            .split("<title>")
-            .nth(1)
+    let (light, dark) = (
+        "--hide-scrollbars",
+        "--blink-settings=preferredColorScheme=0",
+    );
+    for (theme, size) in [(light, "1100,900"), (dark, "1100,900"), (light, "390,800")] {
+        let extra = [theme, &format!("--window-size={size}")];
+        let (dom, log) = browse(browser, sample.dir.path(), &page, &extra);
+        let title = dom.split("<title>").nth(1);
+        let facts = title
             .and_then(|rest| rest.split("</title>").next())
             .unwrap_or(&dom);
         assert_eq!(
@@ -124,10 +96,8 @@ fn the_report_works_in_a_browser() {
              down=23.4 KiB,17.2 KiB,7.81 KiB descending; overflow=false; fetched=0",
             "{theme} {size}"
         );
-        let messages: Vec<&str> = log
-            .lines()
-            .filter(|line| line.contains("CONSOLE"))
-            .collect();
+        let messages = log.lines().filter(|line| line.contains("CONSOLE"));
+        let messages: Vec<&str> = messages.collect();
         assert!(messages.is_empty(), "{messages:?}");
     }
 }

@@ -1,27 +1,12 @@
 //! `build` and `plan`: built and found programs, and the reasons.
 
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
-use serde_json::Value;
-
-use crate::sandbox::{Sandbox, assert_run, wait_until};
-
-/// Returns the state of each program, from a build's last JSON line.
-fn states(ran: &str) -> Vec<(String, String)> {
-    let last: Value = serde_json::from_str(ran.lines().last().unwrap()).unwrap();
-    let text = |value: &Value| value.as_str().unwrap().to_owned();
-    last["programs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|p| (text(&p["program"]), text(&p["state"])))
-        .collect()
-}
+use crate::sandbox::{Ran, Sandbox, assert_run, states, wait_until};
 
 /// Runs a build and returns how many artifacts it compiled.
 fn compiled(sandbox: &Sandbox) -> u64 {
-    let ran = sandbox.ok(&["build", "--format", "json"]);
-    let last = ran.last();
+    let last = sandbox.ok(&["build", "--format", "json"]).last();
     last["compiled"].as_u64().unwrap()
 }
 
@@ -29,8 +14,6 @@ fn compiled(sandbox: &Sandbox) -> u64 {
 fn a_build_makes_the_missing_programs_and_the_next_one_nothing() {
     let sandbox = Sandbox::new();
     assert_run!(sandbox, ["plan"], @r#"
-    exit code 0
-    ----- stdout
     build  affine batch=1  never built
     build  affine batch=4  never built
     build  affine eager  never built
@@ -38,8 +21,7 @@ fn a_build_makes_the_missing_programs_and_the_next_one_nothing() {
     3 of 3 programs would be built
     "#);
     assert_run!(sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 3 of 3 programs are missing
     worker: Python [PYTHON], torch [TORCH] ([TIME])
     model: 1 source file, 0 packages ([TIME])
@@ -58,26 +40,22 @@ fn a_build_makes_the_missing_programs_and_the_next_one_nothing() {
     built 2 programs, 2 artifacts compiled ([TIME])
     published fake release 1
     ");
+    // Without Python.
+    sandbox.script("worker", "exit 1");
     assert_run!(sandbox, ["build"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 0 of 2 programs are missing
     left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
     fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
     ");
     assert_run!(sandbox, ["plan"], @"
-    exit code 0
-    ----- stdout
     hit  affine batch=1  [ID]
     hit  affine batch=4  [ID]
     skip  affine eager  the fake model has no dynamic dimensions
     0 of 2 programs would be built
     ");
-    assert_eq!(
-        sandbox.files("tmp"),
-        [] as [std::path::PathBuf; 0],
-        "the build left files behind"
-    );
+    let left = sandbox.files("tmp");
+    assert!(left.is_empty(), "the build left files behind: {left:?}");
 }
 
 #[test]
@@ -89,9 +67,8 @@ fn a_build_with_nothing_to_do_writes_nothing() {
         let entries = walkdir::WalkDir::new(sandbox.path("artifacts")).sort_by_file_name();
         let entries = entries.into_iter().map(Result::unwrap);
         let time = |entry: &walkdir::DirEntry| entry.metadata().unwrap().modified().unwrap();
-        entries
-            .map(|entry| (time(&entry), entry.into_path()))
-            .collect::<Vec<_>>()
+        let times = entries.map(|entry| (time(&entry), entry.into_path()));
+        times.collect::<Vec<_>>()
     };
     // The digest of a fresh source is kept once its time stamp is a moment old.
     wait_until("every build writes", || {
@@ -102,19 +79,10 @@ fn a_build_with_nothing_to_do_writes_nothing() {
 }
 
 #[test]
-fn a_fresh_build_starts_no_python() {
-    let sandbox = Sandbox::built();
-    sandbox.script("worker", "exit 1");
-    assert_eq!(compiled(&sandbox), 0);
-}
-
-#[test]
 fn a_changed_source_is_captured_again_and_compiled_only_when_its_graph_changed() {
     let sandbox = Sandbox::built();
     sandbox.append("model.py", "# one more line");
     assert_run!(sandbox, ["plan"], @r#"
-    exit code 0
-    ----- stdout
     build  affine batch=1  `model.py` changed
     build  affine batch=4  `model.py` changed
     build  affine eager  never built
@@ -131,38 +99,22 @@ fn a_changed_source_is_captured_again_and_compiled_only_when_its_graph_changed()
 #[test]
 fn a_model_that_goes_back_gets_its_weights_of_then_without_python() {
     let sandbox = Sandbox::built();
-    let weights = |sandbox: &Sandbox| {
-        let release = sandbox.json(&["release", "ls"]);
-        let newest = release["releases"].as_array().unwrap()[0].clone();
-        (newest["seq"].clone(), newest["weights"].clone())
-    };
-    let first = weights(&sandbox);
+    let weights = || sandbox.json(&["release", "ls"])["releases"][0]["weights"].clone();
+    let first = weights();
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
     sandbox.ok(&["build", "-q"]);
-    assert_ne!(weights(&sandbox).1, first.1);
+    assert_ne!(weights(), first);
     sandbox.edit("model.py", "SCALE = 10.0", "SCALE = 2.0");
     sandbox.script("worker", "exit 1");
     assert_eq!(compiled(&sandbox), 0);
-    assert_eq!(weights(&sandbox).1, first.1);
-}
-
-#[test]
-fn only_some_programs() {
-    let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["build", "--only", "affine batch=4", "--format", "json"]);
-    assert_eq!(
-        states(&ran.stdout),
-        [("affine batch=4".to_owned(), "built".to_owned())]
-    );
-    assert_eq!(compiled(&sandbox), 1);
+    assert_eq!(weights(), first);
 }
 
 #[test]
 fn locked_fails_instead_of_compiling() {
     let sandbox = Sandbox::new();
     assert_run!(sandbox, ["build", "--locked"], @"
-    exit code 1
-    ----- stderr
+    exit code 1, stderr
     plan: 3 of 3 programs are missing
     error: 3 of 3 programs are missing and `--locked` forbids compiling
     hint: run `precast build` where compiling is allowed, then deploy the store
@@ -175,8 +127,7 @@ fn locked_fails_instead_of_compiling() {
 fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     let sandbox = Sandbox::steered(&["compile fails batch=4"]);
     assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 3 of 3 programs are missing
     failed: affine batch=4: the C++ compiler failed with exit code 1
     published: affine batch=1 [ID]
@@ -188,42 +139,16 @@ fn a_failed_compile_leaves_the_finished_artifacts_and_a_log() {
     published fake release 1
     ");
     assert_run!(sandbox, ["ls", "--sort", "bucket"], @"
-    exit code 0
-    ----- stdout
     ID  MODEL  MODULE  BUCKET  STATE  TARGET  STEPS  SIZE  AGE  USED
     [ID]  fake  affine  batch=1  live  [TARGET]  1  [SIZE]  [TIME]  [TIME]
     [ID]  fake  affine  batch=4  failed  [TIME]
     [ID]  fake  affine  eager  failed  [TIME]
     ");
-    let listed = sandbox.json(&["ls"]);
-    let failed = listed["programs"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|p| p["state"] == "failed" && p["bucket"] == "batch=4");
-    let log = sandbox.ok(&["log", failed.unwrap()["id"].as_str().unwrap()]);
+    let log = sandbox.ok(&["log", "affine", "batch=4"]);
     log.prints("kernel.cpp:12: error: this line is in the log");
     // The next build retries the failed program alone.
     sandbox.edit("model.py", "# fake: compile fails batch=4", "");
     assert_eq!(compiled(&sandbox), 1);
-}
-
-#[test]
-fn a_worker_that_dies_fails_one_program() {
-    let sandbox = Sandbox::steered(&["compile dies batch=1"]);
-    assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
-    plan: 3 of 3 programs are missing
-    published: affine batch=4 [ID]
-    failed: affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
-    failed affine batch=1: the worker ended in the middle of a request (signal: 9 (SIGKILL))
-           hint: its log says what it did last; where memory was short, fewer workers help: `-j 1`
-           `precast log [ID]` prints the whole log
-    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
-    built 1 program, 1 artifact compiled ([TIME]), 1 failed
-    published fake release 1
-    ");
 }
 
 #[test]
@@ -232,53 +157,43 @@ fn a_source_that_changes_in_a_build_leaves_nothing_under_a_key_that_lies() {
     // The larger program is there before the change, the other one is at its compile.
     sandbox.append("model.py", "# fake: compile waits batch=1");
     let model = std::fs::read(sandbox.path("model.py")).unwrap();
-    let child = sandbox
-        .command(&["build", "-j", "1", "--format", "json"])
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut build = sandbox.command(&["build", "-j", "1", "--format", "json"]);
+    let child = build.stdout(Stdio::piped()).spawn().unwrap();
     wait_until("no compile", || sandbox.path("waiting").exists());
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 7.0");
     sandbox.write("go", "");
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(0), "eager answers for it");
-    let text = String::from_utf8_lossy(&output.stdout);
-    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
-    let field = |program: usize, key: &str| last["programs"][program][key].clone();
-    assert_eq!(field(0, "state"), "failed", "{last}");
+    let last = Ran::new(output, &sandbox.path("")).last();
     assert_eq!(
-        field(0, "message"),
+        states(&last)[..2],
+        ["affine batch=1: failed", "affine batch=4: built"]
+    );
+    let failed = &last["programs"][0];
+    assert_eq!(
+        failed["message"],
         "`model.py` changed while it was being compiled"
     );
-    assert_eq!(field(1, "state"), "built", "{last}");
-    let id = field(0, "id").as_str().unwrap()[..12].to_owned();
-    assert!(
-        sandbox
-            .run(&["log", &id])
-            .stdout
-            .contains("`model.py` changed")
-    );
+    let log = sandbox.run(&["log", &failed["id"].as_str().unwrap()[..12]]);
+    log.prints("`model.py` changed");
     // The new source was never built; the old one is in the store for the program that was published before the change.
     let plan = sandbox.json(&["plan"]);
-    let reason = |program: usize| plan["programs"][program]["why"][0]["reason"].clone();
-    assert_eq!(
-        [reason(0), reason(1)],
-        ["never-built", "source-changed"],
-        "{plan}"
-    );
+    let reasons = [0, 1].map(|program: usize| &plan["programs"][program]["why"][0]["reason"]);
+    assert_eq!(reasons, ["never-built", "source-changed"], "{plan}");
     assert_eq!(compiled(&sandbox), 2);
     sandbox.write("model.py", model);
-    let states = states(&sandbox.run(&["build", "--format", "json"]).stdout);
-    let states: Vec<_> = states.iter().map(|(_, state)| state.as_str()).collect();
-    assert_eq!(states[..2], ["built", "hit"]);
+    let last = sandbox.run(&["build", "--format", "json"]).last();
+    assert_eq!(
+        states(&last)[..2],
+        ["affine batch=1: built", "affine batch=4: hit"]
+    );
 }
 
 #[test]
 fn artifacts_with_wrong_answers_are_not_published() {
     let sandbox = Sandbox::steered(&["answers wrong batch=1", "answers nan batch=4"]);
     assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 1
-    ----- stderr
+    exit code 1, stderr
     plan: 3 of 3 programs are missing
     truth: affine batch=1 ([TIME])
     failed: affine batch=1: the artifact failed its gate: output `out` differs from eager in 3 of 3 elements (largest difference 1.000e0, rtol 1.0e-4, atol 2.4e-5, cosine [NUMBER]); it is 1.0e0 from float64, eager is 0.0e0 (RMS), and its worst element 1.0e0, eager's 0.0e0 (at most 2 times eager's)
@@ -297,47 +212,28 @@ fn artifacts_with_wrong_answers_are_not_published() {
 }
 
 #[test]
-fn an_interrupted_build_keeps_finished_programs() {
-    let sandbox = Sandbox::steered(&["compile hangs batch=1"]);
-    let mut command = sandbox.command(&["build", "-j", "1", "--format", "json"]);
-    let child = command
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let pid = child.id();
-    // The larger program is compiled and published before the other one hangs.
-    wait_until("nothing was published", || {
-        sandbox.run(&["ls"]).stdout.contains("batch=4")
-    });
-    let interrupted = std::process::Command::new("kill")
-        .args(["-INT", &pid.to_string()])
-        .status()
-        .unwrap();
-    assert!(interrupted.success());
-    let output = child.wait_with_output().unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(130),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
-    assert_eq!(compiled(&sandbox), 1);
-}
-
-#[test]
-fn a_build_ends_with_its_standard_input_where_the_caller_asks_for_that() {
-    let sandbox = Sandbox::steered(&["compile hangs batch=1"]);
-    let mut command = sandbox.command(&["--until-stdin-ends", "build", "-j", "1", "-q"]);
-    let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
-    wait_until("nothing was published", || {
-        sandbox.run(&["ls"]).stdout.contains("batch=4")
-    });
-    drop(child.stdin.take());
-    assert_eq!(child.wait().unwrap().code(), Some(130));
-    sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
-    assert_eq!(compiled(&sandbox), 1);
+fn a_build_that_is_ended_keeps_finished_programs() {
+    // By a signal, and by the end of its standard input where the caller asks for that.
+    for args in [&[][..], &["--until-stdin-ends"]] {
+        let sandbox = Sandbox::steered(&["compile hangs batch=1"]);
+        let mut command = sandbox.command(&[args, &["build", "-q", "-j", "1"]].concat());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
+        // The larger program is compiled and published before the other one hangs.
+        wait_until("nothing was published", || {
+            sandbox.run(&["ls"]).stdout.contains("batch=4")
+        });
+        if args.is_empty() {
+            let kill = Command::new("kill")
+                .args(["-INT", &child.id().to_string()])
+                .status();
+            assert!(kill.unwrap().success());
+        } else {
+            drop(child.stdin.take());
+        }
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+        sandbox.edit("model.py", "# fake: compile hangs batch=1", "");
+        assert_eq!(compiled(&sandbox), 1);
+    }
 }
 
 #[test]
@@ -346,21 +242,16 @@ fn unanswered_sizes_are_reported() {
     sandbox.append("precast.toml", "\n[compile]\nhealthcheck = false\n");
     let mut build = sandbox.command(&["build", "-j", "1"]);
     let ran = sandbox.output(build.env("FAKE_EAGER", "{}"));
-    let only = "only affine eager: batch 2 to 40";
-    assert!(
-        ran.stderr.lines().any(|line| line == only),
-        "{}",
-        ran.text()
-    );
-    let plan = sandbox.run(&["plan"]);
-    plan.prints("\n           batch 2 to 40\n");
+    ran.says("\nonly affine eager: batch 2 to 40\n");
+    sandbox
+        .run(&["plan"])
+        .prints("\n           batch 2 to 40\n");
     let show = sandbox.run(&["show", "affine", "eager"]);
-    let says = "eager runs it: it answers sizes that no bucket covers, batch 2 to 40\n";
-    show.prints(says);
+    show.prints("eager runs it: it answers sizes that no bucket covers, batch 2 to 40\n");
 
     // Neither a larger nor a smaller request has an answer where nothing is padded and eager is left out.
     let sandbox = Sandbox::steered(&["padding is refused"]);
-    let ran = sandbox.run(&["build"]);
-    let refused = "; requests of other sizes than the buckets' are refused\n";
-    ran.says(refused);
+    sandbox
+        .run(&["build"])
+        .says("; requests of other sizes than the buckets' are refused\n");
 }

@@ -2,7 +2,7 @@
 //! themselves, on real torch.
 
 use crate::{
-    sandbox::{Sandbox, assert_run},
+    sandbox::{Sandbox, assert_run, count},
     schemas::check,
 };
 
@@ -18,8 +18,7 @@ fn faulty() -> Sandbox {
 fn findings_by_severity_and_then_in_full() {
     let sandbox = faulty();
     assert_run!(sandbox, ["check"], @r#"
-    exit code 1
-    ----- stdout
+    exit code 1, stdout
     SEVERITY  FINDING  WHERE  MODULE  FUNCTION
     high  control-flow  model.py:8  affine  Model.forward
     medium  print  model.py:7  affine  Model.forward
@@ -60,12 +59,8 @@ fn the_spec_is_named_by_its_place_or_by_an_option() {
         for args in [&["other.toml"][..], &["-f", "other.toml"]] {
             sandbox.ok(&[&[command], args].concat());
         }
-        let ran = sandbox.run(&[command, "other.toml", "-f", "other.toml"]);
-        assert!(
-            ran.code == 2 && ran.stderr.contains("cannot be used with"),
-            "{}",
-            ran.text()
-        );
+        let both = sandbox.run(&[command, "other.toml", "-f", "other.toml"]);
+        both.exits(2).says("cannot be used with");
     }
     sandbox.ok(&["build", "-q", "other.toml"]);
 }
@@ -75,12 +70,11 @@ fn a_build_is_predicted_for_capturable_modules_only() {
     let sandbox = crate::control::two();
     sandbox.append("model.py", "# fake: finds control-flow high");
     let ran = sandbox.run(&["check"]);
-    let last = "a build: makes no program: none of the 4 missing ones can be captured\n";
-    assert!(ran.stdout.ends_with(last), "{}", ran.text());
+    ran.prints("\na build: makes no program: none of the 4 missing ones can be captured\n");
     let build = &sandbox.json(&["check"])["build"];
     assert_eq!(
-        (build["missing"].as_u64(), build["stopped"].as_u64()),
-        (Some(4), Some(4))
+        (&build["missing"], &build["stopped"]),
+        (&4.into(), &4.into())
     );
 }
 
@@ -88,8 +82,6 @@ fn a_build_is_predicted_for_capturable_modules_only() {
 fn a_clean_model() {
     let sandbox = Sandbox::new();
     assert_run!(sandbox, ["check", "precast.toml"], @r#"
-    exit code 0
-    ----- stdout
     affine batch=1: can be captured
       compiles  1 artifact in 2 steps for each of 2 buckets
       sizes  `batch` is free from 1 on
@@ -126,10 +118,9 @@ fn an_allowed_finding_is_listed_with_its_reason() {
         ("print", "Model.forward"),
         ("expand", "Other.forward"),
     ] {
-        sandbox.append(
-            "precast.toml",
-            &format!("[[check.allow]]\nfinding = \"{finding}\"\nfunction = \"{function}\"\nreason = \"it is known\""),
-        );
+        let allowed =
+            format!("finding = \"{finding}\"\nfunction = \"{function}\"\nreason = \"it is known\"");
+        sandbox.append("precast.toml", &format!("[[check.allow]]\n{allowed}"));
     }
     // An allowed finding that stops builds is reported still.
     let ran = sandbox.run(&["check"]).exits(1);
@@ -149,19 +140,12 @@ fn an_allowed_finding_is_listed_with_its_reason() {
 fn a_model_that_can_not_be_made_is_an_error() {
     let sandbox = Sandbox::new();
     sandbox.edit("model.py", "def load", "def other");
-    assert_run!(sandbox, ["check"], @r#"
-    exit code 2
-    ----- stderr
-    error: `model` has no `load`
-     --> precast.toml:5:9
-      |
-    5 | entry = "model:load"
-      |  ^^^^^^^^^^^^
-      = help: `entry` names a `module:callable` beside the spec; calling it in that Python shows the same
-    "#);
+    sandbox
+        .run(&["check"])
+        .exits(2)
+        .says("error: `model` has no `load`\n --> precast.toml:5:9\n");
     assert_run!(sandbox, ["check", "nothing.toml"], @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: cannot read the spec `nothing.toml`: No such file or directory (os error 2)
       = help: name a spec with `-f`, or run where `precast.toml` is
     ");
@@ -172,23 +156,16 @@ fn recompiles_and_costs_on_request() {
     let sandbox = Sandbox::new();
     sandbox.write("sizes.json", "[1, 1, 2, 3, 9]");
     let args = ["check", "--recompiles", "--cost", "--sizes", "sizes.json"];
-    assert_run!(sandbox, args, @r#"
-    exit code 0
-    ----- stdout
-    affine batch=1: can be captured
-      compiles  1 artifact in 2 steps for each of 2 buckets
-      sizes  `batch` is free from 1 on
-      repeated  2 `Layer` could share 1 artifact: regions = ["encoder.layer.*"]
-      torch.compile 1 graph, compiled again in 1 of 2 calls: batch=4
-      cost  batch=1: 2.0 MFLOP, [SIZE], at least [TIME]
-                    batch=4: 2.0 MFLOP, [SIZE], at least [TIME]
-                    of this machine: 2.0 GFLOP/s and 4.0 GB/s, by nobody
-      not known:  how it answers at `batch` = 1
-    padding: 30.0 % of the work in `batch` is padding, at the buckets [1, 4]; 1 of 5 sizes are larger than all of them; [3, 9] would waste 23.8 %
-    a build: makes 3 of 3 programs, compiles up to 2 artifacts; how long is not known: no earlier build is in the store
-    ----- stderr
-    passed: nothing found
-    "#);
+    let ran = sandbox.ok(&args);
+    for line in [
+        " 1 graph, compiled again in 1 of 2 calls: batch=4\n",
+        "batch=4: 2.0 MFLOP, ",
+        "of this machine: 2.0 GFLOP/s and 4.0 GB/s, by nobody\n",
+        "\npadding: 30.0 % of the work in `batch` is padding, at the buckets [1, 4]; 1 of 5 sizes are larger than all of \
+         them; [3, 9] would waste 23.8 %\n",
+    ] {
+        ran.prints(line);
+    }
     let document = sandbox.json(&args);
     check("check", &document);
     assert_eq!(document["padding"][0]["uncovered"], 1);
@@ -201,8 +178,7 @@ fn recompiles_and_costs_on_request() {
 fn sizes_of_an_unknown_dimension_are_refused() {
     let sandbox = Sandbox::new();
     sandbox.write("sizes.json", "{\"seq\": [3]}");
-    let ran = sandbox.run(&["check", "--sizes", "sizes.json"]);
-    assert_eq!(ran.code, 2);
+    let ran = sandbox.run(&["check", "--sizes", "sizes.json"]).exits(2);
     ran.says("no input has the dimension `seq`");
 }
 
@@ -212,8 +188,7 @@ fn a_build_is_predicted_from_earlier_ones() {
     let document = sandbox.json(&["check"]);
     check("check", &document);
     assert_eq!(document["build"]["missing"], 0);
-    let name = "OFFSET = 1.0";
-    sandbox.edit("model.py", name, "OFFSET = 3.0");
+    sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     let document = sandbox.json(&["check"]);
     assert_eq!(document["build"]["missing"], 3);
     assert_eq!(document["build"]["artifacts"], 2);
@@ -225,48 +200,28 @@ fn a_build_is_predicted_from_earlier_ones() {
 fn a_failed_build_prints_the_finding_that_stops_it() {
     let sandbox = faulty();
     sandbox.append("model.py", "# fake: capture fails");
-    assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 1
-    ----- stderr
-    plan: 3 of 3 programs are missing
-    failed: affine batch=1: the fake model can't be captured
-    failed: affine batch=4: the fake model can't be captured
-    failed affine batch=1: model.py:1: the fake model can't be captured
-           hint: make it simpler
-           `precast log [ID]` prints the whole log
-    failed affine batch=4: model.py:1: the fake model can't be captured
-           hint: make it simpler
-           `precast log [ID]` prints the whole log
-
-    model.py:8: control-flow: the fake model has a `control-flow`
-        # fake: finds control-flow high
-      fix: leave it out
-        pass
-
-    note: affine: `precast check` says what else it finds
-    left out affine eager: the fake model has no dynamic dimensions
-    built 0 programs, 0 artifacts compiled ([TIME]), 2 failed
-    error: nothing answers `affine`: no release was published
-    hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'affine'`
-    ");
-    let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
-    let last = ran.last();
-    check("build", &last);
-    assert_eq!(
-        last["findings"][0]["findings"][0]["category"],
-        "control-flow"
+    let ran = sandbox.run(&["build", "-j", "1"]).exits(1);
+    ran.says(
+        "\n\nmodel.py:8: control-flow: the fake model has a `control-flow`\n    # fake: finds control-flow high\n  \
+         fix: leave it out\n    pass\n\nnote: affine: `precast check` says what else it finds\n",
     );
-    assert_eq!(last["findings"][0]["findings"].as_array().unwrap().len(), 1);
+    let last = sandbox
+        .run(&["build", "-j", "1", "--format", "json"])
+        .last();
+    check("build", &last);
+    let findings = &last["findings"][0]["findings"];
+    assert_eq!(
+        (count(findings), &findings[0]["category"]),
+        (1, &"control-flow".into())
+    );
 }
 
 #[test]
 fn a_report_has_the_findings_of_a_check() {
     let sandbox = faulty();
     let reason = "it is known & meant";
-    sandbox.append(
-        "precast.toml",
-        &format!("[[check.allow]]\nfinding = \"print\"\nreason = \"{reason}\""),
-    );
+    let allowed = format!("[[check.allow]]\nfinding = \"print\"\nreason = \"{reason}\"");
+    sandbox.append("precast.toml", &allowed);
     let found = sandbox.run(&["check", "--format", "json"]);
     sandbox.write("check.json", &found.stdout);
     sandbox.edit("model.py", "# fake: finds control-flow high\n", "");
@@ -294,12 +249,8 @@ fn every_submodule_when_asked() {
     let sandbox = faulty();
     let document = sandbox.json(&["check", "--all"]);
     check("check", &document);
-    let names: Vec<_> = document["modules"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|one| one["module"].as_str().unwrap())
-        .collect();
+    let modules = document["modules"].as_array().unwrap().iter();
+    let names: Vec<_> = modules.map(|one| one["module"].as_str().unwrap()).collect();
     assert_eq!(
         names,
         ["affine", "encoder", "encoder.layer.0", "encoder.layer.1"]

@@ -3,8 +3,6 @@
 
 use std::{fs, path::Path, process::Command};
 
-use serde_json::Value;
-
 use crate::{
     page::{blocks, built},
     sandbox::{LIBTORCH, Sandbox},
@@ -70,26 +68,18 @@ fn the_containerfile_runs_an_exported_folder() {
     }
     let sandbox = built(FIRST);
     sandbox.tensors("inputs.safetensors", &[("x", &[5, 8], &[0.5; 40])]);
-    let export: Vec<String> = blocks(PAGE, "console")
-        .remove(0)
-        .lines()
-        .map(str::to_owned)
-        .collect();
+    let console = blocks(PAGE, "console").remove(0);
+    let export: Vec<&str> = console.lines().collect();
     sandbox.ok(&["export", "host", "double", "--libtorch", LIBTORCH]);
     // The page's own commands.
     assert_eq!(export[0], "$ precast export host double");
-    let first = Command::new("sh")
+    let mut first = Command::new("sh");
+    first
         .args(["-ec", export[1].trim_start_matches("$ ")])
-        .current_dir(sandbox.path(""))
-        .env_clear()
-        .output()
-        .unwrap();
-    assert!(first.status.success(), "{first:?}");
-    let shown = String::from_utf8(first.stdout).unwrap();
-    assert!(
-        shown.contains("padded from batch=5\n") && shown.ends_with("float32 [5, 8]\n"),
-        "{shown}"
-    );
+        .env_clear();
+    let first = sandbox.output(first.current_dir(sandbox.path(""))).exits(0);
+    first.prints("padded from batch=5\n");
+    first.prints("float32 [5, 8]\n");
     assert!(!sandbox.files("host/store/ready").is_empty());
 
     let containerfile = Image::parse(&blocks(PAGE, "dockerfile").remove(0));
@@ -101,39 +91,28 @@ fn the_containerfile_runs_an_exported_folder() {
         fs::create_dir_all(to.parent().unwrap()).unwrap();
         fs::rename(sandbox.path(from), to).unwrap();
     }
-    fs::copy(
-        sandbox.path("inputs.safetensors"),
-        image.join("data/inputs.safetensors"),
-    )
-    .unwrap();
+    let inputs = image.join("data/inputs.safetensors");
+    fs::copy(sandbox.path("inputs.safetensors"), inputs).unwrap();
     // Read-only but for the cache, as `--read-only --tmpfs /cache:mode=1777` makes it.
     let script = "mount --bind . . && cd . && mount -o remount,bind,ro . && \
         mount --rbind /proc proc && mount --rbind /dev dev && mount -t tmpfs -o mode=1777 cache cache && \
         exec env -i $ENVIRONMENT \"$CHROOT\" --userspec=$OWNER . \"$@\"";
     let run = |more: &[&str]| {
-        let output = Command::new("unshare")
-            .args(["--mount", "sh", "-c", script, "sh"])
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", script, "sh"]);
+        command
             .args(&containerfile.command)
             .args(more)
-            .current_dir(&image)
-            .env("ENVIRONMENT", containerfile.environment.join(" "))
+            .current_dir(&image);
+        command.env("ENVIRONMENT", containerfile.environment.join(" "));
+        command
             .env("OWNER", &containerfile.user)
-            .env("CHROOT", "/usr/sbin/chroot")
-            .output()
-            .unwrap();
-        let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-        (
-            output.status.code(),
-            text(&output.stdout),
-            text(&output.stderr),
-        )
+            .env("CHROOT", "/usr/sbin/chroot");
+        sandbox.output(&mut command)
     };
-    let (code, stdout, stderr) = run(&["--format", "json"]);
-    assert_eq!(code, Some(0), "{stdout}{stderr}");
-    let answer: Value = serde_json::from_str(&stdout).unwrap();
+    let answer = run(&["--format", "json"]).exits(0).json();
     assert_eq!(answer["rung"], "padded");
     assert_eq!(answer["outputs"][0]["shape"], serde_json::json!([5, 8]));
     // It did work as that user: nothing of the image could be written.
-    let (code, _, stderr) = run(&["--outputs", "/opt/host/outputs.safetensors"]);
-    assert_eq!(code, Some(2), "{stderr}");
+    run(&["--outputs", "/opt/host/outputs.safetensors"]).exits(2);
 }

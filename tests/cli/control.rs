@@ -1,8 +1,6 @@
 //! Compile control: every key of `[compile]` has an effect, as a default, for one module, and from the command line.
 
-use serde_json::Value;
-
-use crate::sandbox::{Ran, Sandbox, assert_run};
+use crate::sandbox::{Ran, Sandbox, assert_run, states};
 
 /// Two modules of the fake model, each with one bucket.
 const TWO: &str = r#"schema = 1
@@ -39,29 +37,34 @@ pub fn two() -> Sandbox {
 
 /// Returns a sandbox where `line` stands in `[compile]`, and one where it stands in the module `first`.
 fn default_and_first(line: &str) -> [Sandbox; 2] {
-    let (default, first) = (two(), two());
-    default.edit(
-        "precast.toml",
-        "[compile]\n",
-        &format!("[compile]\n{line}\n"),
-    );
-    let name = "name = \"first\"\n";
-    first.edit("precast.toml", name, &format!("{name}{line}\n"));
-    [default, first]
+    ["[compile]\n", FIRST].map(|place| {
+        let sandbox = two();
+        set(&sandbox, place, line);
+        sandbox
+    })
 }
 
-/// Builds, and returns the states of all programs but the eager ones: `first batch=2` -> state.
-fn built(sandbox: &Sandbox) -> (Ran, Vec<(String, String)>) {
+/// The name of the module `first` in the spec.
+const FIRST: &str = "name = \"first\"\n";
+
+/// Writes a line below another one of the spec.
+fn set(sandbox: &Sandbox, place: &str, line: &str) {
+    sandbox.edit("precast.toml", place, &format!("{place}{line}\n"));
+}
+
+/// The states of both programs, in a build's document.
+fn both(first: &str, second: &str) -> [String; 2] {
+    [
+        format!("first batch=2: {first}"),
+        format!("second batch=2: {second}"),
+    ]
+}
+
+/// Builds, and returns the states of all programs but the eager ones.
+fn built(sandbox: &Sandbox) -> (Ran, Vec<String>) {
     let ran = sandbox.run(&["build", "-j", "1", "--format", "json"]);
-    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap_or("null")).unwrap();
-    let programs = last["programs"].as_array().into_iter().flatten();
-    let states = programs
-        .map(|program| {
-            let text = |key: &str| program[key].as_str().unwrap().to_owned();
-            (text("program"), text("state"))
-        })
-        .filter(|(name, _)| !name.ends_with(" eager"))
-        .collect();
+    let mut states = states(&ran.last());
+    states.retain(|state| !state.contains(" eager: "));
     (ran, states)
 }
 
@@ -109,12 +112,11 @@ fn a_pattern_that_matches_nothing_is_a_mistake() {
             "|   ^^^^^^^^^^^^^^^^",
             "did you mean `encoder.layer.1`?",
         ] {
-            assert!(ran.stderr.contains(part), "{part}: {}", ran.text());
+            ran.says(part);
         }
     }
     assert_run!(two(), ["plan", "--set", "first.allowlist=['*', 'vision.*']"], @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: `vision.*` of `allowlist` matches the `path` of no [[module]]
      --> --set:1:23
       |
@@ -123,12 +125,14 @@ fn a_pattern_that_matches_nothing_is_a_mistake() {
       = help: the paths of the modules: `encoder.layer.0`, `encoder.layer.1`
     ");
     let sandbox = two();
-    let regions = "name = \"first\"\nregions = [  # a = 1\n  \"encoder.layers.*\", # one\n]\n";
-    sandbox.edit("precast.toml", "name = \"first\"\n", regions);
+    set(
+        &sandbox,
+        FIRST,
+        "regions = [  # a = 1\n  \"encoder.layers.*\", # one\n]",
+    );
     for command in ["build", "check"] {
         let ran = sandbox.run(&[command]).exits(2);
-        let marked = "|   \"encoder.layers.*\", # one\n   |   ^^^^^^^^^^^^^^^^^^\n";
-        ran.says(marked);
+        ran.says("|   \"encoder.layers.*\", # one\n   |   ^^^^^^^^^^^^^^^^^^\n");
     }
 }
 
@@ -156,7 +160,7 @@ fn settings_that_leave_a_module_to_eager() {
     let [default, _] = default_and_first("enabled = false");
     let (ran, _) = built(&default);
     assert!(
-        !ran.stdout.contains("\"what\":\"compile\""),
+        !ran.stdout.contains("\"job\":\"compile\""),
         "{}",
         ran.text()
     );
@@ -180,19 +184,15 @@ fn rungs_of_the_ladder() {
         "first batch=2, second batch=2, second eager*"
     );
     // The policy decides the exit code too.
-    let (code, policy) = (
-        |line: &str| {
-            let [default, first] = default_and_first(line);
-            [default, first].map(|sandbox| {
-                sandbox.append("model.py", "# fake: compile fails");
-                built(&sandbox).0.code
-            })
-        },
-        "fail_policy = \"raise\"",
-    );
-    assert_eq!(code(policy), [1, 1]);
+    let code = |policy: &str| {
+        default_and_first(&format!("fail_policy = \"{policy}\"")).map(|sandbox| {
+            sandbox.append("model.py", "# fake: compile fails");
+            built(&sandbox).0.code
+        })
+    };
+    assert_eq!(code("raise"), [1, 1]);
     // Eager can't be captured either, and then nothing answers.
-    assert_eq!(code("fail_policy = \"fallback_eager\""), [1, 1]);
+    assert_eq!(code("fallback_eager"), [1, 1]);
 }
 
 #[test]
@@ -212,11 +212,8 @@ fn mode_and_options_reach_the_compiler() {
         let set = format!("options.attention={kernel}");
         first.run(&["plan", "--set", &set]).stdout
     };
-    assert_eq!(
-        plan("auto"),
-        first.run(&["plan"]).stdout,
-        "it is torch's choice anyway"
-    );
+    let plain = first.run(&["plan"]).stdout;
+    assert_eq!(plan("auto"), plain, "it is torch's choice anyway");
     let why = "option `attention` changed: none -> `math`";
     assert_eq!(plan("math").matches(why).count(), 2, "{}", plan("math"));
 }
@@ -228,22 +225,16 @@ fn passes_run_in_order_and_the_gate_tells_of_those_that_change_the_numbers() {
     for sandbox in [&default, &first] {
         sandbox.write("passes.py", passes);
         let (ran, states) = built(sandbox);
-        assert!(
-            states.iter().all(|(_, state)| state == "built"),
-            "{}",
-            ran.text()
-        );
+        assert_eq!(states, both("built", "built"), "{}", ran.text());
         // A pass is a source.
         sandbox.append("passes.py", "# one more line");
-        let plan = sandbox.run(&["plan"]).stdout;
-        assert!(plan.contains("`passes.py` changed"), "{plan}");
+        sandbox.run(&["plan"]).prints("`passes.py` changed");
     }
     let [default, first] = default_and_first("passes = [\"passes:double\"]");
     for (sandbox, second) in [(&default, "failed"), (&first, "built")] {
         sandbox.write("passes.py", passes);
         let (ran, states) = built(sandbox);
-        let states: Vec<&str> = states.iter().map(|(_, state)| state.as_str()).collect();
-        assert_eq!(states, ["failed", second], "{}", ran.text());
+        assert_eq!(states, both("failed", second), "{}", ran.text());
         ran.prints("differs from eager in");
     }
 }
@@ -254,8 +245,7 @@ fn healthcheck_and_smoke_steps() {
     for (sandbox, second) in [(&default, "built"), (&first, "failed")] {
         sandbox.append("model.py", "# fake: answers wrong");
         let (ran, states) = built(sandbox);
-        let states: Vec<&str> = states.iter().map(|(_, state)| state.as_str()).collect();
-        assert_eq!(states, ["built", second], "{}", ran.text());
+        assert_eq!(states, both("built", second), "{}", ran.text());
     }
     let [default, first] = default_and_first("smoketest_steps = 7");
     for (sandbox, second) in [(&default, 7), (&first, 3)] {
@@ -272,58 +262,32 @@ fn healthcheck_and_smoke_steps() {
 fn modules_without_a_whole_capture_are_left_out_where_the_spec_allows_it() {
     let sandbox = two();
     sandbox.append("model.py", "# fake: capture fails");
-    sandbox.edit(
-        "precast.toml",
-        "[compile]\n",
-        "[compile]\nfail_policy = \"raise\"\n",
-    );
+    set(&sandbox, "[compile]\n", "fail_policy = \"raise\"");
     assert_run!(sandbox, ["build", "-q"], @"
-    exit code 1
-    ----- stderr
+    exit code 1, stderr
     error: nothing answers `first`, `second`: no release was published
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'first' --without 'second'`
     ");
-    let name = "name = \"first\"\n";
-    sandbox.edit("precast.toml", name, &format!("{name}fullgraph = false\n"));
+    set(&sandbox, FIRST, "fullgraph = false");
     let (ran, states) = built(&sandbox);
-    let expected = [("first batch=2", "skipped"), ("second batch=2", "failed")];
-    assert_eq!(states, expected.map(|(a, b)| (a.to_owned(), b.to_owned())));
-    assert_eq!(ran.code, 1);
+    assert_eq!((ran.code, &states[..]), (1, &both("skipped", "failed")[..]));
     // For all modules, and one of them can be captured after all.
-    sandbox.edit(
-        "precast.toml",
-        "[compile]\n",
-        "[compile]\nfullgraph = false\n",
-    );
+    set(&sandbox, "[compile]\n", "fullgraph = false");
     assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 2 of 2 programs are missing
     left out first batch=2, second batch=2: the fake model can't be captured
     fresh 0 of 2 programs are in the store, nothing to compile ([TIME])
     ");
     sandbox.edit("precast.toml", "batch = [2]", "batch = [2, 5]");
-    sandbox.edit(
-        "model.py",
-        "# fake: capture fails",
-        "# fake: capture fails batch=2",
-    );
-    assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
-    plan: 3 of 3 programs are missing
-    published: first batch=5 [ID]
-    left out first batch=2, second batch=2: the fake model can't be captured
-    built 1 program, 1 artifact compiled ([TIME])
-    published fake release 1
-    ");
-    assert_run!(sandbox, ["build"], @"
-    exit code 0
-    ----- stderr
-    plan: 0 of 1 programs are missing
-    left out first batch=2, second batch=2: the fake model can't be captured
-    fresh 1 of 3 programs are in the store, nothing to compile ([TIME])
-    ");
+    sandbox.edit("model.py", "capture fails", "capture fails batch=2");
+    let left_out = "\nleft out first batch=2, second batch=2: the fake model can't be captured\n";
+    let ran = sandbox.ok(&["build", "-j", "1"]);
+    ran.says(&format!("{left_out}built 1 program, 1 artifact compiled ("));
+    let ran = sandbox.ok(&["build"]);
+    ran.says(&format!(
+        "plan: 0 of 1 programs are missing{left_out}fresh 1 of 3 programs are in the store"
+    ));
     // A program of the newest release is not left out silently.
     sandbox.edit("model.py", "capture fails batch=2", "capture fails");
     let (ran, _) = built(&sandbox);

@@ -34,8 +34,7 @@ fn doctor(sandbox: &Sandbox, version: &str) -> Command {
 }
 
 fn document(ran: &Ran) -> Value {
-    let document: Value =
-        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", ran.text()));
+    let document = ran.json();
     check("doctor", &document);
     document
 }
@@ -95,11 +94,8 @@ fn a_torch_without_bytecode_is_noted_with_the_command_that_makes_it() {
     let package = sandbox.path("site/torch");
     fs::create_dir_all(&package).unwrap();
     fs::write(package.join("__init__.py"), "").unwrap();
-    fs::write(
-        package.join("version.py"),
-        format!("__version__ = '{TORCH}'\ncuda = None\ngit_version = 'abc'\n"),
-    )
-    .unwrap();
+    let version = format!("__version__ = '{TORCH}'\ncuda = None\ngit_version = 'abc'\n");
+    fs::write(package.join("version.py"), version).unwrap();
     let look = || {
         let mut command = sandbox.command(&["doctor", "--format", "json", "--python"]);
         command.arg(&python).env_remove("PRECAST_WORKER");
@@ -114,13 +110,8 @@ fn a_torch_without_bytecode_is_noted_with_the_command_that_makes_it() {
     let root = sandbox.path("").display().to_string();
     let hint = note["hint"].as_str().unwrap().trim_matches('`');
     let command = &hint.replace("[ROOT]", root.trim_end_matches('/'));
-    assert!(
-        Command::new("sh")
-            .args(["-c", command])
-            .status()
-            .unwrap()
-            .success()
-    );
+    let done = Command::new("sh").args(["-c", command]).status();
+    assert!(done.unwrap().success());
     assert_eq!(look(), None);
 }
 
@@ -152,78 +143,70 @@ fn the_cpp_library_of_the_compilers_objects_is_named() {
 
 #[test]
 fn missing_requirements_of_a_build_are_named() {
+    let says = |version: [u8; 3]| {
+        let said = json!({"version": version, "executable": "/opt/python", "torch": null});
+        format!("echo '{said}'")
+    };
+    let lacks_openmp = "[ \"$1\" = --version ] && echo 'compiler 1.2' && exit; echo 'omp.h: not there' >&2; exit 1";
+    for (torch, script, body, check, text) in [
+        ("1.13.0", "other", String::new(), "torch", "1.13.0, "),
+        (
+            TORCH,
+            "python",
+            says([3, 12, 1]),
+            "torch",
+            "`/opt/python` has none",
+        ),
+        (TORCH, "python", says([3, 8, 0]), "Python", "3.8.0"),
+        (
+            TORCH,
+            "python",
+            "echo 'no such module' >&2; exit 1".to_owned(),
+            "Python",
+            "no such module",
+        ),
+        (
+            TORCH,
+            "compiler",
+            lacks_openmp.to_owned(),
+            "C++ compiler",
+            "omp.h: not there",
+        ),
+    ] {
+        let sandbox = Sandbox::new();
+        let mut command = doctor(&sandbox, torch);
+        sandbox.script(script, &body);
+        let document = document(&sandbox.output(&mut command).exits(1));
+        assert_eq!(document["can_build"], false);
+        let (state, found) = found(&document, check);
+        assert!(
+            state == "missing" && found.contains(text),
+            "{check}: {found}"
+        );
+    }
     let sandbox = Sandbox::new();
-    let ran = sandbox.output(&mut doctor(&sandbox, "1.13.0")).exits(1);
-    let old = document(&ran);
-    assert_eq!(old["can_build"], false);
-    let (state, text) = found(&old, "torch");
-    assert!(state == "missing" && text.starts_with("1.13.0, "), "{text}");
-
-    let mut none = doctor(&sandbox, "1.13.0");
-    sandbox.script(
-        "python",
-        "echo '{\"version\": [3, 12, 1], \"executable\": \"/opt/python\", \"torch\": null}'",
-    );
-    let (state, text) = found(&document(&sandbox.output(&mut none)), "torch");
-    assert_eq!((&*state, &*text), ("missing", "`/opt/python` has none"));
-
-    let mut older = doctor(&sandbox, "1.13.0");
-    sandbox.script(
-        "python",
-        "echo '{\"version\": [3, 8, 0], \"executable\": \"/opt/python\", \"torch\": null}'",
-    );
-    assert_eq!(
-        found(&document(&sandbox.output(&mut older)), "Python").0,
-        "missing"
-    );
-
-    let mut broken = doctor(&sandbox, "1.13.0");
-    sandbox.script("python", "echo 'no such module' >&2; exit 1");
-    let (state, text) = found(&document(&sandbox.output(&mut broken)), "Python");
-    assert!(
-        state == "missing" && text.ends_with("no such module"),
-        "{text}"
-    );
-
     let mut gone = doctor(&sandbox, TORCH);
     gone.env("CXX", "no-such-compiler");
-    assert_eq!(
-        found(&document(&sandbox.output(&mut gone)), "C++ compiler").0,
-        "missing"
-    );
-
-    let mut without_openmp = doctor(&sandbox, TORCH);
-    sandbox.script("compiler", "[ \"$1\" = --version ] && echo 'compiler 1.2' && exit; echo 'omp.h: not there' >&2; exit 1");
-    let (state, text) = found(
-        &document(&sandbox.output(&mut without_openmp)),
-        "C++ compiler",
-    );
-    assert!(
-        state == "missing" && text.ends_with("omp.h: not there"),
-        "{text}"
-    );
+    let document = document(&sandbox.output(&mut gone));
+    assert_eq!(found(&document, "C++ compiler").0, "missing");
 }
 
 #[test]
 fn a_store_is_opened_and_not_changed() {
     let sandbox = Sandbox::built();
+    let look = || document(&sandbox.output(&mut doctor(&sandbox, TORCH)));
     let before = sandbox.files("artifacts");
-    let ran = sandbox.output(&mut doctor(&sandbox, TORCH));
-    let whole = document(&ran);
-    assert_eq!(
-        found(&whole, "store"),
-        ("ok".to_owned(), "`artifacts`, 1 model".to_owned())
-    );
+    let whole = look();
+    let store = found(&whole, "store");
+    assert_eq!(store, ("ok".to_owned(), "`artifacts`, 1 model".to_owned()));
     assert_eq!(found(&whole, "permission").0, "ok");
     assert_eq!(sandbox.files("artifacts"), before);
     // A stranger could have written it.
     fs::set_permissions(sandbox.path("artifacts"), fs::Permissions::from_mode(0o777)).unwrap();
-    let open = document(&sandbox.output(&mut doctor(&sandbox, TORCH)));
-    assert_eq!(found(&open, "store").0, "missing", "{open}");
+    assert_eq!(found(&look(), "store").0, "missing");
     fs::remove_dir_all(sandbox.path("artifacts")).unwrap();
     fs::create_dir(sandbox.path("artifacts")).unwrap();
-    let empty = document(&sandbox.output(&mut doctor(&sandbox, TORCH)));
-    assert_eq!(found(&empty, "store").0, "note", "{empty}");
+    assert_eq!(found(&look(), "store").0, "note");
 }
 
 #[test]
@@ -234,17 +217,14 @@ fn text_output_has_a_hint_under_each_problem() {
         .get_args()
         .filter(|arg| *arg != "--format" && *arg != "json");
     let mut plain = sandbox.command(&[]);
-    plain
-        .args(args)
-        .env_remove("PRECAST_WORKER")
-        .env("CXX", sandbox.path("compiler"));
-    let ran = sandbox.output(&mut plain);
+    plain.args(args).env_remove("PRECAST_WORKER");
+    let ran = sandbox.output(plain.env("CXX", sandbox.path("compiler")));
     let hint = "`/opt/python -m pip install 'torch>=2.11,<2.16'`";
-    let lines: Vec<&str> = ran.stdout.lines().collect();
-    let torch = lines
-        .iter()
-        .position(|line| line.starts_with("  missing torch"))
-        .unwrap();
-    assert!(lines[torch + 1].trim().starts_with(hint), "{}", ran.text());
+    let mut lines = ran
+        .stdout
+        .lines()
+        .skip_while(|line| !line.starts_with("  missing torch"));
+    let below = lines.nth(1).unwrap();
+    assert!(below.trim().starts_with(hint), "{}", ran.text());
     ran.says("can't build");
 }

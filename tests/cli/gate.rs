@@ -4,7 +4,10 @@ use std::{path::Path, process::Command};
 
 use serde_json::Value;
 
-use crate::sandbox::{EAGER, Sandbox, assert_run};
+use crate::{
+    sandbox::{EAGER, Sandbox, assert_run, count},
+    schemas::check,
+};
 
 /// The program that these tests look at.
 const FOUR: &str = "affine batch=4";
@@ -16,9 +19,7 @@ fn built(lines: &[&str], args: &[&str]) -> (Sandbox, Value) {
         sandbox.append("model.py", line);
     }
     sandbox.ok(&[&["build", "--only", FOUR], args].concat());
-    let listed = sandbox.json(&["ls"]);
-    let id = listed["programs"][0]["id"].as_str().unwrap();
-    let record = sandbox.json(&["show", id]);
+    let record = sandbox.json(&["show", FOUR]);
     (sandbox, record)
 }
 
@@ -49,31 +50,31 @@ fn an_object_that_asks_for_an_executable_stack_is_not_published() {
 #[test]
 fn an_object_that_exports_the_cpp_library_is_not_published() {
     let refused = "shared object is refused: it exports the C++ library, which the compiler linked statically";
-    let sandbox = Sandbox::new();
-    for flag in ["-Wl,-u,_ZNSt6locale7classicEv", "-l:libstdc++.a"] {
-        sandbox.append("model.py", &format!("# fake: link {flag}"));
-    }
-    let ran = sandbox.run(&["build", "--only", FOUR]);
-    let line = format!("failed affine batch=4: the artifact's {refused}\n");
-    ran.shows(&line);
+    let flags = ["link -Wl,-u,_ZNSt6locale7classicEv", "link -l:libstdc++.a"];
+    let ran = Sandbox::steered(&flags).run(&["build", "--only", FOUR]);
+    ran.shows(&format!(
+        "failed affine batch=4: the artifact's {refused}\n"
+    ));
 
     let sandbox = Sandbox::new();
-    sandbox.write(
+    let text = "#include <locale>\nstd::locale shim() { return std::locale::classic(); }\n";
+    sandbox.write("shim.cpp", text);
+    let mut compiler = Command::new("g++");
+    compiler.args([
+        "-static-libstdc++",
+        "-shared",
+        "-fPIC",
+        "-o",
+        "shim.so",
         "shim.cpp",
-        "#include <locale>\nstd::locale shim() { return std::locale::classic(); }\n",
+    ]);
+    assert!(
+        compiler
+            .current_dir(sandbox.path(""))
+            .status()
+            .unwrap()
+            .success()
     );
-    let compiled = std::process::Command::new("g++")
-        .args([
-            "-static-libstdc++",
-            "-shared",
-            "-fPIC",
-            "-o",
-            "shim.so",
-            "shim.cpp",
-        ])
-        .current_dir(sandbox.path(""))
-        .status();
-    assert!(compiled.unwrap().success());
     let answer = serde_json::json!({"file": sandbox.path("shim.so"), "cuda": null, "why": null});
     sandbox.write("answer", answer.to_string());
     let mut build = sandbox.command(&["build", "--only", FOUR]);
@@ -94,28 +95,24 @@ fn an_artifact_that_minds_padding_is_for_its_exact_size() {
     // Eager does not, so nothing but a run of the artifact can tell.
     let (sandbox, record) = built(&["# fake: padding leaks"], &[]);
     assert_eq!(record["padding"], "refused");
-    let shown = sandbox.run(&["show", record["id"].as_str().unwrap()]);
-    let line = shown.stdout.lines().nth(2).unwrap();
-    assert!(
-        line.starts_with("exact sizes only: padded from batch=3, output `out` differs from eager in 1 of 9 elements"),
-        "{line}"
-    );
+    let shown = sandbox.run(&["show", FOUR]);
+    shown.prints("\nexact sizes only: padded from batch=3, output `out` differs from eager in 1 of 9 elements");
     sandbox.tensors("x.safetensors", &[("x", &[3, 3], &[1.0; 9])]);
-    assert_run!(sandbox, ["run", "affine", "--model", "fake@1", "--inputs", "x.safetensors"], @"
-    exit code 3
-    ----- stderr
-    error: module `affine` has no bucket for batch=3; it has batch=4
-    hint: batch=4 covers it, and its record says why it can't be padded into
-    ");
-    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
-    sandbox.ok(&[
+    let run = [
         "run",
         "affine",
         "--model",
         "fake@1",
         "--inputs",
         "x.safetensors",
-    ]);
+    ];
+    assert_run!(sandbox, run, @"
+    exit code 3, stderr
+    error: module `affine` has no bucket for batch=3; it has batch=4
+    hint: batch=4 covers it, and its record says why it can't be padded into
+    ");
+    sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[1.0; 12])]);
+    sandbox.ok(&run);
 }
 
 /// Returns a build command whose gates report these figures: `beside` while other tasks run, `alone` in an exclusive
@@ -172,12 +169,8 @@ fn a_gate_out_of_memory_is_retried_exclusively() {
     let ran = sandbox.output(&mut build).exits(0);
     let again = ran.stderr.matches("CUDA out of memory").count();
     assert_eq!(again, 1, "{}", ran.text());
-    assert!(
-        ran.stderr.contains("again: gate: affine batch=")
-            && ran.stderr.contains("built 2 programs"),
-        "{}",
-        ran.text()
-    );
+    ran.says("again: gate: affine batch=");
+    ran.says("built 2 programs");
 }
 
 /// The figures of a gate: microseconds of artifact and eager, and how many of 20 rounds eager won.
@@ -191,74 +184,59 @@ fn took(artifact: f64, eager: f64, wins: u64) -> Value {
 fn only_a_slower_artifact_of_an_exclusive_run_is_marked() {
     let fast = took(100.0, 300.0, 0);
     let slow = took(300.0, 100.0, 20);
+    // Not often enough beside the rest of the build, and so alone too.
     let close = took(300.0, 200.0, 13);
-    // times beside other work, times alone, the verdict, the number of measurements
-    let cases = [
+    let eager = "eager was faster in 20 of 20 rounds, with nothing else to do: eager answers in place of the artifact";
+    // times beside other work, times alone, whether it was measured alone, the verdict
+    for (beside, alone, measured, says) in [
         (
             &fast,
             &slow,
+            false,
             "eager was faster in 0 of 20 rounds: the artifact answers",
-            0,
         ),
         (
             &slow,
             &fast,
+            true,
             "eager was faster in 0 of 20 rounds, with nothing else to do: the artifact answers",
-            2,
         ),
-        (
-            &slow,
-            &slow,
-            "eager was faster in 20 of 20 rounds, with nothing else to do: eager answers in place of the artifact",
-            2,
-        ),
-        (
-            &slow,
-            &close,
-            "eager was faster in 13 of 20 rounds, with nothing else to do, which decides nothing: the artifact answers",
-            2,
-        ),
-        // Not often enough beside the rest of the build, and so alone too.
-        (
-            &close,
-            &slow,
-            "eager was faster in 20 of 20 rounds, with nothing else to do: eager answers in place of the artifact",
-            2,
-        ),
-    ];
-    for (beside, alone, says, measured) in cases {
+        (&slow, &slow, true, eager),
+        (&close, &slow, true, eager),
+    ] {
         let sandbox = Sandbox::new();
         let ran = sandbox.output(&mut timed(&sandbox, beside, alone)).exits(0);
-        let lines: Vec<&str> = ran.stderr.lines().collect();
-        let at = |start: &str| {
-            let all = lines.iter().enumerate();
-            all.filter(|(_, line)| line.starts_with(start))
-                .map(|(index, _)| index)
-                .collect::<Vec<_>>()
+        let count = |start: &str, end: &str| {
+            let lines = ran.stderr.lines();
+            lines
+                .filter(|line| line.starts_with(start) && line.ends_with(end))
+                .count()
         };
-        assert_eq!(at("measure: affine").len(), measured, "{}", ran.text());
+        let programs = if measured { 2 } else { 0 };
+        assert_eq!(count("measure: affine", ""), programs, "{}", ran.text());
         assert_eq!(
-            at("again: measure: affine").len(),
-            measured,
+            count("again: measure: affine", ""),
+            programs,
             "{}",
             ran.text()
         );
-        let slower = says.contains("in place of");
-        let marked = at("published: affine")
-            .iter()
-            .filter(|line| lines[**line].ends_with(", slower than eager"))
-            .count();
-        assert_eq!(marked, if slower { 2 } else { 0 }, "{}", ran.text());
-        let shown = sandbox.run(&["show", "affine", "batch=4"]);
-        let line = shown.stdout.lines().find(|line| line.contains("by turns"));
-        assert_eq!(line, Some(format!("  by turns    {says}").as_str()));
-        let record = sandbox.json(&["show", "affine", "batch=4"]);
-        crate::schemas::check("show", &record);
+        let slower = if says == eager { 2 } else { 0 };
+        assert_eq!(
+            count("published: affine", ", slower than eager"),
+            slower,
+            "{}",
+            ran.text()
+        );
+        sandbox
+            .run(&["show", FOUR])
+            .prints(&format!("\n  by turns    {says}\n"));
+        let record = sandbox.json(&["show", FOUR]);
+        check("show", &record);
         assert_eq!(
             record["receipt"]["gate"]["sign_test"]["exclusive"],
-            measured > 0
+            measured
         );
-        crate::schemas::check("report", &sandbox.json(&["report"]));
+        check("report", &sandbox.json(&["report"]));
     }
 }
 
@@ -275,10 +253,9 @@ fn eager_in_place_of_a_slower_artifact_is_named_at_the_end() {
     let again = sandbox.run(&["build"]).exits(0);
     again.says("programs are in the store, nothing to compile");
     again.says(&format!("slower: {says}"));
-    let ran = sandbox.run(&["build", "--format", "json"]);
-    let last: Value = serde_json::from_str(ran.stdout.lines().last().unwrap()).unwrap();
+    let last = sandbox.run(&["build", "--format", "json"]).last();
     let instead = &last["eager_instead"];
-    assert_eq!(instead.as_array().unwrap().len(), 2, "{last}");
+    assert_eq!(count(instead), 2, "{last}");
     assert_eq!(instead[0]["artifact"], 0.0195);
     assert_eq!(instead[0]["sign_test"]["eager_faster"], 20);
     sandbox.ok(&["report", "-o", "page.html"]);
@@ -292,12 +269,8 @@ fn eager_in_place_of_a_slower_artifact_is_named_at_the_end() {
 
 #[test]
 fn a_measurement_waits_for_no_unneeded_model() {
-    let sandbox = Sandbox::new();
-    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4]");
-    sandbox.append(
-        "model.py",
-        "# fake: open hangs again\n# fake: capture is slow",
-    );
+    let sandbox = Sandbox::steered(&["open hangs again", "capture is slow"]);
+    sandbox.buckets("1, 2, 3, 4");
     let (slow, fast) = (took(300.0, 100.0, 20), took(100.0, 300.0, 0));
     // So many workers that one has nothing else to do, however slow the compiles.
     let mut command = timed_by("6", &sandbox, &slow, &fast);
@@ -311,20 +284,16 @@ fn a_program_with_other_weights_is_measured_again() {
     let sandbox = Sandbox::new();
     let slow = took(300.0, 100.0, 20);
     sandbox.output(&mut timed(&sandbox, &slow, &slow)).exits(0);
-    let faster = || {
-        sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["sign_test"]["faster"]
-            .clone()
-    };
-    assert_eq!(faster(), "eager");
+    assert_eq!(faster(&sandbox), "eager");
     // The same graph: the artifact is in the store, and its figures hold.
     sandbox.append("model.py", "# one more line");
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
-    assert_eq!(faster(), "eager");
+    assert_eq!(faster(&sandbox), "eager");
     // With other weights it is gated.
     sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 5.0");
     let ran = sandbox.output(&mut timed(&sandbox, &took(100.0, 300.0, 0), &slow));
     ran.says("built 2 programs, 0 artifacts compiled");
-    assert_eq!(faster(), "artifact");
+    assert_eq!(faster(&sandbox), "artifact");
 }
 
 /// Returns the faster side by a program's record.
@@ -332,16 +301,11 @@ fn faster(sandbox: &Sandbox) -> Value {
     sandbox.json(&["show", "affine", "batch=4"])["receipt"]["gate"]["sign_test"]["faster"].clone()
 }
 
-/// Builds all, and returns for each program that was built whether it was not gated again, with the exit code.
+/// Builds all, and returns for each program that was built whether it was not gated again.
 fn gated_before(sandbox: &Sandbox, args: &[&str]) -> Vec<bool> {
     let ran = sandbox.ok(&[&["build", "--format", "json", "-j", "1"], args].concat());
-    let lines = ran.stdout.lines();
-    let lines: Vec<Value> = lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
-    lines
-        .iter()
-        .for_each(|line| crate::schemas::check("build", line));
+    let lines = ran.events();
+    lines.iter().for_each(|line| check("build", line));
     let gates = lines
         .iter()
         .filter(|line| line["event"] == "begin" && line["job"] == "gate");
@@ -365,8 +329,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     let first = sandbox.json(&["show", FOUR]);
     sandbox.append("model.py", "# a comment");
     assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 3 of 3 programs are missing
     gate: affine batch=1: the gate of [ID] holds, with the same artifacts, weights and samples
     published: affine batch=1 [ID]
@@ -384,8 +347,7 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
         second["receipt"]["gate_given"],
         first["receipt"]["gate_given"]
     );
-    let shown = sandbox.run(&["show", FOUR]);
-    shown.prints("gated       as ");
+    sandbox.run(&["show", FOUR]).prints("gated       as ");
     // The first gate is named, however often it is taken over.
     sandbox.append("model.py", "# another comment");
     assert_eq!(gated_before(&sandbox, &[]), [true, true]);
@@ -398,10 +360,8 @@ fn a_gate_that_would_look_at_the_same_things_is_not_repeated() {
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     assert_eq!(gated_before(&sandbox, &[]), [false, false], "the graph");
     comment();
-    assert_eq!(
-        gated_before(&sandbox, &["--set", "smoketest_steps=5"]),
-        [false, false]
-    );
+    let steps = ["--set", "smoketest_steps=5"];
+    assert_eq!(gated_before(&sandbox, &steps), [false, false]);
     comment();
     sandbox.append("precast.toml", "[module.gate]\nrtol = 0.1\natol = 0.1");
     assert_eq!(gated_before(&sandbox, &[]), [false, false], "tolerances");
@@ -415,23 +375,7 @@ fn the_change_of_the_graph_is_reported() {
     let sandbox = Sandbox::built();
     sandbox.append("model.py", "# a comment");
     sandbox.ok(&["build", "-q"]);
-    let id = |name: &str| {
-        sandbox.json(&["show", name])["id"]
-            .as_str()
-            .unwrap()
-            .to_owned()
-    };
-    assert_run!(sandbox, ["why", FOUR], @"
-    exit code 0
-    ----- stdout
-    affine batch=4 [ID], built [TIME]
-      it replaced [ID]
-      `model.py` changed
-      the captured graph is the same, and so are its artifacts
-    ");
     assert_run!(sandbox, ["diff", "fake@1", "fake@2"], @"
-    exit code 0
-    ----- stdout
     ~ fake affine batch=1 cpu [ID] -> [ID]
         `model.py` changed
         the captured graph is the same, and so are its artifacts
@@ -441,39 +385,33 @@ fn the_change_of_the_graph_is_reported() {
     the weights are the same
     0 programs the same, 2 changed, 0 added, 0 removed
     ");
-    assert_run!(sandbox, ["diff", &id("fake@1 affine batch=4"), &id("fake@2 affine batch=4")], @"
-    exit code 0
-    ----- stdout
-    `model.py` changed
-    the captured graph is the same, and so are its artifacts
-    ");
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.ok(&["build", "-q"]);
     let why = sandbox.json(&["why", FOUR]);
-    crate::schemas::check("why", &why);
+    check("why", &why);
     assert_eq!(why["why"][0]["graph"]["is"], "changed", "{why}");
+    let id = |name: &str| {
+        sandbox.json(&["show", name])["id"]
+            .as_str()
+            .unwrap()
+            .to_owned()
+    };
     for sides in [
         ["fake@2", "fake@3"],
         [&id("fake@2 affine batch=4"), &id(FOUR)],
     ] {
-        let diff = sandbox.json(&[&["diff"], &sides[..]].concat());
-        crate::schemas::check("diff", &diff);
+        check("diff", &sandbox.json(&[&["diff"], &sides[..]].concat()));
     }
     // A change that can't affect an artifact needs a capture alone, and the plan says so.
     sandbox.edit("precast.toml", "pad = 0", "pad = 7");
-    assert_run!(sandbox, ["plan"], @r#"
-    exit code 0
-    ----- stdout
-    capture  affine batch=1  `pad` of input `x` changed: `0.0` -> `7.0`
-    capture  affine batch=4  `pad` of input `x` changed: `0.0` -> `7.0`
-    build  affine eager  never built
-               answers sizes that no bucket covers; `fail_policy = "raise"` leaves it out
-    3 of 3 programs would be built, 2 of them captured only: nothing is compiled for them
-    "#);
+    let plan = sandbox.ok(&["plan"]);
+    plan.prints("capture  affine batch=4  `pad` of input `x` changed: `0.0` -> `7.0`\n");
+    plan.prints(
+        "\n3 of 3 programs would be built, 2 of them captured only: nothing is compiled for them\n",
+    );
     let plan = sandbox.json(&["plan"]);
-    crate::schemas::check("plan", &plan);
+    check("plan", &plan);
     assert_eq!(plan["programs"][0]["capture_only"], true, "{plan}");
-    let ran = sandbox.run(&["build", "--format", "json"]);
-    let last = ran.last();
+    let last = sandbox.run(&["build", "--format", "json"]).last();
     assert_eq!(last["compiled"], 0, "{last}");
 }

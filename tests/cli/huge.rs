@@ -65,20 +65,15 @@ fn memory_does_not_grow_with_the_number_of_programs() {
 fn the_first_lines_of_a_long_list_end_it_quietly() {
     let dir = store(MANY);
     let precast = Path::new(env!("CARGO_BIN_EXE_precast")).display();
-    for args in [
-        "ls",
-        "ls --format json",
-        "ls --sort size-",
-        "ls --ids",
-        "gc --unreleased --dry-run",
-    ] {
+    let all = "ls; ls --format json; ls --sort size-; ls --ids; gc --unreleased --dry-run";
+    for args in all.split("; ") {
         let script = format!(
             "'{precast}' {args} 2>err | head -n 1 >first; echo ${{PIPESTATUS[0]}}; cat err"
         );
-        let output = Command::new("bash")
-            .args(["-c", &script])
+        let mut command = Command::new("bash");
+        command.args(["-c", &script]).current_dir(dir.path());
+        let output = command
             .env("PRECAST_STORE", dir.path().join("store"))
-            .current_dir(dir.path())
             .output()
             .unwrap();
         let first = std::fs::read_to_string(dir.path().join("first")).unwrap();

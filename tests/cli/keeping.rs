@@ -8,7 +8,6 @@ use std::{
 };
 
 use precast::Store;
-use serde_json::Value;
 
 use crate::{sandbox::Ran, scene};
 
@@ -18,8 +17,12 @@ fn precast(store: &Path, args: &[&str]) -> Ran {
     Ran::new(command.output().unwrap(), store)
 }
 
-fn json(ran: &Ran) -> Value {
-    serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}: {}", ran.text()))
+/// Damages an object of the scene, and returns its digest.
+fn damaged(path: &Path, scene: &scene::Scene) -> String {
+    let object = scene.artifacts[0].object.hex();
+    let file = path.join(format!("objects/{}/{object}.zst", &object[..2]));
+    scene::damage(&file, |bytes| bytes[20] ^= 1);
+    object
 }
 
 fn store() -> (tempfile::TempDir, Store, scene::Scene) {
@@ -38,20 +41,13 @@ fn gc_prints_its_plan_and_then_does_it() {
     let loose = store.objects().put_bytes(b"loose").unwrap();
     // Objects that this process put are leased while the store is open.
     let args = ["gc", "--unreleased", "--keep-releases", "1", "--dry-run"];
-    let held = precast(&path, &args);
-    held.prints("would delete 1 release, 0 programs");
+    precast(&path, &args).prints("would delete 1 release, 0 programs");
     drop(store);
-    let dry = precast(&path, &args);
-    assert_eq!(dry.code, 0);
+    let dry = precast(&path, &args).exits(0);
     dry.prints("would delete 1 release, 1 program, 1 artifact");
     dry.prints("m encode batch=0  not in any release");
     dry.prints(&loose.short());
-    let plan = json(&precast(
-        &path,
-        &[
-            "--format", "json", args[0], args[1], args[2], args[3], args[4],
-        ],
-    ));
+    let plan = precast(&path, &[&["--format", "json"], &args[..]].concat()).json();
     assert_eq!(
         plan["plan"]["programs"][0]["reason"]["kind"],
         "not_released"
@@ -65,11 +61,8 @@ fn gc_prints_its_plan_and_then_does_it() {
     done.prints("deleted 1 release, 1 program, 1 artifact");
     let again = precast(&path, &args);
     again.prints("would delete 0 releases, 0 programs, 0 artifacts, 0 objects");
-    assert_eq!(
-        precast(&path, &["gc", "--max-size", "1", "--dry-run"]).code,
-        1
-    );
-    assert_eq!(precast(&path, &["gc", "--max-size", "big"]).code, 2);
+    precast(&path, &["gc", "--max-size", "1", "--dry-run"]).exits(1);
+    precast(&path, &["gc", "--max-size", "big"]).exits(2);
 }
 
 #[test]
@@ -82,30 +75,26 @@ fn verify_names_defects_and_its_code_the_remaining_ones() {
     sound.prints("sound");
     // A repair that loses nothing: 0.
     fs::remove_file(path.join("CACHEDIR.TAG")).unwrap();
-    assert_eq!(precast(&path, &["verify"]).code, 1);
-    assert_eq!(precast(&path, &["verify", "--repair"]).code, 0);
-    assert_eq!(precast(&path, &["verify"]).code, 0);
+    precast(&path, &["verify"]).exits(1);
+    precast(&path, &["verify", "--repair"]).exits(0);
+    precast(&path, &["verify"]).exits(0);
     // A lost object has to be built again: 3.
-    let object = scene.artifacts[0].object.hex();
-    scene::damage(
-        &path.join(format!("objects/{}/{object}.zst", &object[..2])),
-        |b| b[20] ^= 1,
-    );
-    let found = json(&precast(&path, &["verify", "--format", "json"]));
+    damaged(&path, &scene);
+    let found = precast(&path, &["verify", "--format", "json"]).json();
     assert_eq!(found["defects"][0]["kind"], "object");
     assert_eq!(found["defects"][0]["needs"], "rebuild");
-    let repaired = precast(&path, &["verify", "--repair"]);
-    assert_eq!(repaired.code, 3, "{}", repaired.stdout);
-    repaired.says("precast build");
+    precast(&path, &["verify", "--repair"])
+        .exits(3)
+        .says("precast build");
     scene::build(&Store::open(&path).unwrap(), &mut |_| {}).unwrap();
-    assert_eq!(precast(&path, &["verify"]).code, 0);
+    precast(&path, &["verify"]).exits(0);
     // An index that is not one stops nobody from fixing it.
     fs::write(path.join("index.sqlite"), "x".repeat(5000)).unwrap();
-    let output = precast(&path, &["release", "rollback", "m"]);
-    assert_eq!(output.code, 1);
-    output.says("--reindex");
-    assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
-    assert_eq!(precast(&path, &["verify"]).code, 0);
+    precast(&path, &["release", "rollback", "m"])
+        .exits(1)
+        .says("--reindex");
+    precast(&path, &["verify", "--reindex"]).exits(0);
+    precast(&path, &["verify"]).exits(0);
 }
 
 #[test]
@@ -119,16 +108,16 @@ fn du_and_the_report_count_what_gc_counts() {
     drop(store.objects().map(&weights).unwrap());
     let path = store.path().to_owned();
     drop(store);
-    let usage = json(&precast(&path, &["du", "--format", "json"]));
+    let usage = precast(&path, &["du", "--format", "json"]).json();
     let of = |field: &str| usage[field].as_u64().unwrap();
     assert!(of("prepacked") >= 5000 && of("unpacked") > 0, "{usage}");
-    let plan = json(&precast(&path, &["gc", "--dry-run", "--format", "json"]));
+    let plan = precast(&path, &["gc", "--dry-run", "--format", "json"]).json();
     let all = of("prepacked") + of("unpacked") + usage["total"]["stored"].as_u64().unwrap();
     assert_eq!(plan["plan"]["before"], all);
     precast(&path, &["du"]).prints("(prepacked)");
     let page = dir.path().join("page.html");
     let page = page.to_str().unwrap();
-    assert_eq!(precast(&path, &["report", "-o", page]).code, 0);
+    precast(&path, &["report", "-o", page]).exits(0);
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains(" are prepacked weights"));
 }
@@ -149,19 +138,15 @@ fn the_age_of_a_copy_is_that_of_its_records() {
     store.records().put_program(&program).unwrap();
     drop(store);
     let ages = || -> Vec<i64> {
-        let listed = json(&precast(
-            &path,
-            &["ls", "--older", "39d", "--format", "json"],
-        ));
+        let listed = precast(&path, &["ls", "--older", "39d", "--format", "json"]).json();
         let rows = listed["programs"].as_array().unwrap().iter();
         rows.map(|row| row["created"].as_i64().unwrap()).collect()
     };
     assert_eq!(ages(), [then]);
     fs::remove_file(path.join("index.sqlite")).unwrap();
-    assert_eq!(precast(&path, &["verify", "--reindex"]).code, 0);
+    precast(&path, &["verify", "--reindex"]).exits(0);
     assert_eq!(ages(), [then]);
-    let plan = precast(&path, &["gc", "--keep-days", "39", "--dry-run"]);
-    plan.prints(&program.id.short());
+    precast(&path, &["gc", "--keep-days", "39", "--dry-run"]).prints(&program.id.short());
 }
 
 #[test]
@@ -173,20 +158,11 @@ fn of_many_defects_the_gravest_come_first_and_of_one_kind_a_few() {
         fs::write(path.join(format!("tmp/left-{at}")), "x").unwrap();
         fs::write(path.join(format!("objects/odd-{at}")), "x").unwrap();
     }
-    let object = scene.artifacts[0].object.hex();
-    scene::damage(
-        &path.join(format!("objects/{}/{object}.zst", &object[..2])),
-        |b| b[20] ^= 1,
-    );
-    let found = precast(&path, &["verify"]);
-    assert_eq!(found.code, 1);
+    let object = damaged(&path, &scene);
+    let found = precast(&path, &["verify"]).exits(1);
     let lines: Vec<&str> = found.stdout.lines().collect();
-    assert!(
-        lines[0].starts_with("rebuild") && lines[0].contains(&object),
-        "{}",
-        found.stdout
-    );
-    assert!(lines.len() < 16, "{}", found.stdout);
+    let first = lines[0].starts_with("rebuild") && lines[0].contains(&object);
+    assert!(first && lines.len() < 16, "{}", found.stdout);
     found.prints("repair  … and 57 more of this kind");
     found.says("`-v` lists every defect");
     let all = precast(&path, &["verify", "-v"]);
@@ -202,11 +178,9 @@ fn leftovers_of_killed_processes_are_no_failure() {
     fs::write(path.join("tmp/1-dead/half"), "x").unwrap();
     fs::write(path.join("tmp/left"), "x").unwrap();
     fs::write(path.join("leases/1-dead.lease"), "").unwrap();
-    let found = precast(&path, &["verify"]);
-    assert_eq!(found.code, 0, "{}", found.stdout);
-    let repaired = precast(&path, &["verify", "--repair"]);
-    assert_eq!(repaired.code, 0, "{}{}", repaired.stdout, repaired.stderr);
-    assert!(precast(&path, &["verify"]).stdout.contains("sound"));
+    precast(&path, &["verify"]).exits(0);
+    precast(&path, &["verify", "--repair"]).exits(0);
+    precast(&path, &["verify"]).prints("sound");
 }
 
 /// A gc that was killed at any of its steps leaves nothing that `verify` calls a defect.
@@ -227,32 +201,22 @@ fn a_killed_gc_leaves_litter_alone() {
         drop(store);
         let at = |end: &str| dir.path().join(format!("{point}.{end}"));
         fs::write(at("stop"), "").unwrap();
-        let mut gc = Command::new(env!("CARGO_BIN_EXE_precast"))
-            .arg("--store")
-            .arg(&path)
-            .args(["gc", "--unreleased", "--keep-releases", "1"])
-            .env("PRECAST_SYNC", dir.path())
-            .spawn()
-            .unwrap();
+        let mut gc = Command::new(env!("CARGO_BIN_EXE_precast"));
+        gc.arg("--store").arg(&path).env("PRECAST_SYNC", dir.path());
+        gc.args(["gc", "--unreleased", "--keep-releases", "1"]);
+        let mut gc = gc.spawn().unwrap();
         while !at("here").exists() {
             assert!(gc.try_wait().unwrap().is_none(), "{point} never came");
-            std::thread::sleep(std::time::Duration::from_millis(2));
+            std::thread::sleep(Duration::from_millis(2));
         }
         gc.kill().unwrap();
         gc.wait().unwrap();
-        let found = precast(&path, &["verify"]);
-        assert_eq!(found.code, 0, "{point}: {}", found.stdout);
+        eprintln!("{point}");
+        let found = precast(&path, &["verify"]).exits(0);
         assert!(!found.stdout.contains("which is not there") || point == "gc:release-removed");
-        let repaired = precast(&path, &["verify", "--repair"]);
-        assert_eq!(repaired.code, 0, "{point}: {}", repaired.stdout);
-        assert!(
-            repaired.stdout.contains(" 0 files set aside"),
-            "{point}: {}",
-            repaired.stdout
-        );
-        assert!(
-            precast(&path, &["verify"]).stdout.contains("sound"),
-            "{point}"
-        );
+        precast(&path, &["verify", "--repair"])
+            .exits(0)
+            .prints(" 0 files set aside");
+        precast(&path, &["verify"]).prints("sound");
     }
 }

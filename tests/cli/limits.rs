@@ -5,34 +5,34 @@ use std::process::Stdio;
 use crate::sandbox::{Sandbox, alive, wait_until};
 
 #[test]
-fn a_worker_over_its_memory_limit_fails_one_program() {
-    let sandbox = Sandbox::steered(&["compile eats batch=1"]);
-    let ran = sandbox.ok(&["build", "-j", "1", "--memory", "300MiB"]);
-    let text = ran.text();
-    assert!(
-        text.contains("failed affine batch=1: the worker took too much memory: ")
-            && text.contains(" of 300 MiB allowed"),
-        "{text}"
-    );
-    assert!(
-        text.contains("built 1 program, 1 artifact compiled"),
-        "{text}"
-    );
-}
-
-#[test]
-fn a_worker_that_hangs_fails_one_program() {
-    let sandbox = Sandbox::steered(&["compile hangs batch=4"]);
-    sandbox.ok(&["build", "-q", "-j", "1", "--timeout", "15"]);
-    let ran = sandbox.run(&["ls"]);
-    ran.prints("batch=1");
-    let shown = sandbox.json(&["ls"]);
-    let failed = shown["programs"].as_array().unwrap().iter();
-    let failed: Vec<_> = failed
-        .filter(|p| p["state"] == "failed" && p["bucket"] == "batch=4")
-        .collect();
-    let log = sandbox.run(&["log", failed[0]["id"].as_str().unwrap()]);
-    log.prints("the worker did not answer within 15 s");
+fn a_worker_that_dies_or_hangs_or_takes_too_much_memory_fails_one_program() {
+    for (steer, says, option) in [
+        (
+            "dies",
+            "the worker ended in the middle of a request (signal: 9 (SIGKILL))",
+            &[][..],
+        ),
+        (
+            "hangs",
+            "the worker did not answer within 15 s",
+            &["--timeout", "15"],
+        ),
+        (
+            "eats",
+            "the worker took too much memory: ",
+            &["--memory", "300MiB"],
+        ),
+    ] {
+        let sandbox = Sandbox::steered(&[&format!("compile {steer} batch=1")]);
+        let ran = sandbox.ok(&[&["build", "-j", "1"], option].concat());
+        ran.says(&format!("\nfailed affine batch=1: {says}"));
+        ran.says("\nbuilt 1 program, 1 artifact compiled (");
+        ran.says("\npublished fake release 1\n");
+        if steer == "eats" {
+            ran.says(" of 300 MiB allowed\n");
+        }
+        sandbox.run(&["log", "affine", "batch=1"]).prints(says);
+    }
 }
 
 #[test]
@@ -40,11 +40,8 @@ fn processes_of_a_worker_end_with_the_build() {
     let sandbox = Sandbox::new();
     // A child in a session of its own, which no signal to the worker's group reaches.
     sandbox.append("model.py", "# fake: compile spawns batch=4");
-    let child = sandbox
-        .command(&["build", "-q", "-j", "1"])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut build = sandbox.command(&["build", "-q", "-j", "1"]);
+    let child = build.stderr(Stdio::piped()).spawn().unwrap();
     let file = sandbox.path("spawned");
     wait_until("nothing was spawned", || file.exists());
     let pid = std::fs::read_to_string(&file).unwrap();
@@ -55,8 +52,7 @@ fn processes_of_a_worker_end_with_the_build() {
     let ended = child.wait_with_output().unwrap();
     assert_eq!(ended.status.code(), Some(130));
     wait_until("a grandchild outlived the build", || !alive(&pid));
-    let left: Vec<_> = sandbox.files("tmp");
-    assert!(left.is_empty(), "{left:?}");
+    assert_eq!(sandbox.files("tmp"), [] as [std::path::PathBuf; 0]);
 }
 
 /// Returns all descendants of a process.
@@ -105,13 +101,12 @@ fn a_killed_build_leaves_no_process_and_its_folder_goes_with_the_next_command() 
     let gone = || assert_eq!(sandbox.files("tmp").len(), 0, "{:?}", sandbox.files("tmp"));
 
     kill();
-    let ran = sandbox.run(&["gc", "--dry-run"]);
-    let message = "would remove 1 folder of builds that were killed\n";
-    ran.says(message);
+    let plan = sandbox.run(&["gc", "--dry-run"]);
+    plan.says("would remove 1 folder of builds that were killed\n");
     assert!(!sandbox.files("tmp").is_empty());
-    let ran = sandbox.run(&["gc"]);
-    let message = "removed 1 folder of builds that were killed\n";
-    ran.says(message);
+    sandbox
+        .run(&["gc"])
+        .says("removed 1 folder of builds that were killed\n");
     gone();
     kill();
     sandbox.ok(&["verify", "--repair"]);
@@ -129,23 +124,21 @@ fn a_trace_has_a_lane_for_each_worker() {
     let text = std::fs::read_to_string(sandbox.path("trace.json")).unwrap();
     let trace: serde_json::Value = serde_json::from_str(&text).unwrap();
     let slices = trace["traceEvents"].as_array().unwrap();
-    let has = |name: &str, lane: Option<u64>| {
-        slices.iter().any(|slice| {
-            slice["name"].as_str().unwrap().starts_with(name)
-                && lane.is_none_or(|lane| slice["tid"] == lane)
-        })
-    };
-    for name in [
-        "capture affine batch=4",
-        "compile affine batch=1",
-        "gate affine batch=4",
+    for (name, lane) in [
+        ("capture affine batch=4", None),
+        ("compile affine batch=1", None),
+        ("gate affine batch=4", None),
+        ("open the model", Some(0)),
+        ("prepare", Some(1)),
     ] {
-        assert!(has(name, None), "{name} is not in {text}");
+        let is_named =
+            |slice: &serde_json::Value| slice["name"].as_str().unwrap().starts_with(name);
+        let mut named = slices.iter().filter(|slice| is_named(slice));
+        assert!(
+            named.any(|slice| lane.is_none_or(|lane| slice["tid"] == lane)),
+            "{name}: {text}"
+        );
     }
-    assert!(
-        has("open the model", Some(0)) && has("prepare", Some(1)),
-        "{text}"
-    );
     assert!(
         slices
             .iter()

@@ -4,7 +4,7 @@ use std::{fs, path::Path, process::Command};
 
 use crate::{
     page::blocks,
-    sandbox::{RUN, Sandbox},
+    sandbox::{RUN, Sandbox, count},
 };
 
 const PAGE: &str = "docs/src/guide/machines.md";
@@ -16,10 +16,10 @@ fn copies() -> Vec<Vec<String>> {
         .lines()
         .filter_map(|line| line.strip_prefix("$ rsync"));
     let names = lines.map(|line| {
-        let words = line
+        let names = line
             .split(' ')
             .filter_map(|word| word.strip_prefix("artifacts/"));
-        words.map(str::to_owned).collect()
+        names.map(str::to_owned).collect()
     });
     names.collect()
 }
@@ -41,10 +41,7 @@ fn a_release_is_there_when_its_last_file_is_and_never_in_part() {
     fs::create_dir(&host).unwrap();
     let host_of_fake = ["--store", "host", "--model", "fake"];
     let answer = || sandbox.run(&[&RUN[..], &host_of_fake].concat());
-    let releases = || {
-        let listed = sandbox.json(&["release", "ls", "--store", "host"]);
-        listed["releases"].as_array().unwrap().len()
-    };
+    let releases = || count(&sandbox.json(&["release", "ls", "--store", "host"])["releases"]);
     for (released, offset) in [(0, "OFFSET = 1.0"), (1, "OFFSET = 3.0")] {
         sandbox.edit("model.py", "OFFSET = 1.0", offset);
         sandbox.ok(&["build", "-q"]);
@@ -62,8 +59,7 @@ fn a_release_is_there_when_its_last_file_is_and_never_in_part() {
         sandbox.ok(&["verify", "--store", "host"]).prints("sound");
     }
     let gc = ["gc", "--keep-releases", "1", "--unreleased", "--store"];
-    sandbox
-        .ok(&[&gc[..], &["host"]].concat())
-        .prints("deleted 1 release");
+    let deleted = sandbox.ok(&[&gc[..], &["host"]].concat());
+    deleted.prints("deleted 1 release");
     assert_eq!(answer().code, 0);
 }

@@ -9,18 +9,19 @@ use crate::{
     schemas::{check, schema},
 };
 
-fn printed(sample: &Sample, args: &[&str]) -> Value {
-    let output = Command::new(env!("CARGO_BIN_EXE_precast"))
+fn command(sample: &Sample, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_precast"));
+    command
         .args(args)
         .args(["--format", "json", "--store"])
-        .arg(&sample.path)
-        .output()
-        .unwrap();
-    assert!(
-        output.status.success(),
-        "{args:?}: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
+        .arg(&sample.path);
+    command
+}
+
+fn printed(sample: &Sample, args: &[&str]) -> Value {
+    let output = command(sample, args).output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{args:?}: {errors}");
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
@@ -32,61 +33,40 @@ fn every_commands_json_matches_its_schema() {
         sample.artifact.short(),
         sample.failure.short(),
     );
-    let before = sample.before.short();
-    let counts = sample::counts(sample.dir.path()).display().to_string();
-    let folder = sample.path.display().to_string();
-    check("ls", &printed(&sample, &["ls"]));
-    check(
-        "ls",
-        &printed(&sample, &["ls", "--sort", "size-", "--state", "failed"]),
-    );
-    check("ls", &printed(&sample, &["ls", "--artifacts"]));
-    check("ls", &printed(&sample, &["ls", "--objects"]));
-    for by in ["model", "module", "release"] {
-        check("du", &printed(&sample, &["du", "--by", by]));
-    }
-    for id in [&program, &artifact, &failure] {
-        check("show", &printed(&sample, &["show", id]));
-        check("log", &printed(&sample, &["log", id]));
-    }
     let object = printed(&sample, &["show", &artifact])["object"]
         .as_str()
         .unwrap()[..12]
         .to_owned();
-    check("show", &printed(&sample, &["show", &object]));
-    check("release", &printed(&sample, &["release", "ls"]));
-    check(
-        "gc",
-        &printed(
-            &sample,
-            &["gc", "--unreleased", "--keep-releases", "1", "--dry-run"],
-        ),
-    );
-    check("why", &printed(&sample, &["why", "encode"]));
-    check("why", &printed(&sample, &["why", &artifact]));
-    check("diff", &printed(&sample, &["diff", &before, &program]));
-    check("diff", &printed(&sample, &["diff", "minilm@1", "minilm@2"]));
-    check("diff", &printed(&sample, &["diff", &folder, &folder]));
-    check("stats", &printed(&sample, &["stats", &counts]));
-    check(
-        "report",
-        &printed(&sample, &["report", "--counts", &counts]),
-    );
-    let figures = sample.dir.path().join("train.json");
-    let text = r#"{"schema": 1, "model": "minilm", "module": "", "kind": "autograd", "device": "cpu",
-        "artifact": {"first_step_seconds": 4.7, "steps_per_second": 1.5, "peak_bytes": 9},
-        "eager": {"first_step_seconds": 1.4, "steps_per_second": 1.0, "peak_bytes": null}}"#;
-    fs::write(&figures, text).unwrap();
-    let figures = figures.display().to_string();
-    let report = printed(&sample, &["report", "--training", &figures]);
-    check("report", &report);
-    assert_eq!(report["training"][0]["artifact"]["steps_per_second"], 1.5);
-    let mut other = Command::new(env!("CARGO_BIN_EXE_precast"));
-    let other = other.args(["report", "--training", &counts, "--store"]);
-    let other = other.arg(&sample.path).output().unwrap();
-    let errors = String::from_utf8_lossy(&other.stderr);
-    assert_eq!(other.status.code(), Some(2), "{errors}");
-    assert!(errors.contains("has no figures of training"), "{errors}");
+    let counts = sample::counts(sample.dir.path()).display().to_string();
+    let store = sample.path.display();
+    for line in [
+        "ls",
+        "ls --sort size- --state failed",
+        "ls --artifacts",
+        "ls --objects",
+        "du --by model",
+        "du --by module",
+        "du --by release",
+        &format!("show {program}"),
+        &format!("show {artifact}"),
+        &format!("show {failure}"),
+        &format!("show {object}"),
+        &format!("log {program}"),
+        &format!("log {artifact}"),
+        &format!("log {failure}"),
+        "release ls",
+        "gc --unreleased --keep-releases 1 --dry-run",
+        "why encode",
+        &format!("why {artifact}"),
+        &format!("diff {} {program}", sample.before.short()),
+        "diff minilm@1 minilm@2",
+        &format!("diff {store} {store}"),
+        &format!("stats {counts}"),
+        &format!("report --counts {counts}"),
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        check(words[0], &printed(&sample, &words));
+    }
     check(
         "counts",
         &serde_json::from_slice(&fs::read(&counts).unwrap()).unwrap(),
@@ -94,27 +74,47 @@ fn every_commands_json_matches_its_schema() {
 }
 
 #[test]
+fn a_report_has_figures_of_training() {
+    let sample = sample();
+    let figures = sample.dir.path().join("train.json");
+    let text = r#"{"schema": 1, "model": "minilm", "module": "", "kind": "autograd", "device": "cpu",
+        "artifact": {"first_step_seconds": 4.7, "steps_per_second": 1.5, "peak_bytes": 9},
+        "eager": {"first_step_seconds": 1.4, "steps_per_second": 1.0, "peak_bytes": null}}"#;
+    fs::write(&figures, text).unwrap();
+    let report = printed(
+        &sample,
+        &["report", "--training", figures.to_str().unwrap()],
+    );
+    check("report", &report);
+    assert_eq!(report["training"][0]["artifact"]["steps_per_second"], 1.5);
+    let counts = sample::counts(sample.dir.path());
+    let other = command(&sample, &["report", "--training", counts.to_str().unwrap()])
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "{errors}");
+    assert!(errors.contains("has no figures of training"), "{errors}");
+}
+
+#[test]
 fn external_files_print_documents_of_the_schema() {
     let sample = sample();
-    let file = |name: &str, bytes: &[u8]| {
+    let inspected = |name: &str, bytes: &[u8]| {
         let path = sample.dir.path().join(name);
         fs::write(&path, bytes).unwrap();
-        path.display().to_string()
+        check(
+            "inspect",
+            &printed(&sample, &["inspect", path.to_str().unwrap()]),
+        );
     };
     let header =
         br#"{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}"#;
     let mut tensors = (header.len() as u64).to_le_bytes().to_vec();
     tensors.extend(header);
     tensors.extend([0; 8]);
-    check(
-        "inspect",
-        &printed(&sample, &["inspect", &file("w.safetensors", &tensors)]),
-    );
+    inspected("w.safetensors", &tensors);
     let object = fs::read(compiled(sample.dir.path())).unwrap();
-    check(
-        "inspect",
-        &printed(&sample, &["inspect", &file("a.so", &object)]),
-    );
+    inspected("a.so", &object);
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let plain =
         zip::write::SimpleFileOptions::default().compression_method(zip::CompressionMethod::Stored);
@@ -127,11 +127,7 @@ fn external_files_print_documents_of_the_schema() {
         zip.start_file(name, plain).unwrap();
         std::io::Write::write_all(&mut zip, bytes).unwrap();
     }
-    let package = zip.finish().unwrap().into_inner();
-    check(
-        "inspect",
-        &printed(&sample, &["inspect", &file("m.pt2", &package)]),
-    );
+    inspected("m.pt2", &zip.finish().unwrap().into_inner());
 }
 
 /// Returns a shared object with a cubin inside.
@@ -143,13 +139,12 @@ fn compiled(dir: &Path) -> std::path::PathBuf {
     );
     let (from, to) = (dir.join("k.c"), dir.join("k.so"));
     fs::write(&from, source).unwrap();
-    let status = Command::new("cc")
+    let mut cc = Command::new("cc");
+    let status = cc
         .args(["-shared", "-fPIC", "-o"])
-        .arg(&to)
-        .arg(&from)
-        .status()
-        .unwrap();
-    assert!(status.success());
+        .args([&to, &from])
+        .status();
+    assert!(status.unwrap().success());
     to
 }
 

@@ -35,26 +35,14 @@ fn piped(sample: &Sample, args: &[&str]) -> String {
 /// Every command that only prints, with arguments for the sample.
 fn looks(sample: &Sample) -> Vec<Vec<String>> {
     let counts = sample::counts(sample.dir.path()).display().to_string();
-    let all = [
-        "ls".to_owned(),
-        "ls --artifacts".to_owned(),
-        "ls --ids".to_owned(),
-        "ls --objects".to_owned(),
-        "du -q".to_owned(),
-        "du --by release -q".to_owned(),
-        format!("show {}", sample.program.short()),
-        format!("show {}", sample.artifact.short()),
-        format!("show {}", sample.failure.short()),
-        format!("log {}", sample.program.short()),
-        "why encode".to_owned(),
-        "diff minilm@1 minilm@2".to_owned(),
-        format!("stats {counts}"),
-        "release ls".to_owned(),
-        "--help".to_owned(),
-        "ls --format json".to_owned(),
-    ];
-    let words = |line: &String| line.split(' ').map(str::to_owned).collect();
-    all.iter().map(words).collect()
+    let (program, artifact) = (sample.program.short(), sample.artifact.short());
+    let all = format!(
+        "ls; ls --artifacts; ls --ids; ls --objects; du -q; du --by release -q; show {program}; show {artifact}; \
+         show {}; log {program}; why encode; diff minilm@1 minilm@2; stats {counts}; release ls; --help; ls --format json",
+        sample.failure.short()
+    );
+    let words = |line: &str| line.split(' ').map(str::to_owned).collect();
+    all.split("; ").map(words).collect()
 }
 
 fn filtered(body: impl FnOnce()) {
@@ -78,10 +66,8 @@ fn lists_and_drawings_in_terminals() {
         let ls = shown(&sample, &["ls"], columns);
         let du = shown(&sample, &["du", "-q"], columns);
         let show = shown(&sample, &["show", &id], columns);
-        for line in anstream::adapter::strip_str(&format!("{ls}{du}{show}"))
-            .to_string()
-            .lines()
-        {
+        let plain = anstream::adapter::strip_str(&format!("{ls}{du}{show}")).to_string();
+        for line in plain.lines() {
             assert!(line.chars().count() <= columns.into(), "{line}");
         }
         filtered(|| {
@@ -95,31 +81,25 @@ fn lists_and_drawings_in_terminals() {
 #[test]
 fn colours_are_for_terminals_that_want_them_and_change_nothing_else() {
     let sample = sample();
-    let age = |text: &str| -> Vec<String> {
-        // Ages change while this runs, and their width moves the columns.
-        let words = text
-            .lines()
-            .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "));
-        let age = |word: &str| {
-            word.strip_suffix(['s', 'm', 'h', 'd'])
-                .is_some_and(|n| n.parse::<u32>().is_ok())
-        };
+    // Ages change while this runs, and their width moves the columns.
+    let is_age = |word: &str| {
+        let number = word.strip_suffix(['s', 'm', 'h', 'd']);
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let words = |line: &str| -> Vec<String> {
+        let words = line.split_whitespace();
         words
-            .map(|line| {
-                line.split(' ')
-                    .map(|w| if age(w) { "AGE" } else { w })
-                    .collect::<Vec<_>>()
-                    .join(" ")
-            })
+            .map(|word| if is_age(word) { "AGE" } else { word }.to_owned())
             .collect()
     };
+    let rows = |text: &str| text.lines().map(words).collect::<Vec<_>>();
     for args in looks(&sample) {
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
         let coloured = shown(&sample, &args, 200);
         let plain = piped(&sample, &args);
         assert!(!plain.contains('\x1b'), "{args:?}");
         let stripped = anstream::adapter::strip_str(&coloured).to_string();
-        assert_eq!(age(&stripped), age(&plain), "{args:?}");
+        assert_eq!(rows(&stripped), rows(&plain), "{args:?}");
         let ways = [("NO_COLOR", "1"), ("TERM", "dumb"), ("CLICOLOR", "0")];
         // They all come to one switch.
         let ways = if args == ["ls"] {
@@ -130,19 +110,12 @@ fn colours_are_for_terminals_that_want_them_and_change_nothing_else() {
         for (name, value) in ways {
             let mut command = command(&sample, &args);
             let shown = pty::run(command.env(name, value), 200).text;
-            assert!(
-                !shown.contains('\x1b'),
-                "{name}: {args:?}: {}",
-                pty::visible(&shown)
-            );
+            let visible = pty::visible(&shown);
+            assert!(!shown.contains('\x1b'), "{name}: {args:?}: {visible}");
         }
-        let never = shown_with(&sample, &args, "never");
+        let never = shown(&sample, &[&args[..], &["--color", "never"]].concat(), 200);
         assert!(!never.contains('\x1b'), "{args:?}");
     }
     let forced = piped(&sample, &["ls", "--color", "always"]);
     assert!(forced.contains("\x1b[32mlive"), "{forced}");
-}
-
-fn shown_with(sample: &Sample, args: &[&str], color: &str) -> String {
-    shown(sample, &[args, &["--color", color]].concat(), 200)
 }

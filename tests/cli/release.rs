@@ -1,32 +1,27 @@
 //! Releases from the command line: whole or not at all, loaded by name, and back in one command.
 
-use crate::sandbox::{LIBTORCH, RUN, Sandbox, assert_ran, assert_run, wait_until};
+use crate::sandbox::{LIBTORCH, RUN, Sandbox, assert_run, count, wait_until};
 
 #[test]
 fn a_named_release_is_whole_or_not_there() {
     let sandbox = Sandbox::steered(&["compile fails batch=4"]);
-    let failed = sandbox
-        .run(&["build", "-q", "-j", "1", "--release", "v1"])
-        .exits(1);
-    failed.says("release `v1` would lack 1 of 3 programs");
-    assert_eq!(
-        sandbox.json(&["release", "ls"])["releases"],
-        serde_json::json!([])
-    );
+    let named = |more: &[&str]| {
+        sandbox.run(&[&["build", "-q", "-j", "1", "--release", "v1"], more].concat())
+    };
+    named(&[])
+        .exits(1)
+        .says("release `v1` would lack 1 of 3 programs");
+    assert_eq!(sandbox.releases(), 0);
     // Finished programs are kept, but a part of them makes no named release.
-    let sandbox = Sandbox::new();
-    let part = sandbox
-        .run(&["build", "-q", "--only", "affine batch=1", "--release", "v1"])
-        .exits(1);
-    part.says("would lack 1 of");
-    assert_eq!(
-        sandbox.json(&["release", "ls"])["releases"],
-        serde_json::json!([])
-    );
-    sandbox.ok(&["build", "-q", "--only", "affine batch=4", "--release", "v1"]);
+    sandbox.edit("model.py", "# fake: compile fails batch=4", "");
+    named(&["--only", "affine batch=1"])
+        .exits(1)
+        .says("would lack 1 of");
+    assert_eq!(sandbox.releases(), 0);
+    named(&["--only", "affine batch=4"]).exits(0);
     let all = sandbox.json(&["release", "ls"]);
     assert_eq!(all["releases"][0]["name"], "v1");
-    assert_eq!(all["releases"][0]["programs"].as_array().unwrap().len(), 2);
+    assert_eq!(count(&all["releases"][0]["programs"]), 2);
 }
 
 #[test]
@@ -39,11 +34,11 @@ fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
     sandbox.ok(&["build", "-q", "--release", "v2"]);
     assert_eq!(answers(&[]), [3.0, 5.0, 7.0]);
     assert_eq!(answers(&["--model", "fake@v1"]), [1.0, 3.0, 5.0]);
-    assert_run!(sandbox, ["release", "rollback", "fake"], @"
-    exit code 0
-    ----- stdout
-    release 3 of fake is the newest now: 2 programs, `v1`
-    ");
+    let back = sandbox.ok(&["release", "rollback", "fake"]);
+    assert_eq!(
+        back.stdout,
+        "release 3 of fake is the newest now: 2 programs, `v1`\n"
+    );
     assert_eq!(answers(&[]), [1.0, 3.0, 5.0]);
     // The releases that stay keep all they need.
     let gc = sandbox.run(&["gc", "--unreleased", "--keep-releases", "1"]);
@@ -54,8 +49,7 @@ fn an_earlier_release_is_loaded_by_name_and_rolled_back_to() {
 /// Returns the last line that `build` prints as JSON, and its exit code.
 fn finished(sandbox: &Sandbox, args: &[&str]) -> (i32, serde_json::Value) {
     let ran = sandbox.run(&[&["build", "--format", "json"], args].concat());
-    let last = ran.stdout.lines().last().unwrap_or_default();
-    let last = serde_json::from_str(last).unwrap_or_else(|_| panic!("{}", ran.text()));
+    let last = ran.last();
     crate::schemas::check("build", &last);
     (ran.code, last)
 }
@@ -63,14 +57,10 @@ fn finished(sandbox: &Sandbox, args: &[&str]) -> (i32, serde_json::Value) {
 #[test]
 fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newest() {
     let sandbox = Sandbox::built();
-    let newest = || {
-        let listed = sandbox.json(&["ls", "--state", "live"]);
-        listed["programs"].as_array().unwrap().len()
-    };
+    let newest = || count(&sandbox.json(&["ls", "--state", "live"])["programs"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     assert_run!(brief sandbox, ["build", "-j", "1", "--only", "affine batch=4"], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 1 of 1 programs are missing
     published: affine batch=4 [ID]
     built 1 program, 1 artifact compiled ([TIME])
@@ -79,14 +69,12 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
     ");
     assert_eq!(newest(), 2, "the newest release is as it was");
     assert_run!(sandbox, ["release", "ls"], @"
-    exit code 0
-    ----- stdout
     MODEL  SEQ  NAME  PROGRAMS  TORCH  WEIGHTS  AGE
     fake  2  1  partial: lacks 1  [TORCH]  [ID]  [TIME]
     fake  1  2  [TORCH]  [ID]  [TIME]
     ");
     let part = sandbox.json(&["ls", "--state", "partial"]);
-    assert_eq!(part["programs"].as_array().unwrap().len(), 1, "{part}");
+    assert_eq!(count(&part["programs"]), 1, "{part}");
     assert_eq!(part["programs"][0]["bucket"], "batch=4");
     crate::schemas::check("ls", &sandbox.json(&["ls"]));
     crate::schemas::check("release", &sandbox.json(&["release", "ls"]));
@@ -97,30 +85,18 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
     assert_eq!((code, &again["published"]), (0, &false.into()), "{again}");
     sandbox.script("worker", worker.trim_start_matches("#!/bin/sh\n"));
     // Nothing goes back to it, and gc does not count it.
-    assert_run!(sandbox, ["release", "rollback", "fake"], @"
-    exit code 3
-    ----- stderr
-    error: `fake` has no earlier release
-    hint: `precast release ls` lists the releases
-    ");
-    assert_run!(sandbox, ["release", "rollback", "fake@2"], @"
-    exit code 1
-    ----- stderr
-    error: release 2 of `fake` is a partial one: it lacks 1 of the programs that the spec asked for
-    hint: `precast release ls` shows which ones are whole; `MODEL@NUMBER` loads a partial one
-    ");
+    let back = sandbox.run(&["release", "rollback", "fake"]).exits(3);
+    back.says("error: `fake` has no earlier release\n");
+    let back = sandbox.run(&["release", "rollback", "fake@2"]).exits(1);
+    back.says("is a partial one: it lacks 1 of the programs that the spec asked for\n");
     let gc = sandbox.run(&["gc", "--keep-days", "0", "--keep-releases", "1"]);
-    assert!(
-        gc.stdout.starts_with("deleted 0 releases, 0 programs"),
-        "{}",
-        gc.text()
-    );
+    gc.prints("deleted 0 releases, 0 programs");
     // The rest makes a whole release with the programs of the partial one.
     let (code, rest) = finished(&sandbox, &["--only", "affine batch=1"]);
     assert_eq!((code, &rest["release"]["seq"]), (0, &3.into()), "{rest}");
     assert_eq!(
-        (&rest["release"]["lacks"], &rest["lost"]),
-        (&serde_json::json!([]), &serde_json::json!([]))
+        (count(&rest["release"]["lacks"]), count(&rest["lost"])),
+        (0, 0)
     );
     assert_eq!(newest(), 2);
     let back = sandbox.json(&["release", "rollback", "fake"]);
@@ -128,7 +104,7 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
         (&back["release"]["seq"], &back["published"]),
         (&4.into(), &true.into())
     );
-    assert_eq!(back["release"]["programs"].as_array().unwrap().len(), 2);
+    assert_eq!(count(&back["release"]["programs"]), 2);
     sandbox.ok(&["verify"]);
 }
 
@@ -136,16 +112,14 @@ fn a_narrowed_build_after_a_change_makes_a_partial_release_that_is_nobodys_newes
 fn a_partial_release_is_loaded_by_its_number_alone() {
     let sandbox = Sandbox::new();
     sandbox.tensors("x.safetensors", &[("x", &[4, 3], &[0.0; 12])]);
-    let run = |model: &[&str]| sandbox.run(&[&RUN[..], model].concat());
     let part = ["build", "-q", "--only", "affine batch=4"];
     sandbox.ok(&part);
-    assert_ran!(run(&[]), @"
-    exit code 3
-    ----- stderr
+    assert_run!(sandbox, RUN, @"
+    exit code 3, stderr
     error: `fake` has only partial releases
     hint: `precast build` makes the rest; `fake@1` names the last one
     ");
-    assert_eq!(run(&["--model", "fake@1"]).code, 0);
+    sandbox.answer(&["--model", "fake@1"]);
     sandbox.ok(&["build", "-q"]);
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.ok(&part);
@@ -154,9 +128,7 @@ fn a_partial_release_is_loaded_by_its_number_alone() {
         (&["--model", "fake@3"], 3.0),
         (&["--model", "fake@2"], 1.0),
     ] {
-        let ran = run(model);
-        assert_eq!(ran.code, 0, "{model:?}: {}", ran.text());
-        assert_eq!(sandbox.tensor("y.safetensors").1[0], answer, "{model:?}");
+        assert_eq!(sandbox.answer(model)[0], answer, "{model:?}");
     }
 }
 
@@ -172,8 +144,7 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.append("model.py", "# fake: capture fails rows=2");
     assert_run!(brief sandbox, ["build", "-j", "1"], @"
-    exit code 1
-    ----- stderr
+    exit code 1, stderr
     plan: 5 of 5 programs are missing
     failed: second rows=2: the fake model can't be captured
     published: affine batch=4 [ID]
@@ -187,44 +158,21 @@ fn a_module_that_nothing_answers_is_an_error_and_no_release_is_without_it() {
     hint: the newest release stays what it was; fix what failed (`precast ls --state failed`), or publish one that has nothing for it: `precast build --without 'second'`
     ");
     let (code, document) = finished(&sandbox, &[]);
-    assert_eq!(
-        (code, &document["unanswered"]),
-        (1, &serde_json::json!(["second"])),
-        "{document}"
-    );
+    let second = serde_json::json!(["second"]);
+    assert_eq!((code, &document["unanswered"]), (1, &second), "{document}");
     assert_eq!(document["release"]["seq"], 1, "{document}");
-    let releases = || sandbox.releases();
-    assert_eq!(releases(), 1);
+    assert_eq!(sandbox.releases(), 1);
     // A narrowed build of another module publishes nothing either.
     let (code, document) = finished(&sandbox, &["--only", "affine*"]);
-    assert_eq!((code, releases()), (1, 1), "{document}");
-    assert_run!(sandbox, ["build", "--without", "other"], @"
-    exit code 2
-    ----- stderr
-    error: the spec has no module `other`
-    hint: it has affine, second
-    ");
-    assert_run!(brief sandbox, ["build", "--without", "second"], @"
-    exit code 0
-    ----- stderr
-    plan: 1 of 3 programs are missing
-    failed: second rows=2: the fake model can't be captured
-    failed second rows=2: model.py:1: the fake model can't be captured
-           hint: make it simpler
-           `precast log [ID]` prints the whole log
-    left out affine eager, second eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
-    built 0 programs, 0 artifacts compiled, 2 programs there already ([TIME]), 1 failed
-    published fake release 2
-    lost second rows=2: release 1 has it, the new one does not
-    without second: nothing answers it
-    ");
-    assert_eq!(releases(), 2);
+    assert_eq!((code, sandbox.releases()), (1, 1), "{document}");
+    let other = sandbox.run(&["build", "--without", "other"]).exits(2);
+    other.says("error: the spec has no module `other`\nhint: it has affine, second\n");
+    let ran = sandbox.ok(&["build", "--without", "second"]);
+    ran.says("\nbuilt 0 programs, 0 artifacts compiled, 2 programs there already (");
+    ran.says("\nlost second rows=2: release 1 has it, the new one does not\nwithout second: nothing answers it\n");
+    assert_eq!(sandbox.releases(), 2);
     let (code, document) = finished(&sandbox, &["--without", "second"]);
-    assert_eq!(
-        (code, &document["without"]),
-        (0, &serde_json::json!(["second"])),
-        "{document}"
-    );
+    assert_eq!((code, &document["without"]), (0, &second), "{document}");
 }
 
 #[test]
@@ -232,45 +180,29 @@ fn builders_of_one_change_publish_it_once() {
     let sandbox = Sandbox::built();
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.append("model.py", "# fake: compile waits");
-    let build = || {
-        sandbox
-            .command(&["build", "-q", "-j", "1"])
-            .spawn()
-            .unwrap()
-    };
-    let builders = [(); 4].map(|()| build());
-    crate::sandbox::wait_until("no compile", || sandbox.path("waiting").exists());
+    let mut build = sandbox.command(&["build", "-q", "-j", "1"]);
+    let builders = [(); 4].map(|()| build.spawn().unwrap());
+    wait_until("no compile", || sandbox.path("waiting").exists());
     sandbox.write("go", "");
     for mut builder in builders {
         assert!(builder.wait().unwrap().success());
     }
-    let listed = sandbox.json(&["release", "ls"]);
-    let seqs: Vec<_> = listed["releases"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|r| r["seq"].clone())
-        .collect();
-    assert_eq!(seqs, [2, 1]);
+    assert_eq!(sandbox.releases(), 2);
     let gc = sandbox.run(&["gc", "--keep-days", "0"]);
-    assert!(
-        gc.stdout.starts_with("deleted 0 releases, 0 programs"),
-        "{}",
-        gc.text()
-    );
+    gc.prints("deleted 0 releases, 0 programs");
     // Back and forth in content, and the same once more.
-    for (seq, new) in [(3, true), (4, true)] {
+    for seq in [3, 4] {
         let back = sandbox.json(&["release", "rollback", "fake"]);
         assert_eq!(
             (&back["release"]["seq"], &back["published"]),
-            (&seq.into(), &new.into())
+            (&seq.into(), &true.into())
         );
     }
-    assert_run!(sandbox, ["release", "rollback", "fake", "--to", "2"], @"
-    exit code 0
-    ----- stdout
-    release 4 of fake is the newest already: 2 programs
-    ");
+    let same = sandbox.ok(&["release", "rollback", "fake", "--to", "2"]);
+    assert_eq!(
+        same.stdout,
+        "release 4 of fake is the newest already: 2 programs\n"
+    );
 }
 
 #[test]
@@ -291,53 +223,51 @@ fn a_release_is_named_by_its_number_wherever_a_model_is() {
     };
     assert_eq!([listed("fake@1"), listed("fake@2")], [old.clone(), new]);
     let why = sandbox.json(&["why", "affine", "--model", "fake@v1"]);
-    assert_eq!(why["why"].as_array().unwrap().len(), 2, "{why}");
+    assert_eq!(count(&why["why"]), 2, "{why}");
     assert_eq!(why["why"][1]["id"], old, "{why}");
     let report = sandbox.json(&["report", "--model", "fake@1"]);
     assert_eq!(report["models"][0]["release"], 1, "{report}");
     let all = sandbox.json(&["release", "ls", "fake@1"]);
-    assert_eq!(all["releases"].as_array().unwrap().len(), 1);
+    assert_eq!(count(&all["releases"]), 1);
     sandbox.ok(&["diff", "fake@1", "fake@2"]);
     sandbox.ok(&["log", "fake@1 affine batch=4"]);
-    assert_run!(sandbox, ["show", "fake@1"], @"
-    exit code 2
-    ----- stderr
-    error: `fake@1` is a release of many programs
-    hint: name one of them, as `fake@1 MODULE BUCKET`; `precast ls --model fake@1` lists them
-    ");
-    assert_run!(sandbox, ["ls", "--model", "fake@9"], @"
-    exit code 3
-    ----- stderr
-    error: there is no release `fake@9`
-    hint: `precast release ls` lists models and releases
-    ");
-    assert_run!(sandbox, ["report", "--model", "fake@1", "--release", "2"], @"
-    exit code 2
-    ----- stderr
-    error: `fake@1` and `--release` both name a release
-    hint: leave one of them out
-    ");
-    assert_run!(sandbox, ["build", "--release", "7"], @"
-    exit code 2
-    ----- stderr
-    error: `7` can't name a release: releases have numbers already
-    hint: put a letter in it, as `v7`
-    ");
+    for (line, code, says) in [
+        (
+            "show fake@1",
+            2,
+            "error: `fake@1` is a release of many programs\n\
+             hint: name one of them, as `fake@1 MODULE BUCKET`; `precast ls --model fake@1` lists them\n",
+        ),
+        (
+            "ls --model fake@9",
+            3,
+            "error: there is no release `fake@9`\nhint: `precast release ls` lists models and releases\n",
+        ),
+        (
+            "report --model fake@1 --release 2",
+            2,
+            "error: `fake@1` and `--release` both name a release\nhint: leave one of them out\n",
+        ),
+        (
+            "build --release 7",
+            2,
+            "error: `7` can't name a release: releases have numbers already\nhint: put a letter in it, as `v7`\n",
+        ),
+        (
+            "run affine --inputs x.safetensors --model fake@9",
+            3,
+            "error: there is no release `fake@9`\nhint: `precast release ls` lists models and releases\n",
+        ),
+    ] {
+        sandbox.rows(1);
+        let words: Vec<&str> = line.split(' ').collect();
+        assert_eq!(sandbox.run(&words).exits(code).stderr, says, "{line}");
+    }
     let back = sandbox.json(&["release", "rollback", "fake@1"]);
     assert_eq!(back["release"]["seq"], 3, "{back}");
-    {
-        sandbox.rows(1);
-        for (model, answer) in [("fake@1", 1.0), ("fake@2", 3.0), ("fake", 1.0)] {
-            assert_eq!(sandbox.answer(&["--model", model])[0], answer, "{model}");
-            let bench = ["bench", "affine", "--seconds", "0.01", "--model", model];
-            sandbox.ok(&bench);
-        }
-        assert_run!(sandbox, ["run", "affine", "--inputs", "x.safetensors", "--model", "fake@9"], @"
-    exit code 3
-    ----- stderr
-    error: there is no release `fake@9`
-    hint: `precast release ls` lists models and releases
-    ");
+    for (model, answer) in [("fake@1", 1.0), ("fake@2", 3.0), ("fake", 1.0)] {
+        assert_eq!(sandbox.answer(&["--model", model])[0], answer, "{model}");
+        sandbox.ok(&["bench", "affine", "--seconds", "0.01", "--model", model]);
     }
 }
 
@@ -354,22 +284,22 @@ fn gc_keeps_the_release_of_a_loaded_model_and_programs_of_a_running_build() {
     sandbox.edit("model.py", "OFFSET = 1.0", "OFFSET = 3.0");
     sandbox.ok(&["build", "-q"]);
     let gc = ["gc", "--unreleased", "--keep-releases", "1"];
-    let held = sandbox.run(&gc);
-    held.prints("deleted 1 release, 0 programs, 0 artifacts");
+    sandbox
+        .run(&gc)
+        .prints("deleted 1 release, 0 programs, 0 artifacts");
     drop(model);
-    let free = sandbox.run(&gc);
-    free.prints("deleted 0 releases, 2 programs, 2 artifacts");
+    sandbox
+        .run(&gc)
+        .prints("deleted 0 releases, 2 programs, 2 artifacts");
     // A build that takes long has found a program that no release has: its own has it at the end.
     let sandbox = Sandbox::steered(&["compile waits batch=4"]);
     let part = ["build", "-q", "--release", "v1", "--only", "affine batch=1"];
     sandbox.run(&part).exits(1);
     let build = sandbox.command(&part[..4]).spawn().unwrap();
     wait_until("no compile", || sandbox.path("waiting").exists());
-    let held = sandbox.run(&gc);
-    held.prints("0 programs, 0 artifacts");
+    sandbox.run(&gc).prints("0 programs, 0 artifacts");
     sandbox.write("go", "");
-    let built = build.wait_with_output().unwrap();
-    assert!(built.status.success());
+    assert!(build.wait_with_output().unwrap().status.success());
     sandbox.ok(&["verify"]);
 }
 
@@ -390,20 +320,11 @@ fn an_index_with_other_tables_is_made_again_by_a_build_or_a_repair() {
             format!("CREATE TABLE objects (digest TEXT, note); PRAGMA user_version={version}");
         old.execute_batch(&sql).unwrap();
         drop(old);
+        eprintln!("{version} {args:?}");
         let ran = sandbox.run(&["ls"]);
-        assert!(
-            ran.stdout.contains("batch=4") && ran.stderr.contains("--reindex"),
-            "{}",
-            ran.text()
-        );
-        let ran = sandbox.run(args);
-        assert_eq!(ran.code, 0, "{args:?}: {}", ran.text());
-        let ran = sandbox.run(&["verify"]);
-        assert_eq!(ran.code, 0, "after {args:?}: {}", ran.text());
-        assert!(
-            ran.stdout.contains("sound"),
-            "after {args:?}: {}",
-            ran.text()
-        );
+        ran.prints("batch=4");
+        ran.says("--reindex");
+        sandbox.ok(args);
+        sandbox.ok(&["verify"]).prints("sound");
     }
 }

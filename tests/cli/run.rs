@@ -1,28 +1,28 @@
 //! `run`: dispatch of saved inputs, refused inputs, and damaged stores.
 
-use std::{fs, io::Write, os::unix::fs::PermissionsExt};
+use std::{fs, io::Write};
 
 use precast::{Store, record::Release};
 use safetensors::{SafeTensors, tensor::TensorView};
 
-use crate::sandbox::{RUN, Sandbox, assert_run, wait_until};
+use crate::{
+    sandbox::{RUN, Sandbox, assert_run, wait_until},
+    scene::damage,
+};
 
 #[test]
-fn an_exact_bucket() {
+fn the_smallest_bucket_that_covers_answers() {
     let sandbox = Sandbox::built();
-    sandbox.rows(4);
-    assert_run!(sandbox, RUN, @"
-    exit code 0
-    ----- stdout
-    affine batch=4 [ID], exact
-    out: float32 [4, 3]
-    ");
-    let (shape, values) = sandbox.tensor("y.safetensors");
-    assert_eq!(shape, [4, 3]);
-    assert_eq!(
-        values,
-        (0..12).map(|i| 2.0 * i as f32 + 1.0).collect::<Vec<_>>()
-    );
+    for (rows, how) in [(4, "exact"), (3, "padded from batch=3")] {
+        sandbox.rows(rows);
+        let ran = sandbox.ok(&RUN);
+        let (program, outputs) = ran.stdout.split_once(", ").unwrap();
+        assert!(program.starts_with("affine batch=4 "), "{}", ran.text());
+        assert_eq!(outputs, format!("{how}\nout: float32 [{rows}, 3]\n"));
+        // Padding is sliced off.
+        let values = (0..3 * rows).map(|i| 2.0 * i as f32 + 1.0).collect();
+        assert_eq!(sandbox.tensor("y.safetensors"), (vec![rows, 3], values));
+    }
 }
 
 #[test]
@@ -33,37 +33,7 @@ fn warnings_of_libtorch_are_printed_on_request() {
     sandbox.rows(4);
     let ran = sandbox.ok(&RUN);
     assert!(!ran.text().contains("fake artifact warns"));
-    let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
-    let ran = sandbox.run(&loud);
-    ran.says("fake artifact warns");
-}
-
-#[test]
-fn the_smallest_bucket_that_covers_padded_and_sliced_back() {
-    let sandbox = Sandbox::built();
-    sandbox.rows(3);
-    assert_run!(sandbox, RUN, @"
-    exit code 0
-    ----- stdout
-    affine batch=4 [ID], padded from batch=3
-    out: float32 [3, 3]
-    ");
-    let (shape, values) = sandbox.tensor("y.safetensors");
-    assert_eq!(shape, [3, 3]);
-    assert_eq!(
-        values,
-        (0..9).map(|i| 2.0 * i as f32 + 1.0).collect::<Vec<_>>()
-    );
-}
-
-#[test]
-fn weights_are_bound_at_load() {
-    let sandbox = Sandbox::built();
-    sandbox.edit("model.py", "SCALE = 2.0", "SCALE = 10.0");
-    sandbox.ok(&["build", "-q"]);
-    sandbox.rows(1);
-    sandbox.ok(&RUN);
-    assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 11.0, 21.0]);
+    sandbox.run(&loud()).says("fake artifact warns");
 }
 
 #[test]
@@ -82,13 +52,9 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
     let worker = std::fs::read_to_string(sandbox.path("worker")).unwrap();
     sandbox.script("worker", "exit 1");
     weights("scale", &[3.0]);
-    let ran = sandbox.run(&["build"]);
-    assert_eq!(ran.code, 0);
-    ran.says("its weights changed: ");
+    sandbox.ok(&["build"]).says("its weights changed: ");
     assert_eq!(answer(), [1.0, 4.0, 7.0]);
-    let mut loud = RUN.to_vec();
-    loud[6] = "-v";
-    let ran = sandbox.run(&loud);
+    let ran = sandbox.run(&loud());
     for line in [
         "loaded `fake` from",
         "input x: float32 [1, 3]",
@@ -99,22 +65,17 @@ fn a_file_of_weights_alone_makes_another_release_without_python() {
     // The model refuses other tensors.
     sandbox.script("worker", worker.trim_start_matches("#!/bin/sh\n"));
     weights("scale", &[3.0, 4.0]);
-    assert_run!(sandbox, ["build", "-q"], @"
-    exit code 1
-    ----- stderr
-    error: tensor `scale` of `w.safetensors` is [2], not [1]
-    hint: export it again
-    ");
+    let ran = sandbox.run(&["build", "-q"]).exits(1);
+    let why = "error: tensor `scale` of `w.safetensors` is [2], not [1]\nhint: export it again\n";
+    assert_eq!(ran.stderr, why);
     weights("skale", &[3.0]);
-    assert_run!(sandbox, ["build", "-q"], @"
-    exit code 1
-    ----- stderr
-    error: `w.safetensors` has no tensor `scale`
-    hint: add it
-    ");
+    let ran = sandbox.run(&["build", "-q"]).exits(1);
+    assert_eq!(
+        ran.stderr,
+        "error: `w.safetensors` has no tensor `scale`\nhint: add it\n"
+    );
     assert_eq!(answer(), [1.0, 4.0, 7.0]);
-    let releases = sandbox.json(&["release", "ls"]);
-    assert_eq!(releases["releases"].as_array().unwrap().len(), 2);
+    assert_eq!(sandbox.releases(), 2);
 }
 
 #[test]
@@ -145,24 +106,16 @@ fn a_disk_that_is_full_when_outputs_are_written() {
     let last = full.len() - 2;
     full[last] = "/dev/full";
     assert_run!(sandbox, full, @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: can't write `/dev/full`
       caused by: the operating system refused to write it
       caused by: No space left on device (os error 28)
     hint: the disk is full: free some space, or write to another one
     ");
     full[last] = "no/such/folder/y.safetensors";
-    let ran = sandbox.run(&full);
-    assert_eq!(ran.code, 2);
-    assert!(
-        ran.stderr
-            .starts_with("error: can't write `no/such/folder/y.safetensors`")
-    );
-    assert!(
-        ran.stderr
-            .contains("hint: its folder must be there already")
-    );
+    let ran = sandbox.run(&full).exits(2);
+    ran.says("error: can't write `no/such/folder/y.safetensors`");
+    ran.says("hint: its folder must be there already");
 }
 
 #[test]
@@ -170,15 +123,13 @@ fn a_shape_that_no_bucket_covers() {
     let sandbox = Sandbox::built();
     sandbox.rows(5);
     assert_run!(sandbox, RUN, @"
-    exit code 3
-    ----- stderr
+    exit code 3, stderr
     error: module `affine` has no bucket for batch=5; it has batch=1, batch=4
     hint: the nearest is batch=4
     ");
     sandbox.tensors("x.safetensors", &[("x", &[1, 4], &[0.0; 4])]);
     assert_run!(sandbox, RUN, @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: module `affine`, input `x`: expected size 3 on axis 1, got 4
     hint: `precast show ID` draws a program with the shapes of its inputs
     ");
@@ -189,15 +140,13 @@ fn inputs_that_are_not_safetensors() {
     let sandbox = Sandbox::built();
     sandbox.write("x.safetensors", "hello");
     assert_run!(sandbox, RUN, @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: can't use `x.safetensors`
       caused by: not a safetensors file: header too small
     hint: `safetensors.torch.save_file` writes such a file; `precast inspect FILE` says what is in it
     ");
     assert_run!(sandbox, ["run", "affine", "--inputs", "nowhere.safetensors"], @"
-    exit code 2
-    ----- stderr
+    exit code 2, stderr
     error: can't read `nowhere.safetensors`
       caused by: No such file or directory (os error 2)
     hint: check the path: it is looked up from the current folder
@@ -217,10 +166,9 @@ fn an_object_with_a_flipped_byte_is_never_run() {
         let mut damaged = bytes.clone();
         damaged[bytes.len() / 2] ^= 1;
         replace(&object, &damaged);
-        sandbox
-            .files("artifacts/ready")
-            .iter()
-            .for_each(|file| fs::remove_file(file).unwrap());
+        for file in sandbox.files("artifacts/ready") {
+            fs::remove_file(file).unwrap();
+        }
         let ran = sandbox.run(&RUN);
         if ran.code != 0 {
             refused += 1;
@@ -238,6 +186,11 @@ fn an_object_with_a_flipped_byte_is_never_run() {
     assert!(refused >= 1, "the weights are needed");
     assert_eq!(set_aside, 1, "one artifact is needed");
     sandbox.ok(&RUN);
+}
+
+/// Returns the command with `-v`.
+fn loud() -> [&'static str; 7] {
+    RUN.map(|arg| if arg == "-q" { "-v" } else { arg })
 }
 
 /// Objects are not writable; a damaged disk does not ask.
@@ -259,8 +212,6 @@ fn runs_add_up_in_a_file_of_counts() {
         sandbox.run(&[&RUN[..], &["--counts", "counts.json"]].concat());
     }
     assert_run!(sandbox, ["stats", "counts.json"], @"
-    exit code 0
-    ----- stdout
     fake affine
       4 calls: 1 exact, 2 padded, 1 refused
       25.0 % had a bucket of their own size
@@ -274,7 +225,7 @@ fn runs_add_up_in_a_file_of_counts() {
     let ran = sandbox
         .run(&[&RUN[..], &["--counts", "counts.json"]].concat())
         .exits(2);
-    assert!(ran.stderr.contains("`counts.json` counts calls of `other`"));
+    ran.says("`counts.json` counts calls of `other`");
 }
 
 #[test]
@@ -283,21 +234,14 @@ fn a_bit_of_the_unpacked_weights_that_changed_on_the_disk_is_noticed_unless_they
     sandbox.rows(1);
     sandbox.ok(&RUN);
     let answer = |more| sandbox.answer(more);
-    let flip = || {
-        let mut shards = fs::read_dir(sandbox.path("artifacts/ready")).unwrap();
-        let shard = shards.next().unwrap().unwrap().path();
-        let file = fs::read_dir(shard).unwrap().next().unwrap().unwrap().path();
-        let mut bytes = fs::read(&file).unwrap();
-        // The sign of the last tensor's last number, before the footer of 88 bytes.
-        let sign = bytes.len() - 89;
-        bytes[sign] ^= 0x80;
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-        fs::write(&file, bytes).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
+    let [file] = &sandbox.files("artifacts/ready")[..] else {
+        panic!("the weights are not the only unpacked file")
     };
     let right = [1.0, 3.0, 5.0];
     for _ in 0..2 {
-        flip();
+        // The sign of the last tensor's last number, before the footer of 88 bytes.
+        let sign = |bytes: &mut Vec<u8>| *bytes.iter_mut().nth_back(88).unwrap() ^= 0x80;
+        damage(file, sign);
         assert_ne!(answer(&["--trust-unpacked"]), right);
         assert_eq!(answer(&["--copy-weights"]), right);
         assert_eq!(answer(&[]), right);
@@ -339,30 +283,20 @@ fn of_large_weights_a_start_checks_the_tensors_that_it_reads() {
 
     let object = store.objects().unpacked_file(&weights).unwrap();
     assert!(object.starts_with(sandbox.path("artifacts/objects")));
-    let flip = |at: usize| {
-        let mut bytes = fs::read(&object).unwrap();
-        bytes[at] ^= 0x80;
-        fs::set_permissions(&object, fs::Permissions::from_mode(0o644)).unwrap();
-        fs::write(&object, bytes).unwrap();
-        fs::set_permissions(&object, fs::Permissions::from_mode(0o444)).unwrap();
-    };
+    let flip = |at: usize| damage(&object, |bytes| bytes[at] ^= 0x80);
     // float32 comes before uint8: the tensors that are used are in the first part, the last parts have none.
     let (first, last) = (content.len() - more.len() - 1, content.len() - 1);
     assert_eq!(sandbox.answer(&[]), right);
     flip(last);
     assert_eq!(sandbox.answer(&[]), right);
-    let verified = sandbox.run(&["verify"]);
-    assert!(verified.text().contains(&weights.short()));
+    sandbox.run(&["verify"]).shows(&weights.short());
     flip(last);
     for at in [9, first, content.len() + 1] {
         flip(at);
         let ran = sandbox.run(&RUN);
         assert_ne!(ran.code, 0, "{at}");
-        let text = ran.text();
-        assert!(
-            text.contains(&weights.short()) && text.contains("verify --repair"),
-            "{at}: {text}"
-        );
+        ran.shows(&weights.short());
+        ran.shows("verify --repair");
         flip(at);
     }
     assert_eq!(sandbox.answer(&[]), right);
@@ -377,10 +311,8 @@ fn a_first_load_is_tried_once_and_gated_objects_are_known() {
     let store = Store::open(sandbox.path("artifacts")).unwrap();
     let release = store.releases().get("fake", None).unwrap().unwrap();
     let shim = release.shims[0].object.hex();
-    assert!(
-        gated.lines().all(|line| line.contains(" loads ")),
-        "{gated}"
-    );
+    let all_load = gated.lines().all(|line| line.contains(" loads "));
+    assert!(all_load, "{gated}");
     let run = || {
         sandbox.ok(&RUN);
         fs::read_to_string(&memory).unwrap()
@@ -401,22 +333,9 @@ fn a_first_load_is_tried_once_and_gated_objects_are_known() {
 fn a_program_without_a_file_handle_says_so_and_not_that_there_is_no_bucket() {
     let sandbox = Sandbox::built();
     sandbox.rows(4);
-    let program = sandbox.command(&[]).get_program().to_owned();
     let mut codes = Vec::new();
     for files in 6..=16 {
-        let command = sandbox.command(&RUN);
-        let args: Vec<_> = command.get_args().map(ToOwned::to_owned).collect();
-        let limit = format!("ulimit -n {files}; exec \"$0\" \"$@\"");
-        let mut limited = std::process::Command::new("sh");
-        limited.args(["-c", &limit]).arg(&program).args(args);
-        if let Some(folder) = command.get_current_dir() {
-            limited.current_dir(folder);
-        }
-        let set = command
-            .get_envs()
-            .filter_map(|(name, value)| Some((name, value?)));
-        limited.envs(set);
-        let ran = sandbox.output(&mut limited);
+        let ran = sandbox.run_after(&format!("ulimit -n {files}"), sandbox.command(&RUN));
         let text = ran.text();
         assert!(!text.contains("has no bucket"), "{files}: {text}");
         let told = ["Too many open files", "os error 24", "file handles"];
@@ -454,11 +373,7 @@ fn a_load_that_meets_gc_takes_the_release_that_is_the_newest_then() {
         assert_eq!(waiting.code, code, "{}", waiting.text());
         match named {
             None => assert_eq!(sandbox.tensor("y.safetensors").1, [1.0, 11.0, 21.0]),
-            Some(_) => assert!(
-                waiting.stderr.contains("there is no release `fake@1`"),
-                "{}",
-                waiting.text()
-            ),
+            Some(_) => waiting.says("there is no release `fake@1`"),
         }
     }
 }
@@ -470,8 +385,6 @@ fn a_missing_lease_is_reported() {
     let lock = sandbox.path("artifacts/locks/use");
     fs::remove_file(&lock).unwrap();
     fs::create_dir(&lock).unwrap();
-    let loud = RUN.map(|arg| if arg == "-q" { "-v" } else { arg });
-    let ran = sandbox.ok(&loud);
     let said = "no lease on release 1 of `fake`: gc may delete what this process reads: can't open the lock";
-    ran.says(said);
+    sandbox.ok(&loud()).says(said);
 }

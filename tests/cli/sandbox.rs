@@ -178,6 +178,16 @@ impl Sandbox {
         Ran::new(command.output().unwrap(), self.root.path())
     }
 
+    /// Runs a command after a line of the shell, such as `umask 0`, in the same process.
+    pub fn run_after(&self, line: &str, command: Command) -> Ran {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("{line}; exec \"$0\" \"$@\"")]);
+        shell.arg(command.get_program()).args(command.get_args());
+        let set = command.get_envs();
+        shell.envs(set.filter_map(|(name, value)| Some((name, value?))));
+        self.output(shell.current_dir(self.root.path()))
+    }
+
     /// Runs a command that must succeed.
     pub fn ok(&self, args: &[&str]) -> Ran {
         self.run(args).exits(0)
@@ -185,10 +195,16 @@ impl Sandbox {
 
     /// Returns the number of releases.
     pub fn releases(&self) -> usize {
-        self.json(&["release", "ls"])["releases"]
-            .as_array()
-            .unwrap()
-            .len()
+        count(&self.json(&["release", "ls"])["releases"])
+    }
+
+    /// Sets the buckets of the spec.
+    pub fn buckets(&self, batch: &str) {
+        self.edit(
+            "precast.toml",
+            "batch = [1, 4]",
+            &format!("batch = [{batch}]"),
+        );
     }
 
     /// Writes inputs with this many rows of 0, 1, 2, … to `x.safetensors`.
@@ -205,8 +221,7 @@ impl Sandbox {
 
     /// Returns the JSON document that a command prints.
     pub fn json(&self, args: &[&str]) -> Value {
-        let ran = self.run(&[args, &["--format", "json"]].concat());
-        serde_json::from_str(&ran.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", ran.text()))
+        self.run(&[args, &["--format", "json"]].concat()).json()
     }
 
     /// Writes named float32 tensors as a safetensors file.
@@ -256,6 +271,22 @@ impl Sandbox {
         found.sort();
         found
     }
+}
+
+/// Returns the number of items of a JSON list.
+#[allow(dead_code, reason = "each test target uses a part of it")]
+pub fn count(list: &Value) -> usize {
+    list.as_array().unwrap_or_else(|| panic!("{list}")).len()
+}
+
+/// Returns the state of each program, from a build's last document: `affine batch=1: built`.
+#[allow(dead_code, reason = "each test target uses a part of it")]
+pub fn states(last: &Value) -> Vec<String> {
+    let programs = last["programs"].as_array().unwrap().iter();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    programs
+        .map(|p| format!("{}: {}", text(&p["program"]), text(&p["state"])))
+        .collect()
 }
 
 /// Waits until something is so: for minutes, because a machine may have much else to do.
@@ -329,21 +360,22 @@ impl Ran {
         );
     }
 
+    /// Returns the JSON document of stdout.
+    pub fn json(&self) -> Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|e| panic!("{e}:\n{}", self.text()))
+    }
+
     /// Returns the JSON documents of stdout, one a line.
     pub fn events(&self) -> Vec<Value> {
-        let lines = self.stdout.lines();
-        lines
-            .map(|line| {
-                serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}:\n{}", self.text()))
-            })
-            .collect()
+        let parse =
+            |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}:\n{}", self.text()));
+        self.stdout.lines().map(parse).collect()
     }
 
     /// Returns the last JSON document of stdout.
     pub fn last(&self) -> Value {
-        self.events()
-            .pop()
-            .unwrap_or_else(|| panic!("{}", self.text()))
+        let last = self.events().pop();
+        last.unwrap_or_else(|| panic!("{}", self.text()))
     }
 
     /// Returns the text without the lines of finished tasks, whose order `build` has in full.
@@ -364,16 +396,24 @@ impl Ran {
             .join("\n")
     }
 
-    /// Returns everything about it in one text, as the snapshots show it.
+    /// Returns everything about it in one text, as the snapshots show it: exit code and streams. The output of a command
+    /// that succeeded has no heading.
     pub fn text(&self) -> String {
-        let mut text = format!("exit code {}\n", self.code);
         let stderr = self.weights_after_model();
-        for (name, content) in [("stdout", &self.stdout), ("stderr", &stderr)] {
-            if !content.is_empty() {
-                text += &format!("----- {name}\n{}\n", content.trim_end());
-            }
+        let streams = [("stdout", &self.stdout), ("stderr", &stderr)];
+        let streams = streams.into_iter().filter(|(_, text)| !text.is_empty());
+        let parts = streams
+            .enumerate()
+            .map(|(at, (name, text))| match (at, name) {
+                (0, "stdout") if self.code == 0 => format!("{}\n", text.trim_end()),
+                (0, _) => format!("exit code {}, {name}\n{}\n", self.code, text.trim_end()),
+                _ => format!("----- {name}\n{}\n", text.trim_end()),
+            });
+        let parts: Vec<String> = parts.collect();
+        match &parts[..] {
+            [] => format!("exit code {}\n", self.code),
+            _ => parts.concat(),
         }
-        text
     }
 
     /// Returns stderr with the line of the weights after that of the model: the weights are stored beside the first

@@ -1,10 +1,13 @@
 //! The shim of a release: compiled once, named by the release, and refused unless it is the named one.
 
-use std::{fs, os::unix::fs::PermissionsExt, path::PathBuf};
+use std::{fs, path::PathBuf};
 
 use precast::{Store, record::Release};
 
-use crate::sandbox::{EAGER, RUN, Ran, Sandbox, alive, assert_ran, assert_run, wait_until};
+use crate::{
+    sandbox::{EAGER, RUN, Sandbox, alive, assert_run, wait_until},
+    scene::damage,
+};
 
 fn built() -> Sandbox {
     let sandbox = Sandbox::built();
@@ -28,9 +31,11 @@ fn with_shims(sandbox: &Sandbox, change: impl Fn(&Store, &mut Release)) {
     sandbox.ok(&["gc", "--keep-releases", "1"]);
 }
 
-fn refused(ran: &Ran, code: i32, message: &str) {
-    assert_eq!(ran.code, code, "{}", ran.text());
-    ran.says(message);
+/// Puts another release with these bytes for its shim.
+fn with_shim(sandbox: &Sandbox, bytes: &[u8]) {
+    with_shims(sandbox, |store, release| {
+        release.shims[0].object = store.objects().put_bytes(bytes).unwrap();
+    });
 }
 
 #[test]
@@ -39,30 +44,14 @@ fn a_store_without_a_shim_gets_one_and_compiles_nothing_else() {
     assert_eq!(newest(&sandbox).shims.len(), 1);
     // As an earlier version of Precast left it.
     with_shims(&sandbox, |_, release| release.shims.clear());
-    assert_run!(sandbox, RUN, @"
-    exit code 4
-    ----- stderr
-    error: the release has no shim: an earlier version of Precast built it
-    hint: `precast build` makes a shim, and compiles nothing else
-    ");
-    assert_run!(sandbox, ["build", "--locked"], @"
-    exit code 1
-    ----- stderr
-    plan: 0 of 2 programs are missing
-    worker: Python [PYTHON], torch [TORCH] ([TIME])
-    model: 1 source file, 0 packages ([TIME])
-    error: no release has the shim for torch [TORCH], and `--locked` forbids compiling
-    hint: run `precast build` where compiling is allowed, then deploy the store
-    ");
-    let ran = sandbox.run(&["build"]);
-    assert_ran!(brief ran, @"
-    exit code 0
-    ----- stderr
-    plan: 0 of 2 programs are missing
-    left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused
-    fresh 2 of 3 programs are in the store, nothing to compile ([TIME])
-    published fake release 3
-    ");
+    let without = sandbox.run(&RUN).exits(4);
+    without.says("error: the release has no shim: an earlier version of Precast built it\n");
+    let locked = sandbox.run(&["build", "--locked"]).exits(1);
+    locked.says("error: no release has the shim for torch 2.11.0");
+    locked.says(", and `--locked` forbids compiling\n");
+    let ran = sandbox.ok(&["build"]);
+    ran.says("\nfresh 2 of 3 programs are in the store, nothing to compile (");
+    ran.says("\npublished fake release 3\n");
     sandbox.ok(&RUN);
     // The next one finds it.
     assert!(!sandbox.run(&["build"]).stderr.contains("shim"));
@@ -74,14 +63,14 @@ fn a_shim_of_other_sources_is_not_loaded() {
     let sandbox = built();
     with_shims(&sandbox, |store, release| {
         release.shims[0].source = precast::Digest::of(b"an earlier version's");
-        release.shims[0].object = store
-            .objects()
-            .put_bytes(b"an earlier version's shim")
-            .unwrap();
+        let object = store.objects().put_bytes(b"an earlier version's shim");
+        release.shims[0].object = object.unwrap();
     });
-    refused(&sandbox.run(&RUN), 4, "is of another version of Precast");
-    let ran = sandbox.run(&["build"]);
-    ran.says("shim: torch");
+    sandbox
+        .run(&RUN)
+        .exits(4)
+        .says("is of another version of Precast");
+    sandbox.run(&["build"]).says("shim: torch");
     assert_eq!(newest(&sandbox).shims.len(), 1);
     sandbox.ok(&RUN);
 }
@@ -93,7 +82,7 @@ fn a_release_for_another_torch_alone_is_refused_before_anything_is_loaded() {
         release.shims[0].torch = "2.10.0".to_owned();
     });
     let named = [&RUN[..], &["--model", "fake@changed"]].concat();
-    refused(&sandbox.run(&named), 4, "it has those for 2.10.0");
+    sandbox.run(&named).exits(4).says("it has those for 2.10.0");
 }
 
 /// Returns the file of the shim.
@@ -110,21 +99,17 @@ fn a_damaged_shim_is_refused_and_found() {
     for cut in [true, false] {
         let sandbox = built();
         let file = object(&sandbox);
-        let mut bytes = fs::read(&file).unwrap();
-        match cut {
-            true => bytes.truncate(bytes.len() / 2),
-            false => {
-                let middle = bytes.len() / 2;
-                bytes[middle] ^= 1;
+        damage(&file, |bytes| {
+            let middle = bytes.len() / 2;
+            match cut {
+                true => bytes.truncate(middle),
+                false => bytes[middle] ^= 1,
             }
-        }
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
-        fs::write(&file, bytes).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o444)).unwrap();
-        refused(&sandbox.run(&RUN), 1, "shim `");
+        });
+        sandbox.run(&RUN).exits(1).says("shim `");
         sandbox.run(&["verify"]).exits(1);
         fs::remove_file(&file).unwrap();
-        refused(&sandbox.run(&RUN), 1, "shim `");
+        sandbox.run(&RUN).exits(1).says("shim `");
         // A build compiles it again; a repair can't.
         sandbox.run(&["verify", "--repair"]).exits(3);
         sandbox.ok(&["build"]);
@@ -137,13 +122,9 @@ fn other_objects_are_refused_as_shims() {
     let sandbox = built();
     let store = Store::open(sandbox.path("artifacts")).unwrap();
     // An artifact is a shared object, but no shim.
-    let program = store
-        .records()
-        .program(&newest(&sandbox).programs[0])
-        .unwrap()
-        .unwrap();
-    let artifact = store
-        .records()
+    let (records, id) = (store.records(), newest(&sandbox).programs[0]);
+    let program = records.program(&id).unwrap().unwrap();
+    let artifact = records
         .artifact(&program.steps[0].artifact)
         .unwrap()
         .unwrap();
@@ -153,36 +134,31 @@ fn other_objects_are_refused_as_shims() {
         (&library[..], "it has no function `precast_"),
         (b"no shared object", "it is no shared object"),
     ] {
-        with_shims(&sandbox, |store, release| {
-            release.shims[0].object = store.objects().put_bytes(other).unwrap();
-        });
-        let ran = sandbox.run(&RUN);
-        refused(&ran, 1, message);
+        with_shim(&sandbox, other);
+        sandbox.run(&RUN).exits(1).says(message);
     }
 }
 
 #[test]
 fn a_host_runs_the_gates_of_a_release() {
-    let sandbox = Sandbox::new();
-    let mut build = sandbox.command(&["build", "-q"]);
-    assert_eq!(sandbox.output(build.env("FAKE_EAGER", EAGER)).code, 0);
+    let built = |eager: &str| {
+        let sandbox = Sandbox::new();
+        let mut build = sandbox.command(&["build", "-q"]);
+        sandbox.output(build.env("FAKE_EAGER", eager)).exits(0);
+        sandbox
+    };
+    let sandbox = built(EAGER);
     assert_run!(sandbox, ["verify", "--host"], @"
-    exit code 0
-    ----- stdout
     passed  affine batch=1, at most 0.0e0 from eager
     passed  affine batch=4, at most 0.0e0 from eager
     ");
     assert_eq!(newest(&sandbox).seq, 1, "it has that torch already");
     crate::schemas::check("verify", &sandbox.json(&["verify", "--host"]));
     // An artifact that answers something else than this eager.
-    let wrong = EAGER.replace("1.0", "1.5");
-    let sandbox = Sandbox::new();
-    let mut build = sandbox.command(&["build", "-q"]);
-    assert_eq!(sandbox.output(build.env("FAKE_EAGER", wrong)).code, 0);
+    let sandbox = built(&EAGER.replace("1.0", "1.5"));
     with_shims(&sandbox, |_, release| release.shims.clear());
     assert_run!(sandbox, ["verify", "--host"], @"
-    exit code 1
-    ----- stdout
+    exit code 1, stdout
     failed  affine batch=1: output `out` differs from eager in 3 of 3 elements (largest difference 5.000e-1, rtol 1.0e-4, atol 1.9e-5, cosine [NUMBER])
     failed  affine batch=4: output `out` differs from eager in 12 of 12 elements (largest difference 5.000e-1, rtol 1.0e-4, atol 4.9e-5, cosine [NUMBER])
     ");
@@ -201,8 +177,7 @@ fn initialiser(sandbox: &Sandbox, body: &str) -> Vec<u8> {
     let mut command = std::process::Command::new("cc");
     command
         .args(["-shared", "-fPIC", "-o"])
-        .arg(&file)
-        .arg(source);
+        .args([&file, &source]);
     assert!(command.status().unwrap().success());
     fs::read(file).unwrap()
 }
@@ -217,14 +192,11 @@ fn a_shim_that_crashes_when_it_is_loaded_is_an_error_and_takes_nothing_with_it()
         pid.display()
     );
     let crashing = initialiser(&sandbox, &body);
-    with_shims(&sandbox, |store, release| {
-        release.shims[0].object = store.objects().put_bytes(&crashing).unwrap();
-    });
+    with_shim(&sandbox, &crashing);
     // The second time the first is remembered.
     let first = sandbox.run(&RUN);
     assert_run!(sandbox, RUN, @"
-    exit code 1
-    ----- stderr
+    exit code 1, stderr
     error: object `[ID]` is not loaded: a process tried to, and it ended with signal 6
     hint: build the program again; `precast verify` says whether its objects are whole
     ");
@@ -244,9 +216,7 @@ fn a_run_that_is_ended_while_it_waits_for_the_helper_ends_at_once_with_all_of_it
         pid.display()
     );
     let hanging = initialiser(&sandbox, &body);
-    with_shims(&sandbox, |store, release| {
-        release.shims[0].object = store.objects().put_bytes(&hanging).unwrap();
-    });
+    with_shim(&sandbox, &hanging);
     for (signal, code) in [("-TERM", Some(130)), ("-INT", Some(130)), ("-KILL", None)] {
         let _ = fs::remove_file(&pid);
         let mut child = sandbox.command(&RUN).spawn().unwrap();
@@ -259,10 +229,7 @@ fn a_run_that_is_ended_while_it_waits_for_the_helper_ends_at_once_with_all_of_it
         let begun = std::time::Instant::now();
         assert_eq!(child.wait().unwrap().code(), code, "{signal}");
         // The helper itself has a minute.
-        assert!(
-            begun.elapsed() < std::time::Duration::from_secs(55),
-            "{signal}"
-        );
+        assert!(begun.elapsed().as_secs() < 55, "{signal}");
         wait_until("it is left", || !alive(&grandchild));
     }
     let known = fs::read_to_string(sandbox.path("artifacts/cache/loads")).unwrap();

@@ -27,11 +27,6 @@ macro_rules! assert_screen {
     };
 }
 
-/// Lets the compile of one bucket fail.
-fn failing(sandbox: &Sandbox) {
-    sandbox.append("model.py", "# fake: compile fails batch=4");
-}
-
 #[test]
 fn a_plan_in_terminals() {
     let sandbox = Sandbox::new();
@@ -46,17 +41,13 @@ fn a_plan_in_terminals() {
     "#);
     // Lines break between words.
     let narrow = shown(&sandbox, &["plan"], 40, &[]).text;
-    let words = |text: &str| {
-        text.split_whitespace()
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    assert_eq!(words(&narrow), words(&wide.text));
-    let plain = anstream::adapter::strip_str(&narrow).to_string();
     assert!(
-        plain.lines().all(|line| line.chars().count() <= 40),
-        "{plain}"
+        narrow.split_whitespace().eq(wide.text.split_whitespace()),
+        "{narrow}"
     );
+    let plain = anstream::adapter::strip_str(&narrow).to_string();
+    let fits = plain.lines().all(|line| line.chars().count() <= 40);
+    assert!(fits, "{plain}");
     let plain = shown(&sandbox, &["plan"], 120, &[("NO_COLOR", "1")]).text;
     assert!(!plain.contains('\x1b'), "{plain}");
     assert_eq!(plain, sandbox.run(&["plan"]).stdout);
@@ -70,18 +61,11 @@ fn a_build_draws_bars_and_leaves_only_what_it_did() {
         assert_eq!(build.code, 0, "{}", build.text);
         // Bars were drawn, in colours, and are gone.
         for part in ["Building", "/3 programs", "starting Python", "\x1b[32m"] {
-            assert!(
-                build.text.contains(part),
-                "`{part}` is not in {:?}",
-                build.text
-            );
+            let is_there = build.text.contains(part);
+            assert!(is_there, "`{part}` is not in {:?}", build.text);
         }
-        let words = build
-            .screen
-            .split_whitespace()
-            .collect::<Vec<_>>()
-            .join(" ");
-        assert_screen!(words, @"left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused built 2 programs, 2 artifacts compiled ([TIME]) published fake release 1");
+        let words: Vec<&str> = build.screen.split_whitespace().collect();
+        assert_screen!(words.join(" "), @"left out affine eager: the fake model has no dynamic dimensions; requests that no other program covers are refused built 2 programs, 2 artifacts compiled ([TIME]) published fake release 1");
     }
 }
 
@@ -97,15 +81,12 @@ fn a_build_shows_its_tasks_and_the_remaining_time() {
 
 fn says_what_it_does(columns: u16) {
     let sandbox = Sandbox::new();
-    sandbox.edit("precast.toml", "batch = [1, 4]", "batch = [1, 2, 3, 4, 5]");
+    sandbox.buckets("1, 2, 3, 4, 5");
     sandbox.append("model.py", "# fake: compile is slow");
-    let build = shown(
-        &sandbox,
-        &["build", "-j", "2"],
-        columns,
-        &[("NO_COLOR", "1")],
-    );
+    let colours = [("NO_COLOR", "1")];
+    let build = shown(&sandbox, &["build", "-j", "2"], columns, &colours);
     assert_eq!(build.code, 0, "{}", build.text);
+    assert!(!coloured(&build.text), "{:?}", build.text);
     // Every line that the screen showed, without spinners and counters.
     let mut screen = vt100::Parser::new(cells(200), cells(columns), 0);
     let mut seen = BTreeSet::new();
@@ -114,10 +95,8 @@ fn says_what_it_does(columns: u16) {
         for row in screen.screen().rows(0, columns) {
             // A wrapped line would continue in the next row.
             let (row, whole) = (row.trim(), row.trim_start().starts_with("Building "));
-            assert!(
-                whole || !row.ends_with(" left"),
-                "at {columns} columns: {row}"
-            );
+            let is_whole = whole || !row.ends_with(" left");
+            assert!(is_whole, "at {columns} columns: {row}");
             let words = row
                 .split_whitespace()
                 .filter(|word| !word.starts_with(['[', ']']));
@@ -139,26 +118,13 @@ fn says_what_it_does(columns: u16) {
 
 #[test]
 fn bars_are_not_coloured_where_nobody_wants_it() {
-    let sandbox = Sandbox::new();
-    failing(&sandbox);
-    let build = shown(&sandbox, &["build"], 100, &[("NO_COLOR", "1")]);
-    let coloured = |text: &str| {
-        text.split("\x1b[").skip(1).any(|rest| {
-            let end = rest.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(0);
-            rest[end..].starts_with('m')
-        })
-    };
-    assert!(build.text.contains("Building"), "{:?}", build.text);
-    assert!(!coloured(&build.text), "{:?}", build.text);
-    let sandbox = Sandbox::new();
-    let build = shown(&sandbox, &["build", "--color", "never"], 100, &[]);
+    let build = shown(&Sandbox::new(), &["build", "--color", "never"], 100, &[]);
     assert!(!coloured(&build.text), "{:?}", build.text);
 }
 
-#[test]
-fn without_a_terminal_a_build_prints_lines() {
-    let sandbox = Sandbox::new();
-    let ran = sandbox.run(&["build"]);
-    assert!(!ran.stderr.contains(['\x1b', '\r']), "{}", ran.text());
-    ran.says("published: affine batch=4");
+fn coloured(text: &str) -> bool {
+    text.split("\x1b[").skip(1).any(|rest| {
+        let end = rest.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(0);
+        rest[end..].starts_with('m')
+    })
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use crate::{
-    sandbox::{Sandbox, assert_run},
+    sandbox::{Sandbox, assert_run, count},
     schemas::check,
 };
 
@@ -24,8 +24,7 @@ fn slow(lines: &[&str]) -> Sandbox {
 fn record(sandbox: &Sandbox) -> Value {
     let listed = sandbox.json(&["release", "ls"]);
     let id = listed["releases"][0]["programs"][0].as_str();
-    let id = id.unwrap().to_owned();
-    sandbox.json(&["show", &id])
+    sandbox.json(&["show", id.unwrap()])
 }
 
 /// Returns the option sets of a record as `options: kept` or `options: why it was refused`.
@@ -40,9 +39,8 @@ fn rows(record: &Value) -> Vec<String> {
 }
 
 fn artifacts(record: &Value) -> Vec<&str> {
-    let steps = record["steps"].as_array().unwrap();
+    let steps = record["steps"].as_array().unwrap().iter();
     steps
-        .iter()
         .map(|step| step["artifact"].as_str().unwrap())
         .collect()
 }
@@ -56,8 +54,7 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
         "max_autotune=true fails",
     ]);
     assert_run!(brief sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
-    exit code 0
-    ----- stderr
+    exit code 0, stderr
     plan: 1 of 1 programs are missing
     tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
     published: affine batch=1 [ID]
@@ -85,33 +82,23 @@ fn the_fastest_option_set_that_passes_is_kept_and_found_again() {
         max_autotune=true was refused: the C++ compiler does not like this option
         ");
     });
-    assert_run!(sandbox, ["why", tuned["id"].as_str().unwrap()], @"
-    exit code 0
-    ----- stdout
-    affine batch=1 [ID], built [TIME]
-      it replaced nothing
-      kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets, 2 refused)
-    ");
-    check(
-        "why",
-        &sandbox.json(&["why", tuned["id"].as_str().unwrap()]),
-    );
+    let why = ["why", tuned["id"].as_str().unwrap()];
+    sandbox
+        .ok(&why)
+        .prints("\n  it replaced nothing\n  kept `epilogue_fusion=false`, ");
+    check("why", &sandbox.json(&why));
     check("show", &tuned);
     check("report", &sandbox.json(&["report"]));
     // Neither needs a worker.
     sandbox.script("worker", "exit 1");
-    assert_run!(sandbox, ["build", "--tune", "--only", ONE], @"
-    exit code 0
-    ----- stderr
-    plan: 0 of 1 programs are missing
-    fresh 1 of 1 programs are in the store, nothing to compile ([TIME])
-    ");
-    assert_run!(sandbox, ["build", "--only", ONE], @"
-    exit code 0
-    ----- stderr
-    plan: 0 of 1 programs are missing
-    fresh 1 of 1 programs are in the store, nothing to compile ([TIME])
-    ");
+    for args in [
+        &["build", "--tune", "--only", ONE][..],
+        &["build", "--only", ONE],
+    ] {
+        sandbox
+            .ok(args)
+            .says("\nfresh 1 of 1 programs are in the store, nothing to compile (");
+    }
     assert_eq!(record(&sandbox)["id"], tuned["id"]);
 }
 
@@ -120,41 +107,28 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
     let sandbox = slow(&["epilogue_fusion=false takes 200"]);
     sandbox.ok(&["build", "-q"]);
     let plain = record(&sandbox);
-    assert_run!(sandbox, ["plan", "--tune", "--only", ONE], @"
-    exit code 0
-    ----- stdout
-    build  affine batch=1  `tuned` changed: `false` -> `true`
-    1 of 1 programs would be built
-    ");
-    assert_run!(brief sandbox, ["build", "-j", "1", "--tune", "--only", ONE], @"
-    exit code 0
-    ----- stderr
-    plan: 1 of 1 programs are missing
-    tuned: affine batch=1: kept `epilogue_fusion=false`, [RATIO]× as fast as `mode=default` (5 option sets)
-    published: affine batch=1 [ID]
-    built 1 program, 4 artifacts compiled ([TIME])
-    published fake release 2
-    ");
+    let plan = sandbox.ok(&["plan", "--tune", "--only", ONE]);
+    plan.prints("affine batch=1  `tuned` changed: `false` -> `true`\n");
+    let ran = sandbox.ok(&["build", "-j", "1", "--tune", "--only", ONE]);
+    ran.says("\nbuilt 1 program, 4 artifacts compiled (");
+    ran.says("\npublished fake release 2\n");
     let tuned = record(&sandbox);
     assert_ne!(tuned["id"], plain["id"]);
     assert_ne!(artifacts(&tuned), artifacts(&plain));
     let live = sandbox.json(&["ls", "--state", "live"]);
-    let live = live["programs"].as_array().unwrap();
     assert_eq!(
-        live.len(),
+        count(&live["programs"]),
         2,
-        "the other program stays in the release: {live:?}"
+        "the other program stays in the release"
     );
     // A rollback stays.
     let built = || {
-        (
-            sandbox.run(&["build", "-q"]).code,
-            record(&sandbox)["id"].clone(),
-        )
+        sandbox.ok(&["build", "-q"]);
+        record(&sandbox)["id"].clone()
     };
-    assert_eq!(built(), (0, tuned["id"].clone()));
+    assert_eq!(built(), tuned["id"]);
     sandbox.ok(&["release", "rollback", "fake"]);
-    assert_eq!(built(), (0, plain["id"].clone()));
+    assert_eq!(built(), plain["id"]);
 }
 
 #[test]
@@ -186,17 +160,13 @@ fn a_crash_or_failure_with_one_option_set_leaves_the_others() {
         "max_autotune=true takes 4000",
     ]);
     let ran = sandbox.ok(&["build", "--tune", "--only", ONE, "--format", "json"]);
-    let events: Vec<Value> = ran
-        .stdout
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let events = ran.events();
     events.iter().for_each(|event| check("build", event));
-    let tried = events
-        .iter()
-        .find(|event| event["event"] == "tuned")
-        .unwrap();
-    assert_eq!(tried["tried"], record(&sandbox)["receipt"]["tuned"]);
+    let tried = events.iter().find(|event| event["event"] == "tuned");
+    assert_eq!(
+        tried.unwrap()["tried"],
+        record(&sandbox)["receipt"]["tuned"]
+    );
     insta::assert_snapshot!(rows(&record(&sandbox)).join("\n"), @"
     mode=default: 
     coordinate_descent_tuning=true: the artifact failed its gate: it ended its process with signal 6
@@ -216,11 +186,8 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
     // Two programs; each loses two workers.
     let ran = sandbox.ok(&["build", "-j", "2", "--tune", "--timeout", "15"]);
     ran.says("built 2 programs, 6 artifacts compiled");
-    let listed = sandbox.json(&["ls", "--state", "live"]);
-    let programs = listed["programs"].as_array().unwrap();
-    assert_eq!(programs.len(), 2, "{listed}");
-    for program in programs {
-        let record = sandbox.json(&["show", program["id"].as_str().unwrap()]);
+    for program in [ONE, "affine batch=4"] {
+        let record = sandbox.json(&["show", program]);
         insta::allow_duplicates! { insta::assert_snapshot!(rows(&record).join("\n"), @"
         mode=default: 
         coordinate_descent_tuning=true: the worker ended in the middle of a request (signal: 9 (SIGKILL))
@@ -235,32 +202,31 @@ fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_bu
 #[test]
 fn a_program_fails_when_no_option_set_is_left() {
     let sandbox = slow(&["mode=default answers wrong"]);
-    assert_run!(sandbox, ["build", "-q", "--tune", "--only", ONE, "--set", "fail_policy=raise"], @"
-    exit code 1
-    ----- stderr
-    error: 1 of 1 programs failed
-    hint: `precast log ID` prints the log of a failed program
-    ");
+    let build = [
+        "build",
+        "-q",
+        "--tune",
+        "--only",
+        ONE,
+        "--set",
+        "fail_policy=raise",
+    ];
+    let ran = sandbox.run(&build).exits(1);
+    ran.says("error: 1 of 1 programs failed\nhint: `precast log ID` prints the log of a failed program\n");
 }
 
 #[test]
 fn a_mode_that_autotunes_must_beat_the_default() {
-    for (takes, kept, artifact_of) in [
-        (8000, "mode=default", "mode=default"),
-        (200, "mode=max-autotune", "mode=max-autotune"),
-    ] {
+    for (takes, kept) in [(8000, "default"), (200, "max-autotune")] {
         let sandbox = slow(&[&format!("mode=max-autotune takes {takes}")]);
         sandbox.module("mode = \"max-autotune\"");
         let ran = sandbox.ok(&["build", "-j", "1", "--only", ONE]);
-        ran.says(&format!("tuned: affine batch=1: kept `{kept}`"));
+        ran.says(&format!("tuned: affine batch=1: kept `mode={kept}`"));
         let record = record(&sandbox);
-        assert_eq!(
-            record["request"]["mode"], "max-autotune",
-            "it still asks for CUDA graphs"
-        );
+        let asked = &record["request"]["mode"];
+        assert_eq!(asked, "max-autotune", "it still asks for CUDA graphs");
         let artifact = sandbox.json(&["show", artifacts(&record)[0]]);
-        let mode = artifact["key"]["mode"].as_str().unwrap().to_owned();
-        assert_eq!(format!("mode={mode}"), artifact_of);
+        assert_eq!(artifact["key"]["mode"], kept);
         assert_eq!(rows(&record).len(), 2);
     }
 }
@@ -286,34 +252,20 @@ fn passes_that_packages_offer_are_tried_and_name_their_artifacts() {
     ]);
     sandbox.write("own.py", "");
     let passes = |record: &Value| {
-        let id = record["steps"][0]["artifact"].as_str().unwrap();
-        let shown = sandbox.json(&["show", id]);
-        let passes = shown["key"]["passes"].as_array().unwrap().clone();
-        passes
-            .into_iter()
-            .map(|pass| pass["callable"].as_str().unwrap().to_owned())
-            .collect::<Vec<_>>()
+        let shown = sandbox.json(&["show", artifacts(record)[0]]);
+        let passes = shown["key"]["passes"].as_array().unwrap().iter();
+        let names = passes.map(|pass| pass["callable"].as_str().unwrap().to_owned());
+        names.collect::<Vec<_>>()
     };
     // A module's own pass for segments is in the key; offered passes are tried by tuning alone.
     let own = ["build", "-q", "--only", ONE, "--set", "passes=['own:pass']"];
     sandbox.ok(&own);
     let plain = record(&sandbox);
     assert_eq!(passes(&plain), ["own:pass"]);
-    let tuned = [
-        "build",
-        "-q",
-        "--tune",
-        "--only",
-        ONE,
-        "--set",
-        "passes=['own:pass']",
-    ];
-    sandbox.ok(&tuned);
+    sandbox.ok(&[&own[..], &["--tune"]].concat());
     let tuned = record(&sandbox);
     let tried = rows(&tuned);
-    assert_eq!(
-        tried[tried.len() - 2..],
-        ["kernels:fast epilogue_fusion=false: kept", "kernels:slow: "]
-    );
+    let offers = ["kernels:fast epilogue_fusion=false: kept", "kernels:slow: "];
+    assert_eq!(tried[tried.len() - 2..], offers);
     assert_eq!(passes(&tuned), ["own:pass", "kernels:fast"]);
 }

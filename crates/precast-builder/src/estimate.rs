@@ -151,11 +151,8 @@ mod tests {
         estimate.lacked(1);
         schedule.lacks(0..1, Digest::of(b"a"), 1);
         schedule.ended(Task::Capture(0), true);
-        assert_eq!(
-            estimate.remaining(&schedule, 2),
-            None,
-            "no compile has ended"
-        );
+        let no_compile_has_ended = estimate.remaining(&schedule, 2);
+        assert_eq!(no_compile_has_ended, None);
         estimate.took(Kind::Compile, 10.0);
         // One capture and two compiles: a known one, and one of the second capture.
         assert_eq!(estimate.remaining(&schedule, 1), Some(24.0));
@@ -168,8 +165,8 @@ mod tests {
     fn means_are_read_from_receipts() {
         let (_dir, store) = testing::store();
         let mut artifact = testing::artifact(&store, "block");
-        artifact.receipt =
-            testing::read(serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}}));
+        let seconds = serde_json::json!({"seconds": {"lower": 1.0, "cpp": 2.0}});
+        artifact.receipt = testing::read(seconds);
         let artifact = store.records().put_artifact(&artifact).unwrap();
         let mut program = testing::program("m", 8, &[artifact.id]);
         program.receipt = testing::read(serde_json::json!({"seconds": {"capture": 4.0}}));
@@ -177,19 +174,14 @@ mod tests {
         let mut estimate = Estimate::default();
         estimate.read(&program.id, &store);
         estimate.read(&Digest::of(b"gone"), &store);
-        assert_eq!(
-            estimate.remaining(&Schedule::of_build(1, false, false), 1),
-            Some(7.0)
-        );
+        let schedule = Schedule::of_build(1, false, false);
+        assert_eq!(estimate.remaining(&schedule, 1), Some(7.0));
         assert_eq!(estimate.of(2, 3, 1), Some(17.0));
         assert_eq!(estimate.of(2, 3, 2), Some(8.5));
         assert_eq!(estimate.receipts(), 1);
         assert_eq!(Estimate::default().of(1, 1, 1), None);
         // A measurement of this build is the better estimate.
         estimate.took(Kind::Compile, 5.0);
-        assert_eq!(
-            estimate.remaining(&Schedule::of_build(1, false, false), 1),
-            Some(9.0)
-        );
+        assert_eq!(estimate.remaining(&schedule, 1), Some(9.0));
     }
 }

@@ -208,14 +208,14 @@ mod tests {
     #[test]
     fn every_file_of_the_worker_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("worker");
-        let mut there: Vec<String> = walkdir::WalkDir::new(&folder)
+        let entries = walkdir::WalkDir::new(&folder)
             .into_iter()
-            .filter_map(|entry| {
-                let entry = entry.unwrap();
-                let name = entry.path().strip_prefix(&folder).unwrap().to_str()?;
-                name.ends_with(".py").then(|| name.to_owned())
-            })
-            .collect();
+            .map(Result::unwrap);
+        let names = entries.map(|entry| {
+            let name = entry.path().strip_prefix(&folder).unwrap();
+            name.to_str().unwrap().to_owned()
+        });
+        let mut there: Vec<String> = names.filter(|name| name.ends_with(".py")).collect();
         there.sort();
         let mut embedded: Vec<&str> = FILES.iter().map(|(name, _)| *name).collect();
         embedded.sort();
@@ -228,11 +228,8 @@ mod tests {
         let scratch = tempfile::tempdir().unwrap();
         let folder = unpack(scratch.path()).unwrap();
         for (name, text) in FILES {
-            assert_eq!(
-                std::fs::read_to_string(folder.join(name)).unwrap(),
-                *text,
-                "{name}"
-            );
+            let written = std::fs::read_to_string(folder.join(name)).unwrap();
+            assert_eq!(written, *text, "{name}");
         }
     }
 }

@@ -170,15 +170,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::filled;
     use precast_store::testing;
 
     #[test]
     fn releases_differ_by_what_was_added_removed_and_changed() {
         let (_dir, store) = testing::store();
-        let artifact = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "a"))
-            .unwrap();
+        let artifact = filled::artifact(&store, "a");
         let put = |batch: i64, source: &str| {
             let mut program = testing::program("m", batch, &[artifact.id]);
             program.request =
@@ -188,20 +186,8 @@ mod tests {
         };
         let (same, gone, was) = (put(1, "one"), put(2, "one"), put(4, "one"));
         let (is, new) = (put(4, "two"), put(8, "two"));
-        let first = store
-            .releases()
-            .put(&testing::release("m", None, &[same, gone, was]))
-            .unwrap()
-            .0;
-        let second = store
-            .releases()
-            .put(&testing::release("m", None, &[same, is, new]))
-            .unwrap()
-            .0;
-        let (first, second) = (
-            of_release(&store, &first).unwrap(),
-            of_release(&store, &second).unwrap(),
-        );
+        let [first, second] = [[same, gone, was], [same, is, new]]
+            .map(|programs| of_release(&store, &filled::release(&store, &programs)).unwrap());
         let found = sets((&store, &first), (&store, &second)).unwrap();
         assert_eq!(found.same, 1);
         assert_eq!(found.removed[0].id, gone);
@@ -210,22 +196,15 @@ mod tests {
             panic!("{found:?}")
         };
         assert_eq!((changed.old, changed.new), (was, is));
-        assert_eq!(
-            changed.reasons,
-            [Reason::SourceChanged {
-                path: "model.py".into()
-            }]
-        );
+        let path = "model.py".into();
+        assert_eq!(changed.reasons, [Reason::SourceChanged { path }]);
     }
 
     #[test]
     fn stores_differ_by_the_newest_program_of_each_name() {
-        let filled = |batches: &[(i64, &str)]| {
+        let store = |batches: &[(i64, &str)]| {
             let (dir, store) = testing::store();
-            let artifact = store
-                .records()
-                .put_artifact(&testing::artifact(&store, "a"))
-                .unwrap();
+            let artifact = filled::artifact(&store, "a");
             for (batch, source) in batches {
                 let mut program = testing::program("m", *batch, &[artifact.id]);
                 program.id = Digest::of(format!("{batch} {source}").as_bytes());
@@ -234,20 +213,16 @@ mod tests {
             }
             (dir, store)
         };
-        let (_a, a) = filled(&[(1, "x"), (2, "x"), (4, "x")]);
-        let (_b, b) = filled(&[(2, "x"), (4, "y"), (8, "x")]);
-        let (_empty, empty) = filled(&[]);
+        let (_a, a) = store(&[(1, "x"), (2, "x"), (4, "x")]);
+        let (_b, b) = store(&[(2, "x"), (4, "y"), (8, "x")]);
+        let (_empty, empty) = store(&[]);
         let names = |old: &Store, new: &Store| {
             let (olds, news) = (of_store(old).unwrap(), of_store(new).unwrap());
             let found = sets((old, &olds), (new, &news)).unwrap();
             let names = |all: &[Named]| all.iter().map(|n| n.name.clone()).collect::<Vec<_>>();
             let changed = found.changed.iter().map(|c| c.name.clone()).collect();
-            (
-                names(&found.removed),
-                names(&found.added),
-                changed,
-                found.same,
-            )
+            let (removed, added) = (names(&found.removed), names(&found.added));
+            (removed, added, changed, found.same)
         };
         let at = |batch: &str| vec![format!("m encode batch={batch} cpu")];
         assert_eq!(names(&a, &b), (at("1"), at("8"), at("4"), 1));

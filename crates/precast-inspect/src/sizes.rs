@@ -242,14 +242,17 @@ mod tests {
         sizes.iter().map(cover).sum()
     }
 
+    /// Returns requests of one size in one dimension.
+    fn of(dim: &str, size: u64) -> RequestSizes {
+        RequestSizes::ByDimension([(dim.to_owned(), vec![size])].into())
+    }
+
     #[test]
     fn buckets_pad_least() {
         assert_eq!(choose(BUCKETS, &[5], 1), [5]);
         assert_eq!(choose(BUCKETS, &[1, 8, 1, 1], 1), [1, 8]);
-        assert_eq!(
-            choose(BUCKETS, &[3, 3, 3, 9, 9, 27, 81, 82], 1),
-            [3, 9, 27, 82]
-        );
+        let sizes = [3, 3, 3, 9, 9, 27, 81, 82];
+        assert_eq!(choose(BUCKETS, &sizes, 1), [3, 9, 27, 82]);
         assert_eq!(choose(BUCKETS, &[17, 33, 120], 8), [24, 40, 120]);
         let sizes: Vec<u64> = (0..200).map(|i| 1 + (i * i) % 97).collect();
         let chosen = choose(BUCKETS, &sizes, 1);
@@ -267,11 +270,8 @@ mod tests {
 
     #[test]
     fn padding_is_a_share_of_the_computed_sizes() {
-        let buckets = [
-            ("batch".to_owned(), vec![1, 8]),
-            ("seq".to_owned(), vec![32, 128]),
-        ]
-        .into();
+        let buckets = [("batch", vec![1, 8]), ("seq", vec![32, 128])];
+        let buckets = buckets.map(|(dim, sizes)| (dim.to_owned(), sizes)).into();
         let list = RequestSizes::Any(vec![16, 32, 64, 200]);
         let costs = padding(&buckets, &list).unwrap();
         let expected = Padding {
@@ -284,25 +284,25 @@ mod tests {
             best_waste: 1.0 - 312.0 / 392.0,
         };
         assert_eq!(costs, [expected]);
-        let batch = RequestSizes::ByDimension([("batch".to_owned(), vec![9])].into());
+        let batch = of("batch", 9);
         let costs = padding(&buckets, &batch).unwrap();
         assert_eq!((costs[0].uncovered, costs[0].waste), (1, None));
-        let other = RequestSizes::ByDimension([("tokens".to_owned(), vec![3])].into());
+        let other = of("tokens", 3);
         assert!(padding(&buckets, &other).is_err());
     }
 
     #[test]
     fn files_of_sizes() {
-        assert_eq!(
-            RequestSizes::parse("[1, 2]"),
-            Some(RequestSizes::Any(vec![1, 2]))
-        );
-        assert_eq!(
-            RequestSizes::parse("{\"schema\": 1, \"lengths\": [7]}"),
-            Some(RequestSizes::Any(vec![7]))
-        );
-        let by = RequestSizes::ByDimension([("seq".to_owned(), vec![3])].into());
-        assert_eq!(RequestSizes::parse("{\"seq\": [3]}"), Some(by));
+        for (text, sizes) in [
+            ("[1, 2]", RequestSizes::Any(vec![1, 2])),
+            (
+                "{\"schema\": 1, \"lengths\": [7]}",
+                RequestSizes::Any(vec![7]),
+            ),
+            ("{\"seq\": [3]}", of("seq", 3)),
+        ] {
+            assert_eq!(RequestSizes::parse(text), Some(sizes), "{text}");
+        }
         for wrong in ["", "[]", "{}", "[0]", "[1.5]", "{\"seq\": 3}", "3"] {
             assert_eq!(RequestSizes::parse(wrong), None, "{wrong}");
         }
@@ -311,27 +311,22 @@ mod tests {
     #[test]
     fn a_list_is_of_the_dimension_that_is_not_the_batch() {
         let seen = |dims: &[&str]| {
-            dims.iter()
-                .map(|dim| ((*dim).to_owned(), vec![2]))
-                .collect()
+            let dims = dims.iter();
+            dims.map(|dim| ((*dim).to_owned(), vec![2])).collect()
         };
         let any = RequestSizes::Any(vec![17]);
         let chosen = buckets(&seen(&["batch", "seq"]), Some(&any)).unwrap();
         assert_eq!(chosen["seq"], [24]);
         assert_eq!(chosen["batch"], [2]);
-        assert_eq!(
-            buckets(&seen(&["batch"]), Some(&any)).unwrap()["batch"],
-            [24]
-        );
+        let chosen = buckets(&seen(&["batch"]), Some(&any)).unwrap();
+        assert_eq!(chosen["batch"], [24]);
         for wrong in [&["batch", "height", "width"][..], &[]] {
             assert!(buckets(&seen(wrong), Some(&any)).is_err(), "{wrong:?}");
         }
-        let other = RequestSizes::ByDimension([("tokens".to_owned(), vec![3])].into());
-        let error = buckets(&seen(&["batch"]), Some(&other)).unwrap_err();
-        let hint = error.hint();
+        let error = buckets(&seen(&["batch"]), Some(&of("tokens", 3))).unwrap_err();
         assert_eq!(
-            hint.as_deref(),
-            Some("the inputs have the dimensions `batch`")
+            error.hint().unwrap(),
+            "the inputs have the dimensions `batch`"
         );
     }
 }

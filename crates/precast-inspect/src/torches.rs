@@ -185,14 +185,12 @@ mod tests {
         let all = [newer(), target("cuda", "13.0", "13.2"), package()];
         insta::assert_snapshot!(under("2.15.0", &all).unwrap(), @"`precast verify --host m` may let release 1 run under torch 2.15.0, without a build");
         insta::assert_snapshot!(under("2.12.1", &[target("torch", "2.11.0", "2.12.1")]).unwrap(), @"release 1 of `m` runs under torch 2.12.1 without a build: its gates passed there");
+        let isa = target("isa", "native", "x86-64-v3");
         for (torch, reasons) in [
             ("2.15.0", vec![]),
             ("2.15.0", vec![package()]),
             ("2.15.0", vec![newer(), source]),
-            (
-                "2.15.0",
-                vec![newer(), target("isa", "native", "x86-64-v3")],
-            ),
+            ("2.15.0", vec![newer(), isa]),
             ("2.10.0", vec![target("torch", "2.11.0", "2.10.0")]),
             // The newest release is for this torch already.
             ("2.11.0", vec![newer()]),

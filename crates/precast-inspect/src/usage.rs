@@ -114,35 +114,17 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::filled;
     use precast_store::{Digest, testing};
 
     #[test]
     fn shared_objects_count_once_in_total_and_in_each_group() {
         let (_dir, store) = testing::store();
-        let a = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "a"))
-            .unwrap();
-        let b = store
-            .records()
-            .put_artifact(&testing::artifact(&store, "b"))
-            .unwrap();
-        let one = store
-            .records()
-            .put_program(&testing::program("m", 1, &[a.id]))
-            .unwrap();
-        store
-            .records()
-            .put_program(&testing::program("m", 2, &[a.id]))
-            .unwrap();
-        store
-            .records()
-            .put_program(&testing::program("n", 1, &[a.id, b.id]))
-            .unwrap();
-        store
-            .releases()
-            .put(&testing::release("m", None, &[one.id]))
-            .unwrap();
+        let [a, b] = ["a", "b"].map(|name| filled::artifact(&store, name));
+        let one = filled::program(&store, "m", 1, &[a.id]);
+        filled::program(&store, "m", 2, &[a.id]);
+        filled::program(&store, "n", 1, &[a.id, b.id]);
+        filled::release(&store, &[one.id]);
         let log = store
             .objects()
             .put_bytes(b"a log that nobody needs")
@@ -156,21 +138,16 @@ mod tests {
             panic!("{usage:?}")
         };
         let stored = |object: &Digest| store.objects().row(object).unwrap().unwrap().stored;
+        let [of_a, of_b, of_log] = [&a.object, &b.object, &log].map(stored);
         assert_eq!(m.bytes.logical, 2 * a.size);
-        assert_eq!(
-            (m.bytes.stored, m.bytes.shared),
-            (stored(&a.object), stored(&a.object))
-        );
-        assert_eq!((n.bytes.objects, n.bytes.shared), (2, stored(&a.object)));
+        assert_eq!((m.bytes.stored, m.bytes.shared), (of_a, of_a));
+        assert_eq!((n.bytes.objects, n.bytes.shared), (2, of_a));
         assert_eq!(usage.total.content, a.size + b.size + 23);
-        assert_eq!(
-            usage.total.stored,
-            stored(&a.object) + stored(&b.object) + stored(&log)
-        );
+        assert_eq!(usage.total.stored, of_a + of_b + of_log);
         assert_eq!(usage.rest.objects, 1);
         // `n` is in no release. The object that it shares with `m` is kept.
-        assert_eq!(n.bytes.reclaimable, stored(&b.object));
+        assert_eq!(n.bytes.reclaimable, of_b);
         assert_eq!(m.bytes.reclaimable, 0);
-        assert_eq!(usage.total.reclaimable, stored(&b.object) + stored(&log));
+        assert_eq!(usage.total.reclaimable, of_b + of_log);
     }
 }

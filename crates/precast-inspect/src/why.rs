@@ -195,8 +195,7 @@ mod tests {
         program.id = Digest::of(request.to_string().as_bytes());
         program.request = request;
         let program = store.records().put_program(&program).unwrap();
-        let release = testing::release("m", None, &[program.id]);
-        store.releases().put(&release).unwrap();
+        crate::filled::release(store, &[program.id]);
         program
     }
 
@@ -210,30 +209,21 @@ mod tests {
 
         let first = program(&store, &old).unwrap();
         assert_eq!(
-            (first.before, &first.reasons[..]),
-            (None, &[Reason::NeverBuilt][..])
+            (first.before, first.reasons),
+            (None, vec![Reason::NeverBuilt])
         );
         let why = program(&store, &new).unwrap();
-        assert_eq!(
-            (why.name.as_str(), why.before),
-            ("encode batch=8", Some(old.id))
-        );
-        assert_eq!(
-            why.reasons,
-            [Reason::SourceChanged {
-                path: "model.py".into()
-            }]
-        );
+        assert_eq!((&*why.name, why.before), ("encode batch=8", Some(old.id)));
+        let path = "model.py".into();
+        assert_eq!(why.reasons, [Reason::SourceChanged { path }]);
 
-        let compiled = store
-            .records()
-            .artifact(&new.steps[0].artifact)
-            .unwrap()
-            .unwrap();
+        let compiled = store.records().artifact(&new.steps[0].artifact);
+        let compiled = compiled.unwrap().unwrap();
         let why = artifact(&store, &compiled).unwrap().unwrap();
+        let before = Some(old.steps[0].artifact);
         assert_eq!(
-            (why.name.as_str(), why.before),
-            ("step `s` of encode batch=8", Some(old.steps[0].artifact))
+            (&*why.name, why.before),
+            ("step `s` of encode batch=8", before)
         );
         insta::assert_snapshot!(why.reasons[0], @"`mode` changed: `default` -> `max-autotune`");
         let alone = testing::artifact(&store, "alone");

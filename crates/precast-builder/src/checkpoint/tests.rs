@@ -22,33 +22,28 @@ fn index(folder: &Path, map: &[(&str, &str)]) {
         .map(|(tensor, file)| ((*tensor).to_owned(), (*file).into()))
         .collect();
     let text = serde_json::json!({ "metadata": { "total_size": 1 }, "weight_map": map });
-    fs::write(
-        folder.join("model.safetensors.index.json"),
-        text.to_string(),
-    )
-    .unwrap();
+    fs::write(folder.join(INDEX), text.to_string()).unwrap();
 }
 
+const INDEX: &str = "model.safetensors.index.json";
 const ONE: &str = "model-00001-of-00002.safetensors";
 const TWO: &str = "model-00002-of-00002.safetensors";
 
 /// A checkpoint in two files, as `save_pretrained` writes it.
 fn two() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    write(
-        &folder.path().join(ONE),
-        &[("b", &[1.0; 5]), ("a", &[2.0; 16])],
-    );
-    write(
-        &folder.path().join(TWO),
-        &[("c", &[3.0; 32]), ("é\"", &[4.0])],
-    );
-    index(
-        folder.path(),
-        &[("a", ONE), ("b", ONE), ("c", TWO), ("é\"", TWO)],
-    );
+    let one: [(&str, &[f32]); 2] = [("b", &[1.0; 5]), ("a", &[2.0; 16])];
+    write(&folder.path().join(ONE), &one);
+    write(&folder.path().join(TWO), &SECOND);
+    index(folder.path(), &GOOD);
     folder
 }
+
+/// The tensors of the second file.
+const SECOND: [(&str, &[f32]); 2] = [("c", &[3.0; 32]), ("é\"", &[4.0])];
+
+/// The files of all tensors.
+const GOOD: [(&str, &str); 4] = [("a", ONE), ("b", ONE), ("c", TWO), ("é\"", TWO)];
 
 fn refused(path: &Path) -> String {
     match Checkpoint::open(path) {
@@ -64,7 +59,7 @@ fn refused(path: &Path) -> String {
 fn several_files_become_one_weight_set() {
     let folder = two();
     let (_dir, store) = precast_store::testing::store();
-    let index = folder.path().join("model.safetensors.index.json");
+    let index = folder.path().join(INDEX);
     let mut digests = BTreeSet::new();
     for path in [folder.path(), &index] {
         let checkpoint = Checkpoint::open(path).unwrap();
@@ -92,10 +87,7 @@ fn several_files_become_one_weight_set() {
         assert_eq!(start % 64, 0, "{name}");
     }
     // A changed shard is another weight set.
-    write(
-        &folder.path().join(TWO),
-        &[("c", &[3.5; 32]), ("é\"", &[4.0])],
-    );
+    write(&folder.path().join(TWO), &[("c", &[3.5; 32]), SECOND[1]]);
     let changed = Checkpoint::open(&index).unwrap().digest(&store).unwrap();
     assert!(!digests.contains(&changed));
 }
@@ -129,35 +121,28 @@ fn tensors_of_several_files_are_aligned_to_their_elements() {
 fn a_folder_has_one_file_or_one_index() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
-    assert_eq!(
-        refused(folder.path()),
-        "the folder has no safetensors file and no index of several"
-    );
+    let none = "the folder has no safetensors file and no index of several";
+    assert_eq!(refused(folder.path()), none);
     write(&at("adapter.safetensors"), &[("a", &[1.0])]);
     let found = |path: &Path| Checkpoint::open(path).unwrap().files().to_vec();
     assert_eq!(found(folder.path()), [at("adapter.safetensors")]);
     write(&at("diffusion.safetensors"), &[("a", &[1.0])]);
-    assert_eq!(
-        refused(folder.path()),
-        "the folder has `adapter.safetensors` and `diffusion.safetensors`: name one of them"
-    );
+    let two = "the folder has `adapter.safetensors` and `diffusion.safetensors`: name one of them";
+    assert_eq!(refused(folder.path()), two);
     write(&at("model.safetensors"), &[("a", &[1.0])]);
     assert_eq!(found(folder.path()), [at("model.safetensors")]);
     fs::write(at("model.safetensors"), b"PK").unwrap();
-    assert_eq!(
-        refused(folder.path()),
-        "`model.safetensors`: it is no safetensors file"
-    );
+    let other = "`model.safetensors`: it is no safetensors file";
+    assert_eq!(refused(folder.path()), other);
     assert_eq!(refused(&at("not-there")), "it is not there");
 }
 
 #[test]
 fn an_index_that_does_not_fit_its_files_is_refused() {
     let folder = two();
-    let path = folder.path().join("model.safetensors.index.json");
-    let good = [("a", ONE), ("b", ONE), ("c", TWO), ("é\"", TWO)];
+    let path = folder.path().join(INDEX);
     let with = |change: &[(&str, &str)]| {
-        let mut map = good.to_vec();
+        let mut map = GOOD.to_vec();
         map.retain(|(tensor, _)| !change.iter().any(|(other, _)| other == tensor));
         map.extend(change.iter().filter(|(_, file)| !file.is_empty()));
         index(folder.path(), &map);
@@ -173,41 +158,31 @@ fn an_index_that_does_not_fit_its_files_is_refused() {
         "model.bin",
     ] {
         let message = with(&[("a", outside)]);
-        assert!(
-            message.contains("which is no safetensors file of its folder"),
-            "{message}"
-        );
+        let is_outside = message.contains("which is no safetensors file of its folder");
+        assert!(is_outside, "{message}");
     }
     insta::assert_snapshot!(with(&[("d", ONE)]), @"tensor `d` is not in `model-00001-of-00002.safetensors`, where the index has it");
     insta::assert_snapshot!(with(&[("b", "")]), @"`model-00001-of-00002.safetensors` has tensor `b`, which the index lacks");
     insta::assert_snapshot!(with(&[("b", TWO)]), @"tensor `b` is in `model-00001-of-00002.safetensors`, and the index has it in `model-00002-of-00002.safetensors`");
     insta::assert_snapshot!(with(&[("a", "model-00003-of-00003.safetensors")]), @"tensor `a` is in `model-00001-of-00002.safetensors`, and the index has it in `model-00003-of-00003.safetensors`");
-    let all = good.map(|(tensor, _)| (tensor, "model-00003-of-00003.safetensors"));
+    let all = GOOD.map(|(tensor, _)| (tensor, "model-00003-of-00003.safetensors"));
     insta::assert_snapshot!(with(&all), @"`model-00003-of-00003.safetensors`: it is not there");
     // A tensor in both files.
     write(
         &folder.path().join(TWO),
-        &[("c", &[3.0; 32]), ("a", &[4.0]), ("é\"", &[4.0])],
+        &[SECOND[0], ("a", &[4.0]), SECOND[1]],
     );
     insta::assert_snapshot!(with(&[]), @"tensor `a` is in `model-00002-of-00002.safetensors`, and the index has it in `model-00001-of-00002.safetensors`");
     // A file that was cut off.
-    write(
-        &folder.path().join(TWO),
-        &[("c", &[3.0; 32]), ("é\"", &[4.0])],
-    );
+    write(&folder.path().join(TWO), &SECOND);
     let whole = fs::read(folder.path().join(TWO)).unwrap();
     fs::write(folder.path().join(TWO), &whole[..whole.len() - 4]).unwrap();
     assert!(with(&[]).starts_with("`model-00002-of-00002.safetensors`: it was cut off"));
-    assert!(refused(folder.path()).starts_with(
-        "`model.safetensors.index.json`: `model-00002-of-00002.safetensors`: it was cut off"
-    ));
-    for text in [
-        "",
-        "{}",
-        "[]",
-        r#"{"weight_map": {"a": 1}}"#,
-        r#"{"weight_map": "x"}"#,
-    ] {
+    let of_folder =
+        "`model.safetensors.index.json`: `model-00002-of-00002.safetensors`: it was cut off";
+    assert!(refused(folder.path()).starts_with(of_folder));
+    let number = r#"{"weight_map": {"a": 1}}"#;
+    for text in ["", "{}", "[]", number, r#"{"weight_map": "x"}"#] {
         fs::write(&path, text).unwrap();
         let message = refused(&path);
         assert!(
@@ -227,6 +202,6 @@ fn dtypes_that_no_weight_set_holds_are_refused() {
     file.extend_from_slice(header.as_bytes());
     file.extend_from_slice(&[0; 8]);
     fs::write(folder.path().join(TWO), file).unwrap();
-    let message = refused(&folder.path().join("model.safetensors.index.json"));
+    let message = refused(&folder.path().join(INDEX));
     insta::assert_snapshot!(message, @"`model-00002-of-00002.safetensors`: tensor `c` is F8_E4M3, which no weight set can hold");
 }

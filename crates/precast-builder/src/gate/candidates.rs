@@ -288,10 +288,8 @@ mod tests {
             ..plain.clone()
         };
         // The first candidate is kept unless another is faster.
-        assert_eq!(
-            names(&auto, false, CONVOLVES),
-            ["mode=default", "mode=max-autotune"]
-        );
+        let both = ["mode=default", "mode=max-autotune"];
+        assert_eq!(names(&auto, false, CONVOLVES), both);
         let unchecked = Compile {
             healthcheck: false,
             ..auto
@@ -313,11 +311,8 @@ mod tests {
         cpu.options.insert("freezing".into(), true.into());
         insta::assert_snapshot!(names(&cpu, true, PLAIN).join(", "), @"mode=default, coordinate_descent_tuning=true, epilogue_fusion=false, max_autotune=true, freezing=false");
         let sets = option_sets(&says, true, CONVOLVES, &SegmentPasses::default());
-        assert_eq!(
-            sets[2].options.len(),
-            2,
-            "what the spec says stays: {sets:?}"
-        );
+        // What the spec says stays.
+        assert_eq!(sets[2].options.len(), 2, "{sets:?}");
     }
 
     #[test]
@@ -338,24 +333,23 @@ mod tests {
 
     #[test]
     fn only_a_device_has_several_kernels_for_attention() {
-        let segment = |graph: &str| Segment {
+        let segments = [
+            "aten.add.Tensor",
+            "aten.scaled_dot_product_attention.default",
+        ];
+        let segments = segments.map(|graph| Segment {
             graph: graph.to_owned(),
             file: "".into(),
             inputs: Vec::new(),
             outputs: Vec::new(),
             constants: Vec::new(),
             libraries: Vec::new(),
-        };
-        let segments = [
-            segment("aten.add.Tensor"),
-            segment("aten.scaled_dot_product_attention.default"),
-        ];
+        });
         let has = Has::of(&segments, DeviceKind::Cuda);
         assert!(has.attention && has.device);
         let has = Has::of(&segments, DeviceKind::Cpu);
         assert!(!has.attention && !has.device);
-        let has = Has::of(&segments[..1], DeviceKind::Cuda);
-        assert!(!has.attention);
+        assert!(!Has::of(&segments[..1], DeviceKind::Cuda).attention);
         let device = Has {
             device: true,
             ..PLAIN

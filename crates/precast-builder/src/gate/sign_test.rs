@@ -112,21 +112,12 @@ mod tests {
 
     #[test]
     fn chance_decides_nothing() {
-        let significant = |wins, rounds| significant(wins, rounds);
-        assert_eq!(
-            (significant(10, 10), significant(9, 10), significant(0, 0)),
-            (true, false, false)
-        );
-        assert_eq!((significant(16, 20), significant(15, 20)), (true, false));
-        assert_eq!((significant(7, 7), significant(6, 6)), (true, false));
-        assert_eq!(
-            (
-                significant(118, 200),
-                significant(110, 200),
-                significant(200, 200)
-            ),
-            (true, false, true)
-        );
+        for (wins, rounds) in [(10, 10), (16, 20), (7, 7), (118, 200), (200, 200)] {
+            assert!(significant(wins, rounds), "{wins} of {rounds}");
+        }
+        for (wins, rounds) in [(9, 10), (0, 0), (15, 20), (6, 6), (110, 200)] {
+            assert!(!significant(wins, rounds), "{wins} of {rounds}");
+        }
     }
 
     /// A measurement of an artifact, of eager, and of another candidate that is twice as fast.
@@ -164,28 +155,21 @@ mod tests {
         let measured = measured(300.0, 200.0, 20, 20);
         let mut report: Gate = read(json!({"outputs": [], "artifact_us": 9.0}));
         put(&mut report, &measured, 0, true);
-        assert_eq!(
-            json!(report.sign_test),
-            json!({"rounds": 20, "eager_faster": 20, "exclusive": true, "faster": "eager"})
-        );
+        let eager = json!({"rounds": 20, "eager_faster": 20, "exclusive": true, "faster": "eager"});
+        assert_eq!(json!(report.sign_test), eager);
         put(&mut report, &measured, 1, false);
-        assert_eq!(
-            (json!(report.artifact_us), json!(report.outputs)),
-            (json!(150.0), json!([]))
-        );
-        assert_eq!(
-            json!(report.sign_test),
-            json!({"rounds": 20, "eager_faster": 0, "exclusive": false, "faster": "artifact"})
-        );
+        let own = (json!(report.artifact_us), json!(report.outputs));
+        assert_eq!(own, (json!(150.0), json!([])));
+        let artifact =
+            json!({"rounds": 20, "eager_faster": 0, "exclusive": false, "faster": "artifact"});
+        assert_eq!(json!(report.sign_test), artifact);
         let no_eager: Gate = read(json!({"artifact_us": 100.0, "artifact_runs": 20}));
         put(&mut report, &no_eager, 0, true);
         assert!(!eager_seems_faster(&no_eager));
         let slow = read(json!({"artifact_us": 300.0, "eager_us": 200.25}));
         assert!(eager_seems_faster(&slow));
-        assert_eq!(
-            describe(&slow),
-            "eager took 200.2 µs and the artifact 300.0 µs beside other tasks"
-        );
+        let text = "eager took 200.2 µs and the artifact 300.0 µs beside other tasks";
+        assert_eq!(describe(&slow), text);
         assert_eq!(json!(report.sign_test), json!(null));
         let timeless = read(json!({"artifact_us": 100.0, "eager_us": 0.0}));
         assert!(!eager_seems_faster(&timeless));

@@ -183,6 +183,11 @@ mod tests {
         store.records().put_program(&program).unwrap().id
     }
 
+    fn release(store: &Store, programs: &[Digest]) {
+        let release = testing::release("m", None, programs);
+        store.releases().put(&release).unwrap();
+    }
+
     #[test]
     fn releases_say_what_came_before_what() {
         let (_dir, store) = testing::store();
@@ -201,37 +206,17 @@ mod tests {
         assert_eq!(ask(None), None);
         let a = put(&store, "a");
         assert_eq!((ask(None), ask(Some(&a))), (Some(a), None));
-        store
-            .releases()
-            .put(&testing::release("m", None, &[a]))
-            .unwrap();
+        release(&store, &[a]);
         let (b, c) = (put(&store, "b"), put(&store, "c"));
-        store
-            .releases()
-            .put(&testing::release("m", None, &[b]))
-            .unwrap();
-        store
-            .releases()
-            .put(&testing::release("m", None, &[]))
-            .unwrap();
-        assert_eq!(
-            (ask(None), ask(Some(&a)), ask(Some(&b))),
-            (Some(b), None, Some(a))
-        );
-        assert_eq!(
-            ask(Some(&c)),
-            Some(b),
-            "not released: newer than all releases"
-        );
+        release(&store, &[b]);
+        release(&store, &[]);
+        let all = || [ask(None), ask(Some(&a)), ask(Some(&b))];
+        assert_eq!(all(), [Some(b), None, Some(a)]);
+        // One that was not released is newer than all releases.
+        assert_eq!(ask(Some(&c)), Some(b));
         // Back to an older state: its predecessor is the program before its first release.
-        store
-            .releases()
-            .put(&testing::release("m", None, &[a]))
-            .unwrap();
-        assert_eq!(
-            (ask(None), ask(Some(&a)), ask(Some(&b))),
-            (Some(a), None, Some(a))
-        );
+        release(&store, &[a]);
+        assert_eq!(all(), [Some(a), None, Some(a)]);
         let mut history = History::new(&store, "m").unwrap();
         for other in [place("encode", "cuda"), place("other", "cpu")] {
             assert_eq!(history.previous(&other, None).unwrap(), None);
@@ -252,16 +237,9 @@ mod tests {
             program.inputs = inputs.iter().map(named).collect();
             store.records().put_program(&program).unwrap()
         };
-        let release = |programs: &[&Program]| {
-            let ids: Vec<Digest> = programs.iter().map(|program| program.id).collect();
-            store
-                .releases()
-                .put(&testing::release("m", None, &ids))
-                .unwrap();
-        };
         let set = |names: &[&str]| names.iter().map(ToString::to_string).collect();
         let (image, text) = (put("a", &["ids", "image"]), put("b", &["ids"]));
-        release(&[&image, &text]);
+        release(&store, &[image.id, text.id]);
         let bucket = image.bucket();
         let ask = |inputs: &[&str], siblings: &[&[&str]], than: Option<&Digest>| {
             let place = Place {
@@ -280,13 +258,11 @@ mod tests {
         assert_eq!(ask(&["tokens"], &[&["ids", "image"]], None), Some(text.id));
 
         let later = put("c", &["ids"]);
-        release(&[&image, &later]);
+        release(&store, &[image.id, later.id]);
         let history = History::new(&store, "m").unwrap();
         let siblings = history.siblings(&later).unwrap();
         assert_eq!(siblings, [names(&image)]);
-        assert_eq!(
-            ask(&["ids"], &[&["ids", "image"]], Some(&later.id)),
-            Some(text.id)
-        );
+        let before = ask(&["ids"], &[&["ids", "image"]], Some(&later.id));
+        assert_eq!(before, Some(text.id));
     }
 }

@@ -323,27 +323,31 @@ mod tests {
 
     #[test]
     fn the_strongest_layer_decides_and_is_named() {
-        let spec = overrides(
-            r#"{"mode": "max-autotune", "smoketest_steps": 1, "options": {"a": 1, "b": 1}}"#,
-        );
-        let submodule = overrides(
-            r#"{"mode": "reduce-overhead", "backend": "eager", "options": {"b": 2, "c": 2}}"#,
-        );
-        let module =
-            overrides(r#"{"backend": "inductor", "options": {"c": 3}, "passes": ["p:q"]}"#);
-        let command_line = overrides(r#"{"enabled": false}"#);
         let layers = [
-            (Origin::CommandLine, &command_line),
-            (Origin::Module, &module),
-            (Origin::Submodule, &submodule),
-            (Origin::Spec, &spec),
+            (Origin::CommandLine, r#"{"enabled": false}"#),
+            (
+                Origin::Module,
+                r#"{"backend": "inductor", "options": {"c": 3}, "passes": ["p:q"]}"#,
+            ),
+            (
+                Origin::Submodule,
+                r#"{"mode": "reduce-overhead", "backend": "eager", "options": {"b": 2, "c": 2}}"#,
+            ),
+            (
+                Origin::Spec,
+                r#"{"mode": "max-autotune", "smoketest_steps": 1, "options": {"a": 1, "b": 1}}"#,
+            ),
         ];
+        let layers = layers.map(|(origin, json)| (origin, overrides(json)));
+        let mut layers = layers
+            .each_ref()
+            .map(|(origin, overrides)| (*origin, overrides));
         let decided = effective(&layers);
         let rows = decided.rows();
-        let rows: Vec<String> = rows
+        let rows = rows
             .iter()
-            .map(|(key, value, origin)| format!("{key} = {value}  ({origin})"))
-            .collect();
+            .map(|(key, value, origin)| format!("{key} = {value}  ({origin})"));
+        let rows: Vec<String> = rows.collect();
         insta::assert_snapshot!(rows.join("\n"), @r#"
         enabled = false  (the command line)
         backend = "inductor"  ([[module]])
@@ -360,9 +364,8 @@ mod tests {
         options.b = 2  (the submodule)
         options.c = 3  ([[module]])
         "#);
-        let mut reversed = layers;
-        reversed.reverse();
-        assert_eq!(effective(&reversed), decided);
+        layers.reverse();
+        assert_eq!(effective(&layers), decided);
     }
 
     #[test]
@@ -392,9 +395,8 @@ mod tests {
     #[test]
     fn what_a_submodule_declares_is_checked() {
         let bad = |json: &str| {
-            serde_json::from_str::<Overrides>(json)
-                .unwrap_err()
-                .to_string()
+            let read = serde_json::from_str::<Overrides>(json);
+            read.unwrap_err().to_string()
         };
         assert!(bad(r#"{"modee": 1}"#).contains("unknown field `modee`"));
         assert!(bad(r#"{"mode": "fast"}"#).contains("unknown variant `fast`"));

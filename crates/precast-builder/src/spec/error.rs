@@ -246,16 +246,4 @@ mod tests {
             );
         }
     }
-
-    #[test]
-    fn a_missing_file_says_what_to_do() {
-        let error = SpecError::Read {
-            path: "precast.toml".into(),
-            source: io::ErrorKind::NotFound.into(),
-        };
-        insta::assert_snapshot!(error.render(), @r"
-        error: cannot read the spec `precast.toml`: entity not found
-          = help: name a spec with `-f`, or run where `precast.toml` is
-        ");
-    }
 }

@@ -274,69 +274,23 @@ mod tests {
 
     #[test]
     fn a_caret_points_into_the_argument() {
-        let message = |arguments: &[&str]| match parse(arguments) {
-            Ok(line) => panic!("{line:?}"),
-            Err(error) => error.render(),
+        let brief = |arguments: &[&str]| {
+            let error = parse(arguments).map(|_| ()).unwrap_err();
+            crate::spec::tests::shorten(&error.render())
         };
-        insta::assert_snapshot!(message(&["mode=default", " vision . mode = fast"]), @"
-        error: unknown key `vision . mode` in --set
-         --> --set:2:2
-          |
-        2 |  vision . mode = fast
-          |  ^^^^^^^^^^^^^
-          = help: did you mean the module `vision`?
-        ");
-        insta::assert_snapshot!(message(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @r#"
-        error: invalid TOML: unclosed inline table, expected `}`
-         --> --set:3:10
-          |
-        3 | options={
-          |          ^
-          = help: a value is TOML, as `true`, `["*"]` or `"max-autotune"`
-
-        error: `` is not KEY=VALUE
-         --> --set:4:1
-          |
-        4 |
-          | ^
-          = help: write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
+        insta::assert_snapshot!(brief(&["mode=default", " vision . mode = fast"]), @"2:2+13 unknown key `vision . mode` in --set = did you mean the module `vision`?");
+        insta::assert_snapshot!(brief(&["passes=['a:b', 'c']", "é=1", "options={", ""]), @r#"
+        3:10+1 invalid TOML: unclosed inline table, expected `}` = a value is TOML, as `true`, `["*"]` or `"max-autotune"`
+        4:1+1 `` is not KEY=VALUE = write `mode=max-autotune`, or `encode.mode=max-autotune` for one module
         "#);
-        insta::assert_snapshot!(message(&["third.mode=default", "vision.mdoe=default"]), @"
-        error: unknown key `third.mode` in --set
-         --> --set:1:1
-          |
-        1 | third.mode=default
-          | ^^^^^^^^^^
-          = help: modules: `vision`, `vision.head`, `mode`
-
-        error: unknown key `mdoe` in --set
-         --> --set:2:8
-          |
-        2 | vision.mdoe=default
-          |        ^^^^
-          = help: did you mean `mode`?
+        insta::assert_snapshot!(brief(&["third.mode=default", "vision.mdoe=default"]), @"
+        1:1+10 unknown key `third.mode` in --set = modules: `vision`, `vision.head`, `mode`
+        2:8+4 unknown key `mdoe` in --set = did you mean `mode`?
         ");
-        insta::assert_snapshot!(message(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @"
-        error: each item of `passes` in --set must be a string, not an integer
-         --> --set:1:21
-          |
-        1 | vision.head.passes=[1, 2]
-          |                     ^
-          = help: text stands in quotes
-
-        error: unknown key `mode.mode` in --set
-         --> --set:2:1
-          |
-        2 | mode.mode=default
-          | ^^^^^^^^^
-          = help: known keys: `enabled`, `backend`, `mode`, `dynamic`, `fullgraph`, `passes`, `allowlist`, `blocklist`, `healthcheck`, `smoketest_steps`, `fail_policy`, `options`
-
-        error: `dynamic` in --set must be a boolean or a table
-         --> --set:3:9
-          |
-        3 | dynamic=yes
-          |         ^^^
-          = help: write true, false, or dimensions with their sizes: `{ seq = { min = 1, max = 512 } }`
+        insta::assert_snapshot!(brief(&["vision.head.passes=[1, 2]", "mode.mode=default", "dynamic=yes"]), @r"
+        1:21+1 each item of `passes` in --set must be a string, not an integer = text stands in quotes
+        2:1+9 unknown key `mode.mode` in --set = known keys: `enabled`, `backend`, `mode`, `dynamic`, `fullgraph`, `passes`, `allowlist`, `blocklist`, `healthcheck`, `smoketest_steps`, `fail_policy`, `options`
+        3:9+3 `dynamic` in --set must be a boolean or a table = write true, false, or dimensions with their sizes: `{ seq = { min = 1, max = 512 } }`
         ");
     }
 }

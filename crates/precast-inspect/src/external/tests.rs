@@ -73,28 +73,18 @@ const SOURCE: &[u8] =
     constants_info_[0].original_fqn = \"l.weight\";\n";
 
 fn package() -> Vec<u8> {
+    use CompressionMethod::{Deflated, Stored};
+    let (model, object) = ("m/data/aotinductor/model", with_kernels());
     zipped(&[
+        (&format!("{model}/k.wrapper.so"), object, Stored),
+        (&format!("{model}/packed.so"), object, Deflated),
         (
-            "m/data/aotinductor/model/k.wrapper.so",
-            with_kernels(),
-            CompressionMethod::Stored,
-        ),
-        (
-            "m/data/aotinductor/model/packed.so",
-            with_kernels(),
-            CompressionMethod::Deflated,
-        ),
-        (
-            "m/data/aotinductor/model/k.wrapper_metadata.json",
+            &format!("{model}/k.wrapper_metadata.json"),
             METADATA,
-            CompressionMethod::Stored,
+            Stored,
         ),
-        ("m/models/model.json", GRAPH, CompressionMethod::Deflated),
-        (
-            "m/data/aotinductor/model/k.wrapper.cpp",
-            SOURCE,
-            CompressionMethod::Stored,
-        ),
+        ("m/models/model.json", GRAPH, Deflated),
+        (&format!("{model}/k.wrapper.cpp"), SOURCE, Stored),
     ])
 }
 
@@ -110,9 +100,7 @@ const HEADER: &str = r#"{"__metadata__":{"format":"pt"},"w":{"dtype":"F32","shap
 #[test]
 fn a_shared_object_has_entry_points_and_device_code() {
     let report = report_of(with_kernels()).unwrap();
-    let Content::SharedObject(object) = report.content else {
-        panic!("not a shared object");
-    };
+    let object = shared(report.content);
     let points = object.aotinductor.unwrap();
     assert_eq!(points.exported, 1);
     assert_eq!(points.missing.len(), ENTRY_POINTS.len() - 1);
@@ -120,15 +108,30 @@ fn a_shared_object_has_entry_points_and_device_code() {
         .kernels
         .iter()
         .map(|k| (&*k.sm, k.format, k.count, k.bytes));
-    let size = |name: &str| fs::metadata(data().join(name)).unwrap().len();
-    assert_eq!(
-        kernels.collect::<Vec<_>>(),
-        [
-            ("90a", Format::Cubin, 1, size("add-sm90a.cubin")),
-            ("100", Format::Cubin, 1, size("add-sm100.cubin"))
-        ]
-    );
+    let cubin = |sm, name: &str| {
+        let bytes = fs::metadata(data().join(name)).unwrap().len();
+        (sm, Format::Cubin, 1, bytes)
+    };
+    let both = [
+        cubin("90a", "add-sm90a.cubin"),
+        cubin("100", "add-sm100.cubin"),
+    ];
+    assert_eq!(kernels.collect::<Vec<_>>(), both);
     assert_eq!(report.warnings.len(), 1, "{:?}", report.warnings);
+}
+
+fn shared(content: Content) -> SharedObject {
+    match content {
+        Content::SharedObject(object) => object,
+        _ => panic!("not a shared object"),
+    }
+}
+
+fn packed(content: Content) -> Package {
+    match content {
+        Content::Package(package) => package,
+        _ => panic!("not a package"),
+    }
 }
 
 /// The code crosses the end of the first chunk of the search.
@@ -144,12 +147,8 @@ fn device_code_is_found_anywhere_and_chance_matches_are_skipped() {
         bytes.resize(64, 0);
         [&bytes, body].concat()
     };
-    let entries = [
-        entry(1, b".version 8.0"),
-        entry(2, b"compressed"),
-        entry(2, &cubin),
-    ]
-    .concat();
+    let ptx = entry(1, b".version 8.0");
+    let entries = [ptx, entry(2, b"compressed"), entry(2, &cubin)].concat();
     let mut fat = 0xba55_ed50_u32.to_le_bytes().to_vec();
     fat.extend([1, 0, 16, 0]);
     fat.extend((entries.len() as u64).to_le_bytes());
@@ -161,64 +160,39 @@ fn device_code_is_found_anywhere_and_chance_matches_are_skipped() {
         body.extend(b"\0/a/b.cubin\0");
         body.extend(&cubin);
         let size = body.len() as u64;
-        let bytes = elf_of(
-            &body,
-            &[(0, 0, 0, 0, 0), (3, 0, 64, 1, 0), (1, 2, 64, size, 0)],
-        );
-        let Content::SharedObject(object) = report_of(&bytes).unwrap().content else {
-            panic!("not a shared object");
-        };
+        let sections = [(0, 0, 0, 0, 0), (3, 0, 64, 1, 0), (1, 2, 64, size, 0)];
+        let object = shared(report_of(&elf_of(&body, &sections)).unwrap().content);
         let kernels = object.kernels.iter().map(|k| (&*k.sm, k.format, k.count));
-        assert_eq!(
-            kernels.collect::<Vec<_>>(),
-            [
-                ("80", Format::Cubin, 1),
-                ("80", Format::Ptx, 1),
-                ("90a", Format::Cubin, 2)
-            ],
-            "{offset}"
-        );
+        let old = [("80", Format::Cubin, 1), ("80", Format::Ptx, 1)];
+        let all = [&old[..], &[("90a", Format::Cubin, 2)]].concat();
+        assert_eq!(kernels.collect::<Vec<_>>(), all, "{offset}");
     }
 }
 
 #[test]
 fn the_entry_points_are_those_the_runtime_asks_for() {
     let source = include_str!("../../../precast-runtime/src/ffi/library.rs");
-    let asked: std::collections::BTreeSet<&str> = source
-        .split("symbol!(b\"")
-        .skip(1)
-        .filter_map(|rest| rest.split('"').next())
-        .collect();
+    let asked = source.split("symbol!(b\"").skip(1);
+    let asked = asked.filter_map(|rest| rest.split('"').next());
+    let asked: std::collections::BTreeSet<&str> = asked.collect();
     assert_eq!(asked.into_iter().collect::<Vec<_>>(), ENTRY_POINTS);
 }
 
 #[test]
 fn a_package_has_a_target_inputs_and_constants() {
-    let report = report_of(&package()).unwrap();
-    let Content::Package(package) = report.content else {
-        panic!("not a package");
-    };
+    let package = packed(report_of(&package()).unwrap().content);
     assert_eq!(package.members.len(), 5);
     assert_eq!(package.torch.as_deref(), Some("2.11.0"));
     let [build] = &package.builds[..] else {
         panic!("{:?}", package.builds);
     };
     let target = [&build.device, &build.machine, &build.isa, &build.sm];
-    assert_eq!(
-        target.map(|word| word.as_deref().unwrap()),
-        ["cuda", "x86_64", "AVX2", "90"]
-    );
-    let models = package
-        .models
-        .iter()
-        .map(|model| (model.inputs.join(" "), model.constants.join(" ")));
-    assert_eq!(
-        models.collect::<Vec<_>>(),
-        [
-            ("x (no tensor)".into(), "l.weight b".into()),
-            ("arg3_1".into(), "l.weight".into())
-        ]
-    );
+    let target = target.map(|word| word.as_deref().unwrap());
+    assert_eq!(target, ["cuda", "x86_64", "AVX2", "90"]);
+    let models = package.models.iter();
+    let models = models.map(|model| [model.inputs.join(" "), model.constants.join(" ")]);
+    let names = [["x (no tensor)", "l.weight b"], ["arg3_1", "l.weight"]];
+    assert_eq!(models.collect::<Vec<_>>(), names);
     // torch writes shared objects uncompressed; a compressed one is a member without an entry of its own.
     let [plain] = &package.libraries[..] else {
         panic!("{:?}", package.libraries);
@@ -232,41 +206,25 @@ fn tensors_are_listed_without_their_bytes() {
     let Content::Tensors(tensors) = report.content else {
         panic!("not tensors");
     };
-    let all: Vec<_> = tensors
-        .tensors
-        .iter()
-        .map(|t| (&*t.name, &*t.dtype, &t.shape[..], t.bytes))
-        .collect();
-    assert_eq!(
-        all,
-        [("b", "BF16", &[3][..], 6), ("w", "F32", &[2, 3][..], 24)]
-    );
+    let all = tensors.tensors.iter();
+    let all = all.map(|t| (&*t.name, &*t.dtype, &t.shape[..], t.bytes));
+    let both = [("b", "BF16", &[3][..], 6), ("w", "F32", &[2, 3], 24)];
+    assert_eq!(all.collect::<Vec<_>>(), both);
     assert_eq!(tensors.metadata["format"], "pt");
     assert_eq!(tensors.elements["F32"], 6);
 }
 
 #[test]
 fn an_unknown_file_is_an_error() {
-    for bytes in [
-        &b""[..],
-        b"hello, world",
-        b"\0\0\0\0\0\0\0\0\0",
-        b"{\"a\":1}",
-    ] {
-        assert!(
-            matches!(report_of(bytes), Err(ExternalError::Unknown { .. })),
-            "{bytes:?}"
-        );
+    for bytes in [&b""[..], b"hello, world", &[0; 9], b"{\"a\":1}"] {
+        let error = report_of(bytes).unwrap_err();
+        assert!(matches!(error, ExternalError::Unknown { .. }), "{bytes:?}");
     }
     let dir = tempfile::tempdir().unwrap();
-    assert!(matches!(
-        inspect(dir.path()),
-        Err(ExternalError::NotAFile { .. })
-    ));
-    assert!(matches!(
-        inspect(&dir.path().join("none")),
-        Err(ExternalError::Io { .. })
-    ));
+    let folder = inspect(dir.path()).unwrap_err();
+    assert!(matches!(folder, ExternalError::NotAFile { .. }));
+    let none = inspect(&dir.path().join("none")).unwrap_err();
+    assert!(matches!(none, ExternalError::Io { .. }));
 }
 
 #[test]
@@ -278,25 +236,23 @@ fn giant_counts_are_errors() {
     // A header longer than the file.
     malformed(b"\xff\xff\xff\xff\0\0\0\0{");
     // A shape whose product overflows, offsets that overlap, unused bytes, and descending offsets.
-    for (header, data) in [
+    let tensor = |shape: &str, offsets: &str| {
+        format!(r#"{{"dtype":"U8","shape":{shape},"data_offsets":{offsets}}}"#)
+    };
+    let (four, overlapping) = (tensor("[4]", "[0,4]"), tensor("[4]", "[2,6]"));
+    for (tensors, data) in [
         (
-            r#"{"a":{"dtype":"F32","shape":[4294967295,4294967295,4294967295],"data_offsets":[0,4]}}"#,
+            format!(
+                r#""a":{}"#,
+                tensor("[4294967295,4294967295,4294967295]", "[0,4]")
+            ),
             4,
         ),
-        (
-            r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[2,6]}}"#,
-            6,
-        ),
-        (
-            r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#,
-            5,
-        ),
-        (
-            r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[4,0]}}"#,
-            4,
-        ),
+        (format!(r#""a":{four},"b":{overlapping}"#), 6),
+        (format!(r#""a":{four}"#), 5),
+        (format!(r#""a":{}"#, tensor("[4]", "[4,0]")), 4),
     ] {
-        malformed(&tensors_file(header, data));
+        malformed(&tensors_file(&format!("{{{tensors}}}"), data));
     }
     // Sections: count 0 in the header means that section 0 has it.
     let mut bytes = with_kernels().to_vec();
@@ -338,10 +294,7 @@ fn bombs_are_unpacked_up_to_the_limit() {
     // Of JSON only the first bytes are read.
     let text = format!("{{\"a\":[{}0]}}", "0,".repeat(2 << 20));
     let bytes = zipped(&[("m/a_metadata.json", text.as_bytes(), deflated)]);
-    let Content::Package(package) = report_of(&bytes).unwrap().content else {
-        panic!("not a package");
-    };
-    assert_eq!(package.builds, []);
+    assert_eq!(packed(report_of(&bytes).unwrap().content).builds, []);
     let header = format!("{{\"a\":[{}0]}}", "0,".repeat(9 << 20));
     let why = refused(&tensors_file(&header, 0));
     assert!(why.ends_with("at most 16777216 are read"), "{why}");
@@ -404,27 +357,23 @@ fn hostile_names_are_reported_and_nothing_is_written() {
     let dir = tempfile::tempdir().unwrap();
     let inner = dir.path().join("inner");
     fs::create_dir(&inner).unwrap();
-    let names = [
-        "../../evil.so.txt",
-        "/etc/evil",
-        "a/../../b",
-        "c:\\evil",
-        "ok/fine",
-        "esc\x1b[2Jape",
-    ];
-    let members: Vec<_> = names
-        .iter()
-        .map(|name| (*name, &b"x"[..], CompressionMethod::Stored))
-        .collect();
+    let names = "../../evil.so.txt /etc/evil a/../../b c:\\evil ok/fine esc\x1b[2Jape";
+    let members = names
+        .split(' ')
+        .map(|name| (name, &b"x"[..], CompressionMethod::Stored));
+    let members: Vec<_> = members.collect();
     let path = inner.join("x.pt2");
     fs::write(&path, zipped(&members)).unwrap();
     let report = inspect(&path).unwrap();
     assert!(matches!(report.content, Content::Package(_)));
     assert!(report.warnings.iter().all(|text| !text.contains('\x1b')));
-    let files = walkdir::WalkDir::new(dir.path())
+    let entries = walkdir::WalkDir::new(dir.path())
         .into_iter()
-        .filter(|e| e.as_ref().unwrap().file_type().is_file());
-    assert_eq!(files.count(), 1);
+        .map(Result::unwrap);
+    assert_eq!(
+        entries.filter(|entry| entry.file_type().is_file()).count(),
+        1
+    );
 }
 
 #[test]

@@ -1,37 +1,16 @@
 use precast_store::testing;
 
 use super::*;
+use crate::filled;
 
-fn filled() -> (tempfile::TempDir, Store) {
+fn store() -> (tempfile::TempDir, Store) {
     let (dir, store) = testing::store();
-    let a = store
-        .records()
-        .put_artifact(&testing::artifact(&store, "a"))
-        .unwrap();
-    let b = store
-        .records()
-        .put_artifact(&testing::artifact(&store, "bbbb"))
-        .unwrap();
-    let one = store
-        .records()
-        .put_program(&testing::program("m", 1, &[a.id]))
-        .unwrap();
-    let two = store
-        .records()
-        .put_program(&testing::program("m", 16, &[a.id, b.id]))
-        .unwrap();
-    store
-        .records()
-        .put_program(&testing::program("m", 8, &[b.id]))
-        .unwrap();
-    store
-        .releases()
-        .put(&testing::release("m", None, &[one.id, two.id]))
-        .unwrap();
-    store
-        .releases()
-        .put(&testing::release("m", None, &[two.id]))
-        .unwrap();
+    let [a, b] = ["a", "bbbb"].map(|name| filled::artifact(&store, name));
+    let one = filled::program(&store, "m", 1, &[a.id]);
+    let two = filled::program(&store, "m", 16, &[a.id, b.id]);
+    filled::program(&store, "m", 8, &[b.id]);
+    filled::release(&store, &[one.id, two.id]);
+    filled::release(&store, &[two.id]);
     let mut failure = testing::failure(Digest::of(b"failed"), "no kernel");
     failure.bucket = "batch=32".into();
     store.records().put_failure(&failure).unwrap();
@@ -52,17 +31,15 @@ fn listing(store: &Store, query: &Query) -> Vec<String> {
 
 #[test]
 fn states_follow_from_releases_and_failures() {
-    let (_dir, store) = filled();
+    let (_dir, store) = store();
     let all = listing(&store, &Query::default());
-    assert_eq!(
-        all,
-        [
-            "batch=1 old",
-            "batch=16 live",
-            "batch=8 loose",
-            "batch=32 failed"
-        ]
-    );
+    let states = [
+        "batch=1 old",
+        "batch=16 live",
+        "batch=8 loose",
+        "batch=32 failed",
+    ];
+    assert_eq!(all, states);
     for (_, state) in State::ALL {
         let query = Query {
             state: Some(state),
@@ -81,21 +58,16 @@ fn states_follow_from_releases_and_failures() {
 
 #[test]
 fn rows_sort_by_number_and_both_ways() {
-    let (_dir, store) = filled();
+    let (_dir, store) = store();
     let sorted = |sort: &str, descending| {
         let query = Query {
             sort: Some(order(sort)),
             descending,
             ..Query::default()
         };
-        let all = listing(&store, &query);
-        all.iter()
-            .map(|row| {
-                row.split(' ').next().unwrap()["batch=".len()..]
-                    .parse::<i64>()
-                    .unwrap()
-            })
-            .collect::<Vec<_>>()
+        let all = listing(&store, &query).into_iter();
+        let batch = |row: String| row.split(['=', ' ']).nth(1).unwrap().parse().unwrap();
+        all.map(batch).collect::<Vec<i64>>()
     };
     assert_eq!(sorted("bucket", false), [1, 8, 16, 32]);
     assert_eq!(sorted("bucket", true), [32, 16, 8, 1]);
@@ -108,22 +80,19 @@ fn rows_sort_by_number_and_both_ways() {
 
 #[test]
 fn a_damaged_index_is_an_error_and_the_files_are_listed() {
-    let (_dir, store) = filled();
+    let (_dir, store) = store();
     let path = store.path().to_owned();
     drop(store);
     let index = rusqlite::Connection::open(path.join("index.sqlite")).unwrap();
-    index
-        .execute("UPDATE programs SET steps=7 WHERE bucket='batch=16'", [])
-        .unwrap();
+    let changed = index.execute("UPDATE programs SET steps=7 WHERE bucket='batch=16'", []);
+    assert_eq!(changed, Ok(1));
     drop(index);
     let store = Store::open_read_only(&path).unwrap();
     let query = Query::default();
     let (rows, errors): (Vec<_>, Vec<_>) = list(&store, &query).partition(Result::is_ok);
     assert_eq!(rows.len(), 4);
-    assert!(
-        matches!(errors[..], [Err(StoreError::Row { .. })]),
-        "{errors:?}"
-    );
+    let of_a_row = matches!(errors[..], [Err(StoreError::Row { .. })]);
+    assert!(of_a_row, "{errors:?}");
     let query = Query {
         sort: Some(order("age")),
         ..query
@@ -134,43 +103,16 @@ fn a_damaged_index_is_an_error_and_the_files_are_listed() {
 
 #[test]
 fn globs_times_and_devices_select_rows() {
-    let (_dir, store) = filled();
-    let count = |query: Query| listing(&store, &query).len();
-    let all = Query::default;
+    let (_dir, store) = store();
+    let count = |narrow: &dyn Fn(&mut Query)| {
+        let mut query = Query::default();
+        narrow(&mut query);
+        listing(&store, &query).len()
+    };
     let glob = |text: &str| Some(Pattern::new(text).unwrap());
-    assert_eq!(
-        count(Query {
-            bucket: glob("batch=1*"),
-            ..all()
-        }),
-        2
-    );
-    assert_eq!(
-        count(Query {
-            module: glob("dec*"),
-            ..all()
-        }),
-        0
-    );
-    assert_eq!(
-        count(Query {
-            until: Some(0),
-            ..all()
-        }),
-        0
-    );
-    assert_eq!(
-        count(Query {
-            since: Some(0),
-            ..all()
-        }),
-        4
-    );
-    assert_eq!(
-        count(Query {
-            device: Some("cuda".to_owned()),
-            ..all()
-        }),
-        0
-    );
+    assert_eq!(count(&|query| query.bucket = glob("batch=1*")), 2);
+    assert_eq!(count(&|query| query.module = glob("dec*")), 0);
+    assert_eq!(count(&|query| query.until = Some(0)), 0);
+    assert_eq!(count(&|query| query.since = Some(0)), 4);
+    assert_eq!(count(&|query| query.device = Some("cuda".to_owned())), 0);
 }

@@ -155,15 +155,12 @@ mod tests {
         let (_folder, store) = testing::store();
         put(&store, "train", TrainPart::Step, (24.7, 4.0), (96, 64));
         put(&store, "train.eval", TrainPart::Eval, (9.0, 1.0), (9, 9));
-        let halves = [TrainPart::Gradients, TrainPart::Update];
-        put(
-            &store,
-            "halves.gradients",
-            halves[0],
-            (20.0, 30.0),
-            (96, 64),
-        );
-        put(&store, "halves.update", halves[1], (20.0, 20.0), (1, 128));
+        for (part, name, artifact, mib) in [
+            (TrainPart::Gradients, "halves.gradients", 30.0, (96, 64)),
+            (TrainPart::Update, "halves.update", 20.0, (1, 128)),
+        ] {
+            put(&store, name, part, (20.0, artifact), mib);
+        }
         let file = json!({
             "schema": 1, "model": "encoder", "module": "", "kind": "autograd", "device": "cpu",
             "artifact": {"first_step_seconds": 4.7, "steps_per_second": 1.5, "peak_bytes": 3 << 20},
@@ -178,19 +175,20 @@ mod tests {
         let page = Page::read(&store, &choice, 0).unwrap();
         let html = training(&page.training).into_string();
         let (table, _) = html.split_once("</table>").unwrap();
-        let rows: Vec<String> = table
-            .split("<tr>")
-            .skip(2)
-            .map(|row| {
-                let cells = row.split("<td").skip(1).map(|cell| {
-                    let text = cell.split_once('>').unwrap().1;
-                    let parts = text.split('<').map(|part| part.rsplit('>').next().unwrap());
-                    parts.collect::<String>()
-                });
-                cells.collect::<Vec<_>>().join(" | ")
-            })
-            .collect();
-        insta::assert_snapshot!(rows.join("\n"), @"
+        let cell = |cell: &str| {
+            let text = cell.split_once('>').unwrap().1;
+            let parts = text.split('<').map(|part| part.rsplit('>').next().unwrap());
+            parts.collect::<String>()
+        };
+        let rows = table.split("<tr>").skip(2);
+        let rows = rows.map(|row| {
+            row.split("<td")
+                .skip(1)
+                .map(cell)
+                .collect::<Vec<_>>()
+                .join(" | ")
+        });
+        insta::assert_snapshot!(rows.collect::<Vec<_>>().join("\n"), @"
 gpt | halves batch=8 | step | in the build |  |  | 20.0 | 25.0 | 1.25× slower | 128 MiB | 96.0 MiB
 gpt | train batch=8 | step | in the build |  |  | 250 | 40.5 | 6.17× faster | 64.0 MiB | 96.0 MiB
 encoder |  | autograd | in training, cpu | 4.70 s | 1.40 s | 1.50 | 1.00 | 1.50× faster | 3.00 MiB | 4.00 MiB

@@ -1,11 +1,9 @@
 //! Every error of every stage, with its exit code and hint.
 
-mod build;
-mod look;
-mod run;
-mod store;
+mod all;
+mod given;
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::{collections::BTreeSet, fmt::Debug, fs, path::Path};
 
 use super::*;
 
@@ -13,53 +11,40 @@ fn io(kind: ErrorKind) -> io::Error {
     kind.into()
 }
 
-fn path() -> PathBuf {
-    "a/path".into()
+/// Returns the name that a text begins with.
+fn name(text: &str) -> String {
+    let name = text.chars().take_while(char::is_ascii_alphanumeric);
+    name.collect()
 }
 
-/// Returns the names of the variants of an error enum, as its source has them.
-fn variants(source: &str, of: &str) -> BTreeSet<String> {
-    let start = source.find(&format!("pub enum {of} {{")).unwrap();
-    let body = &source[start..];
-    let body = &body[..body.find("\n}").unwrap()];
-    let names = body.lines().filter_map(|line| {
-        let name = line.strip_prefix("    ")?;
-        let end = name
-            .find(|c: char| !c.is_ascii_alphanumeric())
-            .unwrap_or(name.len());
-        name.starts_with(|c: char| c.is_ascii_uppercase())
-            .then(|| name[..end].to_owned())
-    });
-    names.collect()
-}
-
-/// Returns the name of the variant that a value is.
-fn variant(error: &dyn std::fmt::Debug) -> String {
-    let text = format!("{error:?}");
-    let end = text
-        .find(|c: char| !c.is_ascii_alphanumeric())
-        .unwrap_or(text.len());
-    text[..end].to_owned()
-}
-
-/// Holds that no variant of the enum was forgotten, and returns the samples as the command line gets them.
-fn whole<E: std::error::Error + Send + Sync + 'static>(
-    samples: Vec<E>,
-    source: &str,
-    name: &str,
-) -> Vec<Error> {
-    let sampled: BTreeSet<String> = samples.iter().map(|error| variant(error)).collect();
+/// Holds that no variant of an enum was forgotten, by the source of the enum.
+fn complete<E: Debug>(samples: &[E], file: &str, of: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("crates")
+        .join(file);
+    let source = fs::read_to_string(file).unwrap();
+    let (_, body) = source.split_once(&format!("pub enum {of} {{")).unwrap();
+    let (body, _) = body.split_once("\n}").unwrap();
+    let items = body.lines().filter_map(|line| line.strip_prefix("    "));
+    let items = items.filter(|item| item.starts_with(|c: char| c.is_ascii_uppercase()));
+    let sampled = samples.iter().map(|error| name(&format!("{error:?}")));
+    let (sampled, variants): (BTreeSet<_>, BTreeSet<_>) =
+        (sampled.collect(), items.map(name).collect());
     assert_eq!(
-        sampled,
-        variants(source, name),
-        "{name}: samples on the left, variants on the right"
+        sampled, variants,
+        "{of}: samples on the left, variants on the right"
     );
-    samples.into_iter().map(Error::new).collect()
 }
 
-fn report(errors: Vec<Error>) -> String {
+/// Returns the exit code, the text and the hint of each error of an enum, of which no variant was forgotten.
+fn report<E: std::error::Error + Send + Sync + 'static>(
+    samples: Vec<E>,
+    file: &str,
+    of: &str,
+) -> String {
+    complete(&samples, file, of);
     let mut lines = String::new();
-    for error in errors {
+    for error in samples.into_iter().map(Error::new) {
         let (code, hint) = classify(&error);
         assert!(
             !hint.is_empty() && !hint.ends_with('.') && !hint.contains('\n'),
@@ -73,91 +58,64 @@ fn report(errors: Vec<Error>) -> String {
 }
 
 #[test]
-fn every_error_of_the_build_says_what_to_do() {
-    let plan = whole(
-        build::plan_errors(),
-        include_str!("../../../../crates/precast-builder/src/plan/mod.rs"),
+fn every_error_says_what_to_do() {
+    let plan = report(
+        all::plan_errors(),
+        "precast-builder/src/plan/mod.rs",
         "PlanError",
     );
-    let build = whole(
-        build::build_errors(),
-        include_str!("../../../../crates/precast-builder/src/error.rs"),
+    insta::assert_snapshot!("plan", plan);
+    let build = report(
+        all::build_errors(),
+        "precast-builder/src/error.rs",
         "BuildError",
     );
-    insta::assert_snapshot!("plan", report(plan));
-    insta::assert_snapshot!("build", report(build));
-}
-
-#[test]
-fn every_error_of_the_store_says_what_to_do() {
-    let store = whole(
-        store::store_errors(),
-        include_str!("../../../../crates/precast-store/src/error.rs"),
+    insta::assert_snapshot!("build", build);
+    let store = report(
+        all::store_errors(),
+        "precast-store/src/error.rs",
         "StoreError",
     );
-    insta::assert_snapshot!("store", report(store));
-}
-
-#[test]
-fn every_error_of_a_look_says_what_to_do() {
-    insta::assert_snapshot!("inspect", report(look::inspect_errors()));
-    let sampled: BTreeSet<String> = look::inspect_errors()
-        .iter()
-        .map(|e| variant(&**e))
-        .collect();
-    let external = variants(
-        include_str!("../../../../crates/precast-inspect/src/external/mod.rs"),
+    insta::assert_snapshot!("store", store);
+    let external = report(
+        all::external_errors(),
+        "precast-inspect/src/external/mod.rs",
         "ExternalError",
     );
-    let counts = variants(
-        include_str!("../../../../crates/precast-inspect/src/stats.rs"),
-        "CountsError",
-    );
-    let libraries = variants(
-        include_str!("../../../../crates/precast-inspect/src/libraries.rs"),
+    let libraries = report(
+        all::library_errors(),
+        "precast-inspect/src/libraries.rs",
         "LibraryError",
     );
-    let all = [external, counts, libraries].into_iter().flatten();
-    assert_eq!(sampled, all.collect());
-}
-
-#[test]
-fn every_error_of_a_run_says_what_to_do() {
-    insta::assert_snapshot!("runtime", report(run::runtime_errors()));
-    let sampled: BTreeSet<String> = run::runtime_errors()
-        .iter()
-        .map(|e| variant(&**e))
-        .collect();
-    let runtime = variants(
-        include_str!("../../../../crates/precast-runtime/src/error.rs"),
-        "RuntimeError",
+    let counts = report(
+        all::counts_errors(),
+        "precast-inspect/src/stats.rs",
+        "CountsError",
     );
-    let tensors = variants(
-        include_str!("../../../../crates/precast-runtime/src/tensors.rs"),
-        "TensorFileError",
-    );
-    assert_eq!(sampled, runtime.union(&tensors).cloned().collect());
-    let inputs = variants(
-        include_str!("../../../../crates/precast-runtime/src/problem.rs"),
+    insta::assert_snapshot!("inspect", [external, libraries, counts].concat());
+    complete(
+        &all::problems(),
+        "precast-runtime/src/problem.rs",
         "Problem",
     );
-    let sampled = run::runtime_errors()
-        .into_iter()
-        .filter_map(|error| match error.downcast() {
-            Ok(RuntimeError::BadInput { problem, .. }) => Some(variant(&problem)),
-            _ => None,
-        });
-    assert_eq!(sampled.collect::<BTreeSet<_>>(), inputs);
+    let runtime = report(
+        all::runtime_errors(),
+        "precast-runtime/src/error.rs",
+        "RuntimeError",
+    );
+    let files = report(
+        all::tensor_file_errors(),
+        "precast-runtime/src/tensors.rs",
+        "TensorFileError",
+    );
+    insta::assert_snapshot!("runtime", runtime + &files);
 }
 
 #[test]
 fn every_error_of_a_spec_says_what_to_do() {
-    for error in whole(
-        build::spec_errors(),
-        include_str!("../../../../crates/precast-builder/src/spec/error.rs"),
-        "SpecError",
-    ) {
-        let error = error.downcast::<SpecError>().unwrap();
+    let errors = all::spec_errors();
+    complete(&errors, "precast-builder/src/spec/error.rs", "SpecError");
+    for error in errors {
         assert!(error.render().contains("= help: "), "{}", error.render());
     }
 }

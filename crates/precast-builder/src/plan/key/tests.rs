@@ -45,18 +45,16 @@ struct World {
     target: Target,
 }
 
+fn source(name: &str) -> SourceFile {
+    SourceFile {
+        path: format!("{name}.py"),
+        digest: Digest::of(name.as_bytes()),
+    }
+}
+
 fn world() -> World {
     World {
-        sources: vec![
-            SourceFile {
-                path: "model.py".into(),
-                digest: Digest::of(b"model"),
-            },
-            SourceFile {
-                path: "layers.py".into(),
-                digest: Digest::of(b"layers"),
-            },
-        ],
+        sources: ["model", "layers"].map(source).into(),
         packages: vec![Package {
             name: "torch".into(),
             version: "2.11.0".into(),
@@ -91,6 +89,16 @@ fn request(text: &str, world: &World) -> (Digest, Value) {
 
 /// The same, tuned or not.
 fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
+    with_inputs(text, world, tuned, |_| ())
+}
+
+/// The same, with a change of the inputs.
+fn with_inputs(
+    text: &str,
+    world: &World,
+    tuned: bool,
+    change: impl Fn(&mut [Input]),
+) -> (Digest, Value) {
     let spec = Spec::parse(text, Path::new("precast.toml"))
         .map_err(|error| error.render())
         .unwrap();
@@ -117,7 +125,8 @@ fn asked(text: &str, world: &World, tuned: bool) -> (Digest, Value) {
         target: &target,
     };
     let module = &spec.modules[0];
-    let inputs = module.sized_inputs(&module.buckets[0]);
+    let mut inputs = module.sized_inputs(&module.buckets[0]);
+    change(inputs.as_deref_mut().unwrap_or_default());
     let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
     let shared = common.shared();
     let forms = forms(module, &settings.compile);
@@ -185,11 +194,8 @@ fn artifact(change: impl Fn(&mut Value)) -> (Digest, Value) {
 fn a_digest_follows_from_the_key_in_a_record() {
     let (object, target) = (Digest::of(b"object"), world().target);
     for libraries in [&[][..], &[Digest::of(b"a"), Digest::of(b"b")]] {
-        for kind in [
-            ArtifactKind::Library,
-            ArtifactKind::Constants,
-            ArtifactKind::Graph,
-        ] {
+        use ArtifactKind as Kind;
+        for kind in [Kind::Library, Kind::Constants, Kind::Graph] {
             let key = HeldKey {
                 kind,
                 object: &object,
@@ -200,51 +206,11 @@ fn a_digest_follows_from_the_key_in_a_record() {
         }
     }
     // Numbers that JSON does not have, and one that needs all its digits.
-    let shared = Common {
-        unsaved: &[],
-        model: "m",
-        entry: "m:f",
-        samples: None,
-        context: None,
-        weights_file: true,
-        sources: &[],
-        packages: &[],
-        target: &target,
-    };
-    let shared = shared.shared();
     for pad in [f64::NEG_INFINITY, f64::NAN, f64::from(f32::MIN), -0.0, 0.1] {
-        let input = Input {
-            name: "x".into(),
-            layout: Layout {
-                dtype: Dtype::Float64,
-                shape: vec![1],
-                stride: vec![1],
-            },
-            dims: vec![None],
-            pad: Pad::Float(pad),
-            range: None,
-            within: None,
-            bounds: None,
-            default: None,
-        };
-        let key = RequestKey {
-            common: &shared,
-            module: "f",
-            path: "",
-            method: "forward",
-            inputs: Some(&[input]),
-            state: &[],
-            sizes: &Sizes::new(),
-            dynamic: None,
-            compiled: true,
-            regions: &[],
-            settings: &Compile::default(),
-            padding: PaddingRule::Checked,
-            train: None,
-            pair: None,
-            tuned: false,
-        };
-        same_again(key.explained());
+        with_inputs(SPEC, &world(), false, |inputs| {
+            inputs[0].layout.dtype = Dtype::Float64;
+            inputs[0].pad = Pad::Float(pad);
+        });
     }
     let (key, explained) = request(SPEC, &world());
     let changed = |path: &str, value: Value| {
@@ -291,10 +257,8 @@ fn every_knob_of_an_artifact_moves_its_key() {
     }
     let (swapped, _) = artifact(|knobs| knobs["inputs"].as_array_mut().unwrap().swap(0, 1));
     assert!(seen.insert(swapped), "order of inputs");
-    assert!(
-        seen.insert(request(SPEC, &world()).0),
-        "a request key is no artifact key"
-    );
+    let (request, _) = request(SPEC, &world());
+    assert!(seen.insert(request), "a request key is no artifact key");
 }
 
 #[test]
@@ -306,24 +270,16 @@ fn a_tuned_program_has_a_key_of_its_own_and_a_reason_for_it() {
         let reasons = crate::plan::reasons(old, new);
         reasons.iter().map(ToString::to_string).collect::<Vec<_>>()
     };
-    assert_eq!(
-        reasons(&before, &after),
-        ["`tuned` changed: `false` -> `true`"]
-    );
-    assert_eq!(
-        reasons(&after, &before),
-        ["`tuned` changed: `true` -> `false`"]
-    );
+    let (there, back) = (reasons(&before, &after), reasons(&after, &before));
+    assert_eq!(there, ["`tuned` changed: `false` -> `true`"]);
+    assert_eq!(back, ["`tuned` changed: `true` -> `false`"]);
 }
 
 /// If this fails, every key of every store out there misses: raise [`canon::FORMAT`], or undo the change.
 #[test]
 fn the_bytes_of_a_few_keys_are_pinned() {
-    assert_eq!(
-        (canon::FORMAT, PROTOCOL),
-        (2, 2),
-        "pin the keys of the new version below"
-    );
+    let version = (canon::FORMAT, PROTOCOL);
+    assert_eq!(version, (2, 2), "pin the keys of the new version below");
     insta::assert_snapshot!(request(SPEC, &world()).0.hex(), @"534810c862c63a43a0a62b00323d874d7b1a1b98162561eb5b2a26e599e91e21");
     insta::assert_snapshot!(artifact(|_| ()).0.hex(), @"de7fa529d84983f99a9d0669182256406e866ff0370eba78c291ae6381455b1c");
     insta::assert_snapshot!(request("schema = 1\nmodel = { name = \"m\", entry = \"m:f\" }\n[[module]]\nname = \"f\"", &world()).0.hex(), @"0efbc8bd6ce65f3029427c06361e00c23a24c6f0b2bb2bbdf59f6ea7f86f8983");

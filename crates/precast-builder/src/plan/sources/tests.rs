@@ -17,16 +17,14 @@ fn entry(root: &Path, sources: &[&str], packages: &[(&str, &str)]) -> Entry {
         path: (*path).to_owned(),
         digest: Digest::of_file(&root.join(path)).unwrap().0,
     };
+    let package = |(name, version): &(&str, &str)| Package {
+        name: (*name).into(),
+        version: (*version).into(),
+    };
     Entry {
         entry: "model:load".into(),
         sources: sources.iter().map(source).collect(),
-        packages: packages
-            .iter()
-            .map(|(name, version)| Package {
-                name: (*name).into(),
-                version: (*version).into(),
-            })
-            .collect(),
+        packages: packages.iter().map(package).collect(),
         declared: Default::default(),
         site_packages: vec![root.join("site").to_string_lossy().into_owned()],
     }
@@ -59,12 +57,7 @@ fn an_unchanged_file_is_not_read_again_and_a_changed_one_is() {
     // Same size, and a time stamp set back: the change time differs.
     let before = fs::metadata(&path).unwrap().modified().unwrap();
     fs::write(&path, "two").unwrap();
-    File::options()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_modified(before)
-        .unwrap();
+    File::open(&path).unwrap().set_modified(before).unwrap();
     let two = cache.digest(&path).unwrap();
     assert_eq!(two, Digest::of(b"two"));
     assert_ne!(one, two);
@@ -83,40 +76,28 @@ fn a_file_that_was_young_when_it_was_hashed_is_read_again() {
 #[test]
 fn a_damaged_cache_is_an_empty_one() {
     let folder = project(&[("cache.json", "{\"a\": 1}"), ("model.py", "one")]);
-    let mut cache = StatCache::load(&folder.path().join("cache.json"));
-    assert_eq!(
-        cache.digest(&folder.path().join("model.py")).unwrap(),
-        Digest::of(b"one")
-    );
+    let at = |name: &str| folder.path().join(name);
+    let mut cache = StatCache::load(&at("cache.json"));
+    assert_eq!(cache.digest(&at("model.py")).unwrap(), Digest::of(b"one"));
     cache.save().unwrap();
-    assert_eq!(
-        StatCache::load(&folder.path().join("cache.json"))
-            .stamps
-            .len(),
-        1
-    );
-    assert!(cache.digest(&folder.path().join("gone.py")).is_err());
+    assert_eq!(StatCache::load(&at("cache.json")).stamps.len(), 1);
+    assert!(cache.digest(&at("gone.py")).is_err());
 }
 
 #[test]
 fn an_entry_is_seen_as_it_is_now() {
+    let version = "__version__ = '2.11.0+cu130'\ngit_version = 'f'\ncuda = None\n";
     let folder = project(&[
         ("model.py", "a"),
         ("sub/layers.py", "b"),
         ("old.py", "c"),
         ("site/x/__init__.py", ""),
+        ("site/My_Pkg-1.2.dist-info/METADATA", ""),
+        ("site/eggy-3.0-py3.11.egg-info/PKG-INFO", ""),
+        ("site/torch-2.11.0.dist-info/METADATA", ""),
+        ("site/torch/version.py", version),
     ]);
     let root = folder.path();
-    for name in [
-        "My_Pkg-1.2.dist-info",
-        "eggy-3.0-py3.11.egg-info",
-        "torch-2.11.0.dist-info",
-        "torch",
-    ] {
-        fs::create_dir_all(root.join("site").join(name)).unwrap();
-    }
-    let version = "__version__ = '2.11.0+cu130'\ngit_version = 'f'\ncuda = None\n";
-    fs::write(root.join("site/torch/version.py"), version).unwrap();
     let packages = [
         ("my.pkg", "1.2"),
         ("eggy", "2.0"),
@@ -130,32 +111,23 @@ fn an_entry_is_seen_as_it_is_now() {
     fs::remove_file(root.join("old.py")).unwrap();
 
     let now = refresh(root, &before, &mut StatCache::default()).unwrap();
-    let paths: Vec<&str> = now
-        .sources
-        .iter()
-        .map(|source| source.path.as_str())
-        .collect();
+    let paths: Vec<&str> = now.sources.iter().map(|source| &*source.path).collect();
     assert_eq!(paths, ["model.py", "sub/layers.py"]);
     assert_eq!(now.sources[0], before.sources[0]);
     assert_eq!(now.sources[1].digest, Digest::of(b"B"));
-    let versions: Vec<String> = now
+    let packages = now
         .packages
         .iter()
-        .map(|p| format!("{} {}", p.name, p.version))
-        .collect();
-    assert_eq!(
-        versions,
-        [
-            "my.pkg 1.2",
-            "eggy 3.0",
-            "torch 2.11.0+cu130",
-            "torch 2.11.0"
-        ]
-    );
-    assert_eq!(
-        changed_source(root, &before),
-        Some("sub/layers.py".to_owned())
-    );
+        .map(|p| format!("{} {}", p.name, p.version));
+    let versions = [
+        "my.pkg 1.2",
+        "eggy 3.0",
+        "torch 2.11.0+cu130",
+        "torch 2.11.0",
+    ];
+    assert_eq!(packages.collect::<Vec<_>>(), versions);
+    let changed = changed_source(root, &before);
+    assert_eq!(changed.as_deref(), Some("sub/layers.py"));
 }
 
 #[test]
@@ -171,12 +143,8 @@ fn bystanders_are_new_files_that_are_no_sources() {
     let root = folder.path();
     let entry = entry(root, &["model.py"], &[]);
     let past = SystemTime::now() - Duration::from_secs(60);
-    File::options()
-        .write(true)
-        .open(root.join("old.txt"))
-        .unwrap()
-        .set_modified(past - Duration::from_secs(60))
-        .unwrap();
+    let old = File::open(root.join("old.txt")).unwrap();
+    old.set_modified(past - Duration::from_secs(60)).unwrap();
     let skip = root.join("artifacts");
     assert_eq!(bystanders(root, &entry, past, &[&skip], 9), ["README.md"]);
     assert_eq!(bystanders(root, &entry, past, &[], 1), ["README.md"]);

@@ -55,7 +55,7 @@ fn brief_of(text: &str) -> String {
     shorten(&message(text))
 }
 
-fn shorten(rendered: &str) -> String {
+pub(super) fn shorten(rendered: &str) -> String {
     let problems = rendered.trim_end().split("\n\n").map(|problem| {
         let part = |mark: &str| {
             let mut lines = problem.lines().filter_map(|line| line.split_once(mark));
@@ -65,7 +65,8 @@ fn shorten(rendered: &str) -> String {
             .lines()
             .filter(|line| line.trim_end().ends_with('^'));
         let length = carets.map(|line| line.matches('^').count()).sum::<usize>();
-        let (place, message) = (part("precast.toml:"), part("error: "));
+        let (_, place) = part(" --> ").split_once(':').unwrap();
+        let message = part("error: ");
         format!("{place}+{length} {message} = {}", part("= help: "))
     });
     problems.collect::<Vec<_>>().join("\n")
@@ -78,58 +79,39 @@ fn message(text: &str) -> String {
     }
 }
 
+/// Returns the names of a module's inputs.
+fn names(module: &Module) -> Vec<&str> {
+    let inputs = module.inputs.iter().flatten();
+    inputs.map(|input| input.name.as_str()).collect()
+}
+
+/// Returns the names of a module's buckets.
+fn buckets(module: &Module) -> String {
+    let names = module
+        .buckets
+        .iter()
+        .map(precast_store::record::bucket_name);
+    names.collect::<Vec<_>>().join(", ")
+}
+
 #[test]
 fn a_whole_spec_is_read() {
     let spec = parse(GOOD).unwrap();
-    assert_eq!(
-        (spec.root.as_path(), spec.file.as_path()),
-        (Path::new("."), Path::new("precast.toml"))
-    );
+    assert_eq!(spec.root, Path::new("."));
+    assert_eq!(spec.file, Path::new("precast.toml"));
     assert_eq!(spec.model.weights, WeightsFrom::Auto);
-    assert_eq!(
-        spec.target,
-        TargetSpec {
-            device: DeviceKind::Cpu,
-            isa: "native".into()
-        }
-    );
+    let target = (spec.target.device, spec.target.isa.as_str());
+    assert_eq!(target, (DeviceKind::Cpu, "native"));
     let module = &spec.modules[0];
-    let names: Vec<&str> = module
-        .inputs
-        .iter()
-        .flatten()
-        .map(|input| input.name.as_str())
-        .collect();
+    let in_call_order = ["input_ids", "attention_mask"];
+    assert_eq!(names(module), in_call_order);
+    assert_eq!((&*module.path, &*module.method), ("", "forward"));
     assert_eq!(
-        names,
-        ["input_ids", "attention_mask"],
-        "call order is the order of the file"
+        (module.gate.rtol, module.gate.atol),
+        (Some(1e-4), Some(1e-5))
     );
-    assert_eq!(
-        (module.path.as_str(), module.method.as_str()),
-        ("", "forward")
-    );
-    assert_eq!(
-        module.gate,
-        Gate {
-            rtol: Some(1e-4),
-            atol: Some(1e-5)
-        }
-    );
-    let buckets: Vec<String> = module
-        .buckets
-        .iter()
-        .map(precast_store::record::bucket_name)
-        .collect();
-    assert_eq!(
-        buckets,
-        [
-            "batch=1 seq=32",
-            "batch=1 seq=128",
-            "batch=8 seq=32",
-            "batch=8 seq=128"
-        ]
-    );
+    let all = "batch=1 seq=32, batch=1 seq=128, batch=8 seq=32, batch=8 seq=128";
+    assert_eq!(buckets(module), all);
     let settings = spec.settings(module, &Overrides::default(), &Overrides::default());
     assert_eq!(settings.compile.mode, Mode::MaxAutotune);
     assert_eq!(settings.origin("mode"), Origin::Module);
@@ -139,9 +121,8 @@ fn a_whole_spec_is_read() {
 #[test]
 fn inputs_get_the_sizes_of_a_bucket() {
     let spec = parse(GOOD).unwrap();
-    let inputs = spec.modules[0]
-        .sized_inputs(&spec.modules[0].buckets[3])
-        .unwrap();
+    let module = &spec.modules[0];
+    let inputs = module.sized_inputs(&module.buckets[3]).unwrap();
     insta::assert_snapshot!(serde_json::to_string(&inputs[0]).unwrap(), @r#"{"name":"input_ids","dtype":"int64","shape":[8,128],"stride":[128,1],"dims":["batch","seq"],"pad":1,"range":[0,30522]}"#);
     assert_eq!(contiguous(&[2, 3, 4]), [12, 4, 1]);
     assert_eq!(contiguous(&[]), [0; 0]);
@@ -154,13 +135,7 @@ fn inputs_written_as_tables_keep_their_order() {
         "[module.inputs.b]\ndtype = \"float32\"\nshape = [\"batch\"]\n[module.inputs.a]\ndtype = \"bool\"\nshape = []\n",
     );
     let spec = parse(&text).unwrap();
-    let names: Vec<&str> = spec.modules[0]
-        .inputs
-        .iter()
-        .flatten()
-        .map(|input| input.name.as_str())
-        .collect();
-    assert_eq!(names, ["input_ids", "b", "a"]);
+    assert_eq!(names(&spec.modules[0]), ["input_ids", "b", "a"]);
 }
 
 #[test]
@@ -183,33 +158,22 @@ fn points_are_sorted_and_options_of_a_group_are_dotted() {
         "triton = { cudagraphs = false }, table = { b = 1, a = 2 }",
     );
     let spec = parse(&text).unwrap();
-    let buckets: Vec<String> = spec.modules[0]
-        .buckets
-        .iter()
-        .map(precast_store::record::bucket_name)
-        .collect();
-    assert_eq!(buckets, ["batch=1 seq=99", "batch=2 seq=9"]);
+    assert_eq!(buckets(&spec.modules[0]), "batch=1 seq=99, batch=2 seq=9");
     let options = serde_json::to_string(&spec.compile.options).unwrap();
-    assert_eq!(
-        options,
-        r#"{"epilogue_fusion":true,"table":{"a":2,"b":1},"triton.cudagraphs":false}"#
-    );
+    let dotted = r#"{"epilogue_fusion":true,"table":{"a":2,"b":1},"triton.cudagraphs":false}"#;
+    assert_eq!(options, dotted);
 }
 
 #[test]
 fn dynamic_is_a_switch_or_a_table() {
     let with = |value: &str| {
-        parse(&GOOD.replace("mode = \"default\"", value))
-            .unwrap()
-            .compile
-            .dynamic
+        let spec = parse(&GOOD.replace("mode = \"default\"", value));
+        spec.unwrap().compile.dynamic.unwrap()
     };
-    assert_eq!(with("dynamic = true"), Some(Dynamic::All(true)));
-    let bounds = Bounds { min: 1, max: 512 };
-    assert_eq!(
-        with("dynamic.seq = { min = 1, max = 512 }"),
-        Some(Dynamic::Dims([("seq".to_owned(), bounds)].into()))
-    );
+    assert_eq!(with("dynamic = true"), Dynamic::All(true));
+    let dims = [("seq".to_owned(), Bounds { min: 1, max: 512 })];
+    let table = with("dynamic.seq = { min = 1, max = 512 }");
+    assert_eq!(table, Dynamic::Dims(dims.into()));
 }
 
 #[test]
@@ -224,14 +188,11 @@ fn variants_share_a_name_and_twins_do_not() {
        | ^^^^^^^^^^
        = help: rename it, or give both `inputs`, of other names: dispatch picks by them
     ");
-    insta::assert_snapshot!(message(&format!("{GOOD}{variant}{variant}")), @r"
-    error: a second module is named `encode` and can't be told from the one in line 27
-      --> precast.toml:31:1
-       |
-    31 | [[module]]
-       | ^^^^^^^^^^
-       = help: rename it, or give both `inputs`, of other names: dispatch picks by them
-    ");
+    let again = message(&format!("{GOOD}{variant}{variant}"));
+    assert!(
+        again.contains(" can't be told from the one in line 27\n  --> precast.toml:31:1\n"),
+        "{again}"
+    );
 }
 
 #[test]
@@ -240,9 +201,7 @@ fn every_problem_is_reported_at_once_and_the_first_in_one_line() {
         .replace("mode =", "modee =")
         .replace("int64", "int65")
         .replace("model:load", "load");
-    let Err(error) = parse(&text) else {
-        panic!("accepted")
-    };
+    let error = parse(&text).unwrap_err();
     insta::assert_snapshot!(error, @"precast.toml:5:9: `entry` in [model] must be `module:callable`, not `load` (and 4 more)");
     let SpecError::Invalid(problems) = error else {
         panic!("{error}")
@@ -256,21 +215,14 @@ fn files_that_cannot_be_read() {
     let file = folder.path().join("precast.toml");
     assert!(matches!(Spec::load(&file), Err(SpecError::Read { .. })));
     std::fs::write(&file, b"schema = 1\n\xff").unwrap();
-    assert!(matches!(
-        Spec::load(&file),
-        Err(SpecError::NotText { offset: 11, .. })
-    ));
-    std::fs::write(
-        &file,
-        GOOD.replace("[target]", "weights = \"w.safetensors\"\n[target]"),
-    )
-    .unwrap();
+    let error = Spec::load(&file).unwrap_err();
+    assert!(matches!(error, SpecError::NotText { offset: 11, .. }));
+    let text = GOOD.replace("[target]", "weights = \"w.safetensors\"\n[target]");
+    std::fs::write(&file, text).unwrap();
     let spec = Spec::load(&file).unwrap();
     assert_eq!(spec.root, folder.path());
-    assert_eq!(
-        spec.model.weights,
-        WeightsFrom::File(folder.path().join("w.safetensors"))
-    );
+    let weights = folder.path().join("w.safetensors");
+    assert_eq!(spec.model.weights, WeightsFrom::File(weights));
 }
 
 mod mutated {
@@ -321,11 +273,11 @@ fn a_file_that_is_no_spec_by_its_size_is_not_read() {
     let file = tempfile::NamedTempFile::new().unwrap();
     file.as_file().set_len(300 << 20).unwrap();
     let error = Spec::load(file.path()).unwrap_err();
-    let message = format!(
-        "the spec `{}` has more than 1048576 bytes",
-        file.path().display()
+    let name = file.path().display();
+    assert_eq!(
+        error.to_string(),
+        format!("the spec `{name}` has more than 1048576 bytes")
     );
-    assert_eq!(error.to_string(), message);
     assert!(error.render().contains("= help: no spec is as long"));
 }
 

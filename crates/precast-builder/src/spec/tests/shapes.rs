@@ -39,10 +39,8 @@ fn shapes() {
 #[test]
 fn states() {
     let state = |rest: &str| {
-        brief(
-            "[module.buckets]",
-            &format!("[module.state]\n{rest}\n[module.buckets]"),
-        )
+        let with = format!("[module.state]\n{rest}\n[module.buckets]");
+        brief("[module.buckets]", &with)
     };
     insta::assert_snapshot!(state("input_ids = \"own\""), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`, or the name of a module that fills it"#);
     insta::assert_snapshot!(state("input_ids = { shape = [1, \"seq\"] }"), @r#"22:1+9 state `input_ids` is an input, with its shape in [module.inputs] = write `input_ids = "zeros"`, or the name of a module that fills it"#);
@@ -56,10 +54,8 @@ fn states() {
     let given = "[module.inputs]\ny = { dtype = \"float32\", shape = [2] }\n";
     for first in ["\"start\"", "{ first = \"start\", shape = [3] }"] {
         let spec = parse(&text(first, given)).unwrap();
-        assert_eq!(
-            spec.modules[0].state[0].first,
-            FirstValue::Module("start".to_owned())
-        );
+        let filler = FirstValue::Module("start".to_owned());
+        assert_eq!(spec.modules[0].state[0].first, filler);
     }
     insta::assert_snapshot!(filled("\"begin\"", given), @"8:8+7 unknown first value `begin` = known: `zeros`, `own`, `start`");
     insta::assert_snapshot!(filled("{ first = \"f\" }", given), @"8:18+3 module `f` can't fill state `kept`: it has the state itself = name another module");
@@ -74,10 +70,9 @@ fn states() {
 #[test]
 fn padding_and_ranges_fit_the_dtype() {
     let input = |rest: &str| {
-        brief(
-            "{ dtype = \"int64\", shape = [\"batch\", \"seq\"], pad = 1, range = [0, 30522] }",
-            rest,
-        )
+        let ids =
+            "{ dtype = \"int64\", shape = [\"batch\", \"seq\"], pad = 1, range = [0, 30522] }";
+        brief(ids, rest)
     };
     insta::assert_snapshot!(input("{ dtype = \"uint8\", shape = [\"batch\", \"seq\"], pad = 256 }"), @"19:64+3 `pad` in input `input_ids` does not fit uint8 = write a value that the dtype has, or give the input another dtype");
     insta::assert_snapshot!(input("{ dtype = \"int32\", shape = [\"batch\", \"seq\"], pad = 0.5 }"), @"19:64+3 `pad` in input `input_ids` must be an integer, not a float = write its digits, without quotes");

@@ -7,209 +7,161 @@ use precast_store::target::DeviceKind;
 use super::*;
 use crate::spec::{compile, parse};
 
-/// Knobs of the spec as `(knob, text, other text)`; the knob is the key of `precast.toml`.
-const MOVES: &[(&str, &str, &str)] = &[
-    ("name", "\"tiny\"", "\"tiny2\""),
-    ("entry", "\"model:load\"", "\"model:load2\""),
-    ("samples", "entry =", "samples = \"model:samples\"\nentry ="),
-    ("context", "entry =", "context = 64\nentry ="),
-    ("device", "\"cpu\"", "\"cuda\""),
-    ("isa", "device =", "isa = \"x86-64-v3\"\ndevice ="),
-    ("enabled", "[[module]]", "[[module]]\nenabled = false"),
-    ("backend", "[[module]]", "[[module]]\nbackend = \"eager\""),
-    ("mode", "[[module]]", "[[module]]\nmode = \"max-autotune\""),
-    ("mode", "[compile]", "[compile]\nmode = \"reduce-overhead\""),
-    (
-        "mode",
-        "[compile]",
-        "[compile]\nmode = \"max-autotune-no-cudagraphs\"",
-    ),
-    ("dynamic", "[[module]]", "[[module]]\ndynamic = true"),
-    (
-        "dynamic",
-        "[[module]]",
-        "[[module]]\ndynamic.batch = { min = 1, max = 8 }",
-    ),
-    (
-        "options",
-        "epilogue_fusion = true",
-        "epilogue_fusion = false",
-    ),
-    ("options", "epilogue_fusion = true", "epilogue_fusion = 1"),
-    ("options", "\"triton.x\" = 1", "\"triton.x\" = 1.0"),
-    ("options", "\"triton.x\" = 1", "\"triton.x\" = \"1\""),
-    ("options", ", \"triton.x\" = 1", ""),
+/// A knob, which is the key of `precast.toml`, with a text of the spec and what takes its place.
+type Knob = (&'static str, &'static str, &'static str);
+
+const MODEL: &str = "[model]";
+const TARGET: &str = "[target]";
+const COMPILE: &str = "[compile]";
+const MODULE: &str = "[[module]]";
+const REGIONS: &str = "regions = ['layer.*']";
+
+/// Knobs that move the key: lines that are added below a heading of the spec.
+const MOVES_ADDED: &[Knob] = &[
+    ("samples", MODEL, "samples = 'model:samples'"),
+    ("context", MODEL, "context = 64"),
+    // Programs hold the tensors that a file of weights lacks. The path of the file does not matter.
+    ("weights", MODEL, "weights = 'other.safetensors'"),
+    ("isa", TARGET, "isa = 'x86-64-v3'"),
+    ("mode", COMPILE, "mode = 'reduce-overhead'"),
+    ("mode", COMPILE, "mode = 'max-autotune-no-cudagraphs'"),
+    ("blocklist", COMPILE, "blocklist = ['body']"),
+    ("enabled", MODULE, "enabled = false"),
+    ("backend", MODULE, "backend = 'eager'"),
+    ("mode", MODULE, "mode = 'max-autotune'"),
+    ("dynamic", MODULE, "dynamic = true"),
+    ("dynamic", MODULE, "dynamic.batch = { min = 1, max = 8 }"),
+    ("allowlist", MODULE, "allowlist = ['head']"),
+    ("method", MODULE, "method = 'embed'"),
+    ("padding", MODULE, "padding = 'trusted'"),
+];
+
+/// Knobs that move the key: texts that are replaced.
+const MOVES: &[Knob] = &[
+    ("name", "'tiny'", "'tiny2'"),
+    ("name", "'encode'", "'decode'"),
+    ("entry", "'model:load'", "'model:load2'"),
+    ("device", "'cpu'", "'cuda'"),
+    ("options", "fusion = true", "fusion = false"),
+    ("options", "fusion = true", "fusion = 1"),
+    ("options", "'triton.x' = 1", "'triton.x' = 1.0"),
+    ("options", "'triton.x' = 1", "'triton.x' = '1'"),
+    ("options", ", 'triton.x' = 1", ""),
     ("options", "options = {", "options = { freezing = false,"),
-    (
-        "options",
-        "options = {",
-        "options = { attention = \"math\",",
-    ),
-    ("passes", "\"passes:fold\"", "\"passes:unfold\""),
-    (
-        "passes",
-        "\"passes:fold\"",
-        "\"passes:fold\", \"passes:fold\"",
-    ),
-    (
-        "allowlist",
-        "[[module]]",
-        "[[module]]\nallowlist = [\"head\"]",
-    ),
-    (
-        "blocklist",
-        "[compile]",
-        "[compile]\nblocklist = [\"body\"]",
-    ),
-    ("name", "\"encode\"", "\"decode\""),
-    ("path", "\"body\"", "\"body.0\""),
-    ("method", "path =", "method = \"embed\"\npath ="),
-    ("regions", "\"layer.*\"", "\"layer.**\""),
-    ("regions", "\"layer.*\"", "\"layer.*\", \"head\""),
-    (
-        "inputs",
-        "ids = { dtype = \"int64\"",
-        "ids = { dtype = \"int32\"",
-    ),
-    (
-        "inputs",
-        "\"int64\", shape = [\"batch\", 4]",
-        "\"int64\", shape = [\"batch\", 5]",
-    ),
-    (
-        "inputs",
-        "\"int64\", shape = [\"batch\", 4]",
-        "\"int64\", shape = [2, 4]",
-    ),
+    ("options", "options = {", "options = { attention = 'math',"),
+    ("passes", "'passes:fold'", "'passes:unfold'"),
+    ("passes", "'passes:fold'", "'passes:fold', 'passes:fold'"),
+    ("path", "'body'", "'body.0'"),
+    ("regions", "'layer.*'", "'layer.**'"),
+    ("regions", "'layer.*'", "'layer.*', 'head'"),
+    ("inputs", "dtype = 'int64'", "dtype = 'int32'"),
+    ("inputs", "['batch', 4], pad", "['batch', 5], pad"),
+    ("inputs", "['batch', 4], pad", "[2, 4], pad"),
     ("inputs", "pad = 0", "pad = 1"),
-    ("padding", "path =", "padding = \"trusted\"\npath ="),
-    (
-        "state",
-        "[module.gate]",
-        "[module.state]\nmask = \"zeros\"\n[module.gate]",
-    ),
     ("inputs", "pad = 0", "range = [0, 9]"),
     ("inputs", "ids =", "tokens ="),
     (
         "inputs",
-        "mask = { dtype = \"bool\", shape = [\"batch\", 4] }",
+        "\nmask = { dtype = 'bool', shape = ['batch', 4] }",
         "",
     ),
+    (
+        "state",
+        "[module.gate]",
+        "[module.state]\nmask = 'zeros'\n[module.gate]",
+    ),
     ("buckets", "batch = [2]", "batch = [3]"),
+    ("kind", "path = 'body'", "kind = 'autograd'"),
     (
         "kind",
-        "regions = [\"layer.*\"]",
-        "kind = \"step\"\ntrain = { optimizer = \"sgd\" }",
+        REGIONS,
+        "kind = 'step'\ntrain = { optimizer = 'sgd' }",
     ),
     (
         "train",
-        "regions = [\"layer.*\"]",
-        "kind = \"step\"\ntrain = { optimizer = \"sgd\", momentum = 0.9 }",
+        REGIONS,
+        "kind = 'step'\ntrain = { optimizer = 'sgd', momentum = 0.9 }",
     ),
     (
         "train",
-        "regions = [\"layer.*\"]",
-        "kind = \"step\"\ntrain = { optimizer = \"sgd\", clip = 1.0 }",
-    ),
-    ("kind", "path = \"body\"", "kind = \"autograd\""),
-    // Programs hold the tensors that a file of weights lacks. The path of the file does not matter.
-    (
-        "weights",
-        "entry =",
-        "weights = \"other.safetensors\"\nentry =",
+        REGIONS,
+        "kind = 'step'\ntrain = { optimizer = 'sgd', clip = 1.0 }",
     ),
 ];
 
-const STAYS: &[(&str, &str, &str)] = &[
-    ("fullgraph", "[[module]]", "[[module]]\nfullgraph = false"),
-    (
-        "healthcheck",
-        "[[module]]",
-        "[[module]]\nhealthcheck = false",
-    ),
-    (
-        "smoketest_steps",
-        "[compile]",
-        "[compile]\nsmoketest_steps = 9",
-    ),
-    (
-        "fail_policy",
-        "[compile]",
-        "[compile]\nfail_policy = \"raise\"",
-    ),
+/// Knobs that leave the key as it is: lines that are added below a heading of the spec.
+const STAYS_ADDED: &[Knob] = &[
+    ("unused_weights", MODEL, "unused_weights = ['head.**']"),
+    ("assets", MODEL, "assets = { words = 'knobs.rs' }"),
+    ("smoketest_steps", COMPILE, "smoketest_steps = 9"),
+    ("fail_policy", COMPILE, "fail_policy = 'raise'"),
+    ("blocklist", COMPILE, "blocklist = ['head']"),
+    ("fullgraph", MODULE, "fullgraph = false"),
+    ("healthcheck", MODULE, "healthcheck = false"),
+    ("allowlist", MODULE, "allowlist = ['b*', 'head']"),
+    // The default.
+    ("isa", TARGET, "isa = 'native'"),
+    ("mode", MODULE, "mode = 'default'"),
+    ("method", MODULE, "method = 'forward'"),
+    ("padding", MODULE, "padding = 'checked'"),
+    ("name", "# end", "[[module]]\nname = 'other'"),
+];
+
+/// Knobs that leave the key as it is: texts that are replaced.
+const STAYS: &[Knob] = &[
     ("gate", "rtol = 1e-4", "rtol = 1e-2\natol = 1"),
     ("gate", "[module.gate]\nrtol = 1e-4", ""),
     // The same value in another notation.
-    ("path", "\"body\"", "'body'"),
-    ("mode", "[[module]]", "[[module]]\nmode = \"default\""),
-    ("method", "path =", "method = \"forward\"\npath ="),
-    ("padding", "path =", "padding = \"checked\"\npath ="),
-    ("isa", "device =", "isa = \"native\"\ndevice ="),
-    (
-        "allowlist",
-        "[[module]]",
-        "[[module]]\nallowlist = [\"b*\", \"head\"]",
-    ),
-    (
-        "blocklist",
-        "[compile]",
-        "[compile]\nblocklist = [\"head\"]",
-    ),
+    ("path", "'body'", "\"body\""),
     (
         "options",
-        "epilogue_fusion = true, \"triton.x\" = 1",
+        "epilogue_fusion = true, 'triton.x' = 1",
         "triton = { x = 1 }, epilogue_fusion = true",
-    ),
-    // The default on a CPU.
-    ("options", "options = {", "options = { freezing = true,"),
-    (
-        "options",
-        "options = {",
-        "options = { attention = \"auto\",",
     ),
     ("inputs", "pad = 0", "pad = 0x0"),
     ("inputs", ", pad = 0", ""),
     ("buckets", "batch = [2]", "points = [{ batch = 2 }]"),
+    // The default on a CPU.
+    ("options", "options = {", "options = { freezing = true,"),
+    ("options", "options = {", "options = { attention = 'auto',"),
     // Another bucket is another program.
     ("buckets", "batch = [2]", "batch = [7, 2]"),
-    (
-        "unused_weights",
-        "entry =",
-        "unused_weights = [\"head.**\"]\nentry =",
-    ),
-    (
-        "assets",
-        "entry =",
-        "assets = { words = \"knobs.rs\" }\nentry =",
-    ),
-    ("name", "# end", "[[module]]\nname = \"other\""),
 ];
 
 #[test]
 fn every_knob_of_the_spec_moves_the_key_or_does_not() {
     let spec = format!("{SPEC}[[module]]\nname = \"tail\"\npath = \"head\"\n# end");
-    let (base, _) = request(&spec, &world());
+    let spec = spec.replace('"', "'");
+    let with = |from: &str, to: &str| {
+        assert!(spec.contains(from), "{from}");
+        request(&spec.replacen(from, to, 1), &world()).0
+    };
+    let base = with("", "");
+    let all = |replaced: &'static [Knob], added: &'static [Knob]| {
+        let replaced = replaced
+            .iter()
+            .map(|(knob, from, to)| (*knob, *from, (*to).to_owned()));
+        let added = added
+            .iter()
+            .map(|(knob, below, line)| (*knob, *below, format!("{below}\n{line}")));
+        replaced.chain(added)
+    };
     let mut seen = BTreeSet::from([base]);
     let mut knobs = BTreeSet::new();
-    for (knob, from, to) in MOVES {
-        assert!(spec.contains(from), "{from}");
-        let (key, _) = request(&spec.replacen(from, to, 1), &world());
+    for (knob, from, to) in all(MOVES, MOVES_ADDED) {
+        let key = with(from, &to);
         // Three ways to say that a module is not compiled: one outcome, one key.
-        let outcome = matches!(*knob, "enabled" | "allowlist" | "blocklist");
+        let outcome = matches!(knob, "enabled" | "allowlist" | "blocklist");
+        let moves = key != base && (seen.insert(key) || outcome);
         assert!(
-            key != base && (seen.insert(key) || outcome),
+            moves,
             "{knob}: `{from}` -> `{to}` gave a key that was there"
         );
-        knobs.insert(*knob);
+        knobs.insert(knob);
     }
-    for (knob, from, to) in STAYS {
-        assert!(spec.contains(from), "{from}");
-        assert_eq!(
-            request(&spec.replacen(from, to, 1), &world()).0,
-            base,
-            "{knob}: `{from}` -> `{to}`"
-        );
-        knobs.insert(*knob);
+    for (knob, from, to) in all(STAYS, STAYS_ADDED) {
+        assert_eq!(with(from, &to), base, "{knob}: `{from}` -> `{to}`");
+        knobs.insert(knob);
     }
     let all = [parse::MODEL, parse::TARGET, parse::MODULE, compile::KEYS].concat();
     let missing: Vec<_> = all.iter().filter(|knob| !knobs.contains(*knob)).collect();
@@ -224,14 +176,14 @@ fn other_worlds() -> Vec<(&'static str, World)> {
         change(&mut world);
         worlds.push((name, world));
     };
-    with("source bytes", &|w| {
-        w.sources[0].digest = Digest::of(b"model ")
-    });
+    let digest = Digest::of(b"another");
+    with("source bytes", &|w| w.sources[0].digest = digest);
     with("source path", &|w| w.sources[0].path = "model2.py".into());
+    let path = || "x.py".to_owned();
     with("source added", &|w| {
         w.sources.push(SourceFile {
-            path: "x.py".into(),
-            digest: Digest::of(b""),
+            path: path(),
+            digest,
         })
     });
     with("source removed", &|w| drop(w.sources.pop()));
@@ -239,9 +191,7 @@ fn other_worlds() -> Vec<(&'static str, World)> {
         let (a, b) = w.sources.split_at_mut(1);
         std::mem::swap(&mut a[0].digest, &mut b[0].digest);
     });
-    with("package version", &|w| {
-        w.packages[0].version = "2.11.1".into()
-    });
+    with("package version", &|w| w.packages[0].version = "3".into());
     with("package name", &|w| w.packages[0].name = "torch2".into());
     with("package removed", &|w| w.packages.clear());
     with("os", &|w| w.target.os = "macos".into());
@@ -275,20 +225,18 @@ fn a_module_that_fills_a_state_moves_the_key() {
         ("start", format!("{start}path = \"body\"\n{inputs}")),
         (
             "start",
-            format!("name = \"start\"\nmethod = \"begin\"\n{inputs}"),
+            format!("{start}{inputs}").replace("\"start\"\n[", "\"begin\"\n["),
         ),
         (
             "start",
-            format!("{start}{}", inputs.replace("[1, 8]", "[1, 9]")),
+            format!("{start}{inputs}").replace("[1, 8]", "[1, 9]"),
         ),
-        ("start", format!("{start}{}", inputs.replace("x =", "y ="))),
+        ("start", format!("{start}{inputs}").replace("x =", "y =")),
     ] {
         assert!(seen.insert(with(first, &filler)), "{first} {filler}");
     }
-    assert_eq!(
-        with("start", &format!("{start}fullgraph = false\n{inputs}")),
-        base
-    );
+    let partly = format!("{start}fullgraph = false\n{inputs}");
+    assert_eq!(with("start", &partly), base);
 }
 
 #[test]
@@ -311,9 +259,6 @@ fn everything_outside_the_spec_that_matters_moves_the_key() {
     let mut shuffled = world();
     shuffled.sources.reverse();
     shuffled.target.features.reverse();
-    assert_eq!(
-        request(SPEC, &shuffled).0,
-        base,
-        "the order in which things were found"
-    );
+    let (shuffled, _) = request(SPEC, &shuffled);
+    assert_eq!(shuffled, base, "the order in which things were found");
 }
