@@ -122,5 +122,5 @@ def row(run: Run, case: Case, bucket: str, taken: dict[str, list[dict[str, float
         run.say(f"latency {case.name} {bucket}: best peer {best} takes {ratios[best][by]['median']:.2f} x precast")
     seconds = {name: {kind: spread(each) for kind, each in kinds.items()} for name, kinds in found.items()}
     made = {"case": case.name, "bucket": bucket, "seconds": seconds, "times_precast": ratios}
-    known = {"rung": facts["rungs"], "disagree": facts["disagree"], "work": facts["work"]}
-    return {**made, **{name: each.get(bucket) for name, each in known.items()}}
+    known = {"rung": facts["rungs"].get(bucket), "disagree": facts["disagree"].get(bucket, {})}
+    return {**made, **known, "work": facts["work"].get(bucket)}
