@@ -218,10 +218,10 @@ test-numerics: test-build
 	$(LANE) numerics $(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS))
 
 # What `make test` leaves out: sweeps of architectures, the vision-language model, sanitizers, a worker that hangs for two
-# minutes, and the newest torch with all specs. Those of `full` have targets of their own.
+# minutes, a service's own compile, and the newest torch with all specs. Those of `full` have targets of their own.
 test-long: export OMP_WAIT_POLICY ?= passive
 test-long: test-build test-newest-all ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
-	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep) -- --ignored \
+	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep cli) -- --ignored \
 		--skip full --skip releases_of_an_older_torch
 	$(PY) -m unittest $(LONG_WORKER_TESTS)
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl

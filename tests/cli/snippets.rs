@@ -1,4 +1,4 @@
-//! The Rust programs of the README and of the book: compiled in a crate outside of the workspace, and run.
+//! The Rust programs of the README and of the book: compiled outside of the workspace, and run.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     page::{CHECKOUT, blocks, built, page},
-    sandbox::{Sandbox, wait_until},
+    sandbox::{LIBTORCH, Sandbox, wait_until},
 };
 
 const README: &str = "README.md";
@@ -35,40 +35,83 @@ fn programs() -> BTreeMap<String, String> {
     programs
 }
 
-/// Returns the folder with the programs, compiled once.
-///
-/// The crate shares the checkout's target folder and profiles. A second run compiles changed programs only.
+/// Writes the programs into a folder of the target folder, and returns it.
+fn written() -> PathBuf {
+    let root = Path::new(env!("CARGO_TARGET_TMPDIR")).join("snippets");
+    let sources = root.join("src/bin");
+    let _ = fs::remove_dir_all(&sources);
+    fs::create_dir_all(&sources).unwrap();
+    for (name, program) in programs() {
+        fs::write(sources.join(format!("{name}.rs")), program).unwrap();
+    }
+    root
+}
+
+fn cargo(arguments: &str, folder: &Path) -> String {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    let done = command
+        .args(arguments.split(' '))
+        .current_dir(folder)
+        .output();
+    let done = done.unwrap();
+    assert!(
+        done.status.success(),
+        "{}",
+        String::from_utf8_lossy(&done.stderr)
+    );
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// Returns the folder with the programs, compiled once, with the libraries that the tests link: a crate with the
+/// features of a service would compile 70 dependencies again.
 fn compiled() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let shared = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let root = shared.join("snippets");
-        let sources = root.join("src/bin");
-        let _ = fs::remove_dir_all(&sources);
-        fs::create_dir_all(&sources).unwrap();
-        for (name, program) in programs() {
-            fs::write(sources.join(format!("{name}.rs")), program).unwrap();
-        }
-        let dependencies = blocks(LIBRARY, "toml").remove(0);
-        let here = dependencies.replace("\"precast/", &format!("\"{CHECKOUT}/"));
-        assert_ne!(here, dependencies, "no dependency is one by path");
-        let workspace = page("Cargo.toml");
-        let profiles = workspace.split_once("[profile.dev]").unwrap().1;
-        let manifest = format!(
-            "[package]\nname = \"snippets\"\nedition = \"2024\"\n\n{here}\n[workspace]\n\n[profile.dev]{profiles}"
+        let root = written();
+        let listed = cargo(
+            "test --no-run --offline --message-format=json --workspace --exclude precast-python --features \
+             sync-points,ndarray,tch --test cli",
+            Path::new(CHECKOUT),
         );
-        fs::write(root.join("Cargo.toml"), manifest).unwrap();
-        fs::write(root.join("Cargo.lock"), page("Cargo.lock")).unwrap();
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        let built = Command::new(cargo)
-            .args(["build", "--offline", "--target-dir"])
-            .arg(shared.parent().unwrap())
-            .current_dir(&root)
-            .output()
-            .unwrap();
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        shared.parent().unwrap().join("debug")
+        // One of the features links libtorch.
+        let rpath = format!("-Clink-arg=-Wl,-rpath,{LIBTORCH}/lib");
+        let mut given = vec!["--edition=2024".to_owned(), rpath];
+        for line in listed.lines() {
+            let message: serde_json::Value = serde_json::from_str(line).unwrap();
+            for path in message["linked_paths"].as_array().into_iter().flatten() {
+                given.push(format!("-L{}", path.as_str().unwrap()));
+            }
+            let name = message["target"]["name"].as_str().unwrap_or_default();
+            if let ("precast_runtime" | "serde_json", Some(file)) = (name, message["filenames"][0].as_str()) {
+                given.push(format!("--extern={name}={file}"));
+                given.push(format!("-Ldependency={}", Path::new(file).parent().unwrap().display()));
+            }
+        }
+        for name in programs().into_keys() {
+            let source = root.join(format!("src/bin/{name}.rs"));
+            let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+            let mut command = Command::new(rustc);
+            let done = command.args(&given).arg("-o").arg(root.join(&name)).arg(source);
+            let done = done.output().unwrap();
+            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+        }
+        root
     })
+}
+
+#[test]
+#[ignore = "long: compiles 70 dependencies"]
+fn the_dependency_of_the_page_is_all_that_the_programs_need() {
+    let root = written();
+    let dependencies = blocks(LIBRARY, "toml").remove(0);
+    let here = dependencies.replace("\"precast/", &format!("\"{CHECKOUT}/"));
+    assert_ne!(here, dependencies, "no dependency is one by path");
+    let manifest =
+        format!("[package]\nname = \"snippets\"\nedition = \"2024\"\n\n{here}\n[workspace]\n");
+    fs::write(root.join("Cargo.toml"), manifest).unwrap();
+    fs::write(root.join("Cargo.lock"), page("Cargo.lock")).unwrap();
+    cargo("check --offline", &root);
 }
 
 /// Returns a program in the folder of a sandbox, with nothing of the caller's environment.
