@@ -66,7 +66,7 @@ fn a_context_is_made_once_and_not_for_a_run_on_the_cpu() {
     let (asked, text) = driver.asked(&mut driver.sandbox.command(&RUN));
     assert_eq!(asked, "", "{text}");
     if Path::new("/dev/nvidiactl").exists() {
-        let skipped = "a_context_is_made_once: skipped: libtorch would meet a driver that can do no more than this";
+        let skipped = "a context is made once: skipped: libtorch would meet a driver that can do no more than this";
         let _ = writeln!(std::io::stderr(), "{skipped}");
         return;
     }

@@ -274,13 +274,11 @@ impl Sandbox {
 }
 
 /// Returns the number of items of a JSON list.
-#[allow(dead_code, reason = "each test target uses a part of it")]
 pub fn count(list: &Value) -> usize {
     list.as_array().unwrap_or_else(|| panic!("{list}")).len()
 }
 
 /// Returns the state of each program, from a build's last document: `affine batch=1: built`.
-#[allow(dead_code, reason = "each test target uses a part of it")]
 pub fn states(last: &Value) -> Vec<String> {
     let programs = last["programs"].as_array().unwrap().iter();
     let text = |value: &Value| value.as_str().unwrap().to_owned();
