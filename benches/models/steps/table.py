@@ -129,7 +129,6 @@ def child(way: str, rows: int, steps: int, store: Path) -> dict[str, Any]:
 
 def project(folder: Path, rows: int) -> None:
     """Writes the spec of the step, and rows for it."""
-    import torch
     from model import MODELS, batch, device
     from safetensors.torch import save_file
 
@@ -149,8 +148,7 @@ def project(folder: Path, rows: int) -> None:
         autocast='autocast  = "bfloat16"' if cuda else "",
     )
     (folder / "precast.toml").write_text(text)
-    twice = {key: torch.cat([value, value]).contiguous() for key, value in given.items()}
-    save_file(twice, folder / "rows.safetensors")
+    save_file({key: value.contiguous() for key, value in given.items()}, folder / "rows.safetensors")
 
 
 def used(process: int | None) -> float:
