@@ -16,18 +16,17 @@ use crate::runtime::errors::TorchError;
 macro_rules! samples {
     ($of:ident { $($variant:ident $({ $($field:ident $(= $value:expr)?),* })?),* $(,)? }) => {
         vec![$({
-            #[allow(unused_assignments, unused_mut, unused_variables, reason = "a variant may have no field")]
-            let mut place = 0;
-            $of::$variant $({ $($field: {
-                place += 1;
-                $crate::cli::exit::tests::given::samples!(@ $field place $($value)?)
-            }),* })?
+            #[allow(unused_mut, unused_variables, reason = "a variant may have no field")]
+            let mut places = 1..;
+            $of::$variant $({
+                $($field: $crate::cli::exit::tests::given::samples!(@ $field places $($value)?)),*
+            })?
         }),*]
     };
-    (@ $field:ident $place:ident) => {
-        $crate::cli::exit::tests::given::Given::given(stringify!($field), $place)
+    (@ $field:ident $places:ident) => {
+        $crate::cli::exit::tests::given::Given::given(stringify!($field), $places.next().unwrap())
     };
-    (@ $field:ident $place:ident $value:expr) => {
+    (@ $field:ident $places:ident $value:expr) => {
         $value
     };
 }
@@ -49,7 +48,8 @@ macro_rules! given {
 }
 
 given! {
-    (name, _place): &'static str, String, PathBuf, Arc<str>, Box<dyn Error + Send + Sync> => name.into();
+    (name, _place): &'static str => name;
+    (name, _place): String, PathBuf, Arc<str>, Box<dyn Error + Send + Sync> => name.into();
     (name, _place): TorchError => TorchError::Refused(name.into());
     (name, _place): Digest => Self::of(name.as_bytes());
     (name, _place): Vec<String>, Arc<[String]> => [name.to_owned()].into();
