@@ -16,9 +16,10 @@ use precast_runtime::{
 use precast_store::{
     Device, Digest, Mapped, Store, Target,
     record::{
-        Artifact, ArtifactKind, Constant, Dtype, Entry, First, Follow, Input, Layout, Output, Pad,
-        Padding, Program, Release, SCHEMA, State, Step,
+        Artifact, ArtifactKind, Constant, Dtype, First, Follow, Input, Layout, Output, Pad,
+        Program, Release, State, Step,
     },
+    testing,
 };
 use serde_json::Value;
 
@@ -168,11 +169,9 @@ impl Fake {
             },
             layout: layout(Dtype::Float32, &[self.elements]),
         });
+        let id = Digest::of(format!("artifact {object}").as_bytes());
         Artifact {
-            schema: SCHEMA,
-            id: Digest::of(format!("artifact {object}").as_bytes()),
-            object,
-            size: 0,
+            id,
             target: target(),
             inputs: (0..self.inputs)
                 .map(|i| layout(input_dtype(i), &[self.rows, self.cols]))
@@ -180,16 +179,8 @@ impl Fake {
                 .collect(),
             outputs: self.output_layouts(),
             constants: constants.collect(),
-            prepared: Vec::new(),
-            proxy: None,
-            imports: None,
-            libraries: Vec::new(),
-            kind: ArtifactKind::Library,
-            graph: None,
-            log: None,
             key: Value::Null,
-            receipt: Default::default(),
-            provenance: Default::default(),
+            ..testing::artifact_of("fake", object, 0)
         }
     }
 
@@ -215,18 +206,14 @@ impl Fake {
         let names = artifact.constants.iter().map(|c| &c.name);
         let sizes = [("batch", self.rows), ("seq", self.cols)];
         Program {
-            schema: SCHEMA,
             id: Digest::of(format!("program {module} {}", artifact.id).as_bytes()),
-            model: "fake".to_owned(),
             module: module.to_owned(),
             sizes: sizes.map(|(dim, size)| (dim.to_owned(), size)).into(),
-            dynamic: None,
             target: target(),
             inputs: inputs.collect(),
             states: self.states(),
             outputs: outputs.collect(),
             results: (given..given + self.outputs).collect(),
-            checks: vec![],
             values: given + self.outputs,
             steps: vec![Step {
                 name: "whole".to_owned(),
@@ -235,14 +222,8 @@ impl Fake {
                 outputs: (given..given + self.outputs).collect(),
                 binding: names.map(|name| (name.clone(), name.clone())).collect(),
             }],
-            eager: None,
-            constants: None,
-            padding: Padding::Allowed,
-            train: None,
-            call_spec: Value::Null,
             request: Value::Null,
-            receipt: Default::default(),
-            provenance: Default::default(),
+            ..testing::program("fake", self.rows, &[])
         }
     }
 
@@ -469,26 +450,13 @@ impl Memory {
 
 impl Source for Memory {
     fn release(&self, model: &str, name: Option<&str>) -> Result<Release, SourceError> {
+        let programs: Vec<Digest> = self.programs.keys().copied().collect();
         Ok(Release {
-            schema: SCHEMA,
-            model: model.to_owned(),
             seq: 1,
-            name: name.map(str::to_owned),
-            rollback: None,
-            programs: self.programs.keys().copied().collect(),
-            lacks: vec![],
             shims: vec![precast_shim::testing::compiled().shim.clone()],
             weights: self.weights,
             aliases: self.aliases.clone(),
-            assets: Default::default(),
-            entry: Entry {
-                entry: "m:f".into(),
-                sources: vec![],
-                packages: vec![],
-                declared: Default::default(),
-                site_packages: vec![],
-            },
-            provenance: Default::default(),
+            ..testing::release(model, name, &programs)
         })
     }
 

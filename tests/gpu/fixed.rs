@@ -4,10 +4,7 @@
 use precast::{
     Model, Store,
     record::Sizes,
-    runtime::{
-        RuntimeError,
-        cuda::{Fixed, Graphs, Stream},
-    },
+    runtime::cuda::{Fixed, Graphs, Stream},
 };
 use tch::{Kind, Tensor};
 
@@ -120,26 +117,6 @@ fn two_sessions_of_one_bucket_hold_two_graphs() {
             }
         });
     }
-}
-
-#[test]
-fn sessions_are_bounded_and_leave_their_slots() {
-    let Some((store, plain, _)) = block() else {
-        return;
-    };
-    let runtime = runtime(&store, Graphs::Always).instances(2);
-    let graphs = runtime.load("one-block").unwrap();
-    let open = || graphs.fixed("forward", &sizes(1, 64));
-    let mut held = [open().unwrap(), open().unwrap()];
-    let refused = open().err().unwrap();
-    assert!(matches!(refused, RuntimeError::Busy { slots: 2, .. }));
-    let input = random(1, 64);
-    assert!(run(&graphs, &input).equal(&run(&plain, &input)));
-    let known = held.each_mut().map(|fixed| fixed.inputs()[0].address());
-    drop(held);
-    let mut again = open().unwrap();
-    assert!(known.contains(&again.inputs()[0].address()));
-    assert!(answer(&mut again, &input).equal(&run(&plain, &input)));
 }
 
 #[test]

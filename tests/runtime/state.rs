@@ -21,20 +21,6 @@ fn given() -> Tensor {
 }
 
 #[test]
-fn each_session_has_its_own_total() {
-    let model = ok(&[totals()]);
-    let (mut a, mut b) = (model.session().unwrap(), model.session().unwrap());
-    // out = x + the sum of all x so far
-    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
-    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [3.0, 6.0]);
-    assert_eq!(flat(&b.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
-    assert_eq!(flat(&a.state("total").unwrap()), [2.0, 4.0]);
-    a.reset();
-    assert_eq!(flat(&a.run("f", &[given()]).unwrap()[0]), [2.0, 4.0]);
-    assert_eq!(flat(&b.state("total").unwrap()), [1.0, 2.0]);
-}
-
-#[test]
 fn a_refused_call_changes_nothing_and_a_failed_one_ends_the_session() {
     let model = ok(&[totals().behaving("FAILS_BELOW")]);
     let mut session = model.session().unwrap();

@@ -14,17 +14,6 @@ use tch::{Kind, Tensor};
 use crate::{fake::Fake, flat, ok, x};
 
 #[test]
-fn a_bad_input_of_tch_is_refused_by_name_before_anything_runs() {
-    let model = ok(&[Fake::of("THROWS")]);
-    let told = |input: Tensor| model.run("f", &[input]).unwrap_err().to_string();
-    let x = || Tensor::from(x(8, 4));
-    insta::assert_snapshot!(told(Tensor::new()), @"module `f`, input `x`: expected a tensor, got an undefined one");
-    insta::assert_snapshot!(told(x().to_kind(Kind::ComplexFloat)), @"module `f`, input `x`: expected dtype float32, got a dtype no artifact takes (torch's number 9)");
-    insta::assert_snapshot!(told(x().to_sparse_sparse_dim(2)), @"module `f`, input `x`: expected a dense tensor, got a sparse, quantised, nested or wrapped one");
-    insta::assert_snapshot!(told(Tensor::zeros([8, 4], (Kind::ComplexFloat, tch::Device::Cpu)).conj().imag()), @"module `f`, input `x`: expected plain memory, got a tensor with a pending negation or conjugation");
-}
-
-#[test]
 fn a_clone_that_is_resized_meanwhile_changes_no_call() {
     let model = ok(&[Fake::sized(8, 4)]);
     // There is memory for both sizes, so that nothing is moved.

@@ -46,9 +46,6 @@ pub fn run() {
     });
     let sizes = [(1, 1), (2, 3), (4, 4), (8, 4), (5, 7), (8, 16)];
     report.part("17 padding, fake artifacts", |_| padding::fakes(&sizes));
-    report.part("17 padding, several callers", |r| {
-        padding::threads(r.count(100_000))
-    });
     match &store {
         Some(store) => report.part("17 padding, real artifacts", |_| padding::real(store)),
         None => report.skip("17 padding, real artifacts", missing),

@@ -120,32 +120,3 @@ pub fn real(store: &Store) -> Tally {
     outcome.set("largest_error", largest);
     outcome
 }
-
-/// Several threads with lanes of their own: buffers are never shared.
-pub fn threads(calls: u64) -> Tally {
-    let memory = Memory::with(&[Fake::sized(4, 4).outputs(2)]);
-    let model = memory.runtime().instances(3).load("fake").unwrap();
-    let mut outcome = Tally::default();
-    let bad = crate::threads(6, |thread| {
-        let mut random = Random(thread as u64);
-        let mut bad = Vec::new();
-        for _ in 0..calls / 6 {
-            let (r, c) = (1 + random.below(4) as i64, 1 + random.below(4) as i64);
-            let poison = random.below(2) == 0;
-            let input = if poison { x(r, c) * f64::NAN } else { x(r, c) };
-            let out = model.run("f", &[input.shallow_clone()]).unwrap();
-            if !poison && flat(&out[0]) != flat(&(&input * 2)) {
-                bad.push(format!("{r}x{c}: {:?}", flat(&out[0])));
-            }
-            if !poison && flat(&out[1]).iter().any(|sum| sum.is_nan()) {
-                bad.push(format!("{r}x{c}: another's NaN"));
-            }
-        }
-        bad
-    });
-    outcome.bad = bad.concat();
-    for (name, count) in [("buckets", 1), ("sizes", 16), ("calls", calls)] {
-        outcome.set(name, count);
-    }
-    outcome
-}

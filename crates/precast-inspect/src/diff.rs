@@ -170,41 +170,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::filled;
     use precast_store::testing;
-
-    #[test]
-    fn releases_differ_by_what_was_added_removed_and_changed() {
-        let (_dir, store) = testing::store();
-        let artifact = filled::artifact(&store, "a");
-        let put = |batch: i64, source: &str| {
-            let mut program = testing::program("m", batch, &[artifact.id]);
-            program.request =
-                json!({"common": {"sources": {"model.py": Digest::of(source.as_bytes())}}});
-            program.id = Digest::of(format!("{batch} {source}").as_bytes());
-            store.records().put_program(&program).unwrap().id
-        };
-        let (same, gone, was) = (put(1, "one"), put(2, "one"), put(4, "one"));
-        let (is, new) = (put(4, "two"), put(8, "two"));
-        let [first, second] = [[same, gone, was], [same, is, new]]
-            .map(|programs| of_release(&store, &filled::release(&store, &programs)).unwrap());
-        let found = sets((&store, &first), (&store, &second)).unwrap();
-        assert_eq!(found.same, 1);
-        assert_eq!(found.removed[0].id, gone);
-        assert_eq!(found.added[0].id, new);
-        let [changed] = &found.changed[..] else {
-            panic!("{found:?}")
-        };
-        assert_eq!((changed.old, changed.new), (was, is));
-        let path = "model.py".into();
-        assert_eq!(changed.reasons, [Reason::SourceChanged { path }]);
-    }
 
     #[test]
     fn stores_differ_by_the_newest_program_of_each_name() {
         let store = |batches: &[(i64, &str)]| {
             let (dir, store) = testing::store();
-            let artifact = filled::artifact(&store, "a");
+            let artifact = testing::put_artifact(&store, "a");
             for (batch, source) in batches {
                 let mut program = testing::program("m", *batch, &[artifact.id]);
                 program.id = Digest::of(format!("{batch} {source}").as_bytes());

@@ -55,29 +55,3 @@ pub fn open(path: &Path, options: Options) -> Result<(Store, Option<StoreError>)
         }
     }
 }
-
-#[cfg(test)]
-mod filled {
-    //! Records in the store of a test.
-
-    use precast_store::{
-        Digest, Store,
-        record::{Artifact, Program, Release},
-        testing,
-    };
-
-    pub(crate) fn artifact(store: &Store, name: &str) -> Artifact {
-        let artifact = testing::artifact(store, name);
-        store.records().put_artifact(&artifact).unwrap()
-    }
-
-    pub(crate) fn program(store: &Store, model: &str, batch: i64, artifacts: &[Digest]) -> Program {
-        let program = testing::program(model, batch, artifacts);
-        store.records().put_program(&program).unwrap()
-    }
-
-    pub(crate) fn release(store: &Store, programs: &[Digest]) -> Release {
-        let release = testing::release("m", None, programs);
-        store.releases().put(&release).unwrap().0
-    }
-}

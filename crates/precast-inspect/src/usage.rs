@@ -114,17 +114,16 @@ impl Bytes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filled;
     use precast_store::{Digest, testing};
 
     #[test]
     fn shared_objects_count_once_in_total_and_in_each_group() {
         let (_dir, store) = testing::store();
-        let [a, b] = ["a", "b"].map(|name| filled::artifact(&store, name));
-        let one = filled::program(&store, "m", 1, &[a.id]);
-        filled::program(&store, "m", 2, &[a.id]);
-        filled::program(&store, "n", 1, &[a.id, b.id]);
-        filled::release(&store, &[one.id]);
+        let [a, b] = ["a", "b"].map(|name| testing::put_artifact(&store, name));
+        let one = testing::put_program(&store, "m", 1, &[a.id]);
+        testing::put_program(&store, "m", 2, &[a.id]);
+        testing::put_program(&store, "n", 1, &[a.id, b.id]);
+        testing::put_release(&store, None, &[one.id]);
         let log = store
             .objects()
             .put_bytes(b"a log that nobody needs")

@@ -262,18 +262,6 @@ mod tests {
     }
 
     #[test]
-    fn what_a_dead_process_left_is_removed() {
-        let (_dir, store) = testing::store();
-        let lease = store.path().join("leases/1-dead.lease");
-        fs::write(&lease, format!("{}\n", Digest::of(b"a"))).unwrap();
-        let tmp = store.path().join("tmp/1-dead");
-        fs::create_dir(&tmp).unwrap();
-        fs::write(tmp.join("half"), "x").unwrap();
-        assert_eq!(store.leases().held_by_live().unwrap(), HashSet::new());
-        assert!(!lease.exists() && !tmp.exists());
-    }
-
-    #[test]
     fn a_release_is_held_whole() {
         let (_dir, store, artifact, program) = testing::filled();
         let release = testing::put_release(&store, None, &[program.id]);

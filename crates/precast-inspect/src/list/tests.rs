@@ -1,16 +1,15 @@
 use precast_store::testing;
 
 use super::*;
-use crate::filled;
 
 fn store() -> (tempfile::TempDir, Store) {
     let (dir, store) = testing::store();
-    let [a, b] = ["a", "bbbb"].map(|name| filled::artifact(&store, name));
-    let one = filled::program(&store, "m", 1, &[a.id]);
-    let two = filled::program(&store, "m", 16, &[a.id, b.id]);
-    filled::program(&store, "m", 8, &[b.id]);
-    filled::release(&store, &[one.id, two.id]);
-    filled::release(&store, &[two.id]);
+    let [a, b] = ["a", "bbbb"].map(|name| testing::put_artifact(&store, name));
+    let one = testing::put_program(&store, "m", 1, &[a.id]);
+    let two = testing::put_program(&store, "m", 16, &[a.id, b.id]);
+    testing::put_program(&store, "m", 8, &[b.id]);
+    testing::put_release(&store, None, &[one.id, two.id]);
+    testing::put_release(&store, None, &[two.id]);
     let mut failure = testing::failure(Digest::of(b"failed"), "no kernel");
     failure.bucket = "batch=32".into();
     store.records().put_failure(&failure).unwrap();

@@ -65,40 +65,6 @@ fn what_the_newest_one_has_already_is_not_put_again() {
 }
 
 #[test]
-fn a_partial_release_is_nobodys_newest() {
-    let (_dir, store) = testing::store();
-    let [one, two, three] = programs(&store);
-    let put = |lacks: &[&str], of: &[Digest]| {
-        let mut release = testing::release("m", None, of);
-        release.lacks = lacks.iter().map(ToString::to_string).collect();
-        put(&store, release)
-    };
-    let newest = || {
-        let whole = store.releases().get("m", None).unwrap();
-        let seq = whole.map(|newest| newest.seq);
-        (seq, store.releases().newest("m").unwrap())
-    };
-    assert_eq!(put(&["encode batch=1"], &[one]), (1, true));
-    assert_eq!(newest(), (None, None));
-    assert_eq!(put(&[], &[one, two]), (2, true));
-    assert_eq!(put(&["encode batch=1"], &[three]), (3, true));
-    assert_eq!(put(&["encode batch=1"], &[three]), (3, false));
-    assert_eq!(newest(), (Some(2), Some(2)));
-    let named = store.releases().get("m", Some("3")).unwrap();
-    assert_eq!(named.unwrap().seq, 3);
-    assert_eq!(store.releases().last("m").unwrap().unwrap().seq, 3);
-    assert_eq!(store.releases().released(&three).unwrap(), None);
-    assert_eq!(store.releases().partly_released(&three).unwrap(), Some(3));
-    assert_eq!(put(&[], &[one, two]), (2, false), "it is the newest still");
-    let error = store.releases().rollback("m", Some(3)).unwrap_err();
-    let partial = matches!(error, StoreError::Partial { lacks: 1, .. });
-    assert!(partial, "{error}");
-    let back = store.releases().rollback("m", None);
-    assert_eq!(testing::refused(back), "NoRelease");
-    assert_eq!(store.audit().verify().unwrap().defects, []);
-}
-
-#[test]
 fn a_release_needs_its_shims_and_one_more_shim_is_a_release() {
     let (_dir, store) = testing::store();
     let [one, two] = programs(&store);

@@ -39,21 +39,6 @@ fn counts(done: &Collected) -> [usize; 4] {
     [done.releases, done.programs, done.artifacts, done.objects]
 }
 
-#[test]
-fn without_a_policy_only_what_nothing_refers_to_goes() {
-    let scene = scene();
-    let store = Store::open(&scene.path).unwrap();
-    let dry = store.collector().plan(&Policy::default()).unwrap();
-    let (plan, done) = store.collector().gc(&Policy::default()).unwrap();
-    assert_eq!(dry, plan);
-    assert_eq!(counts(&done), [0, 0, 0, 1]);
-    assert_eq!(plan.objects[0].id, scene.loose);
-    assert_eq!(done.bytes, plan.before - plan.after);
-    assert!(!store.objects().has(&scene.loose));
-    let (next, _) = store.collector().gc(&Policy::default()).unwrap();
-    assert!(next.is_empty());
-}
-
 /// Keeps one release and nothing that is in none.
 fn newest_only() -> Policy {
     Policy {
