@@ -7,49 +7,32 @@ from typing import Any
 import precast_kernels
 import torch
 
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
 from .support import context_of, recipes, tidy
 
-PRODUCTS = """
-import torch
+PRODUCTS = model(
+    """\
+query = self.query(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
+key, value = (part(x).view(*x.shape[:2], 1, 8).transpose(1, 2) for part in (self.key, self.value))
+made = torch.nn.functional.scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query))
+made = made.transpose(1, 2).reshape(x.shape)
+return self.out(made + x), torch.nn.functional.silu(self.gate(made)) * self.up(made), self.tied(x)""",
+    """\
+torch.manual_seed(0)
+self.query, self.key, self.value = (torch.nn.Linear(16, width) for width in (16, 8, 8))
+self.gate, self.up, self.tied = (torch.nn.Linear(16, 24, bias=False) for _ in range(3))
+self.tied.weight = self.up.weight
+self.out = torch.nn.Linear(16, 4)""",
+)
 
-class Attention(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (torch.nn.Linear(16, width) for width in (16, 8, 8))
-        self.gate, self.up, self.tied = (torch.nn.Linear(16, 24, bias=False) for _ in range(3))
-        self.tied.weight = self.up.weight
-        self.out = torch.nn.Linear(16, 4)
-
-    def forward(self, x):
-        query = self.query(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
-        key, value = (part(x).view(*x.shape[:2], 1, 8).transpose(1, 2) for part in (self.key, self.value))
-        made = torch.nn.functional.scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query))
-        made = made.transpose(1, 2).reshape(x.shape)
-        return self.out(made + x), torch.nn.functional.silu(self.gate(made)) * self.up(made), self.tied(x)
-
-def load():
-    torch.manual_seed(0)
-    return Attention()
-"""
-
-ATTENTION_INPUTS = """
-import torch
-
-class Inputs(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))
-
-    def forward(self, x):
-        return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()
-
-def load():
-    torch.manual_seed(0)
-    return Inputs().eval()
-"""
+ATTENTION_INPUTS = model(
+    "return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()",
+    """\
+torch.manual_seed(0)
+self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))""",
+)
 
 
 def graph_of(model: Any, x: Any) -> Any:

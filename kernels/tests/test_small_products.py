@@ -10,34 +10,28 @@ import torch
 from precast_kernels import products
 
 from tests.worker.artifact import run
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
 from .support import context_of
 
-MODEL = """
-import torch
+MODEL = model(
+    """\
+up = F.gelu(self.a(x))
+wide = self.b(up)
+# Rows with gaps, transposed rows, and rows with an addition.
+gaps = self.d(up[:, :32])
+across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
+return wide, x + self.c(wide[:, :330]), across, self.e(up)""",
+    """\
+torch.manual_seed(0)
+self.a, self.b, self.c = nn.Linear(48, 64), nn.Linear(64, 500), nn.Linear(330, 48, bias=False)
+self.d, self.e = nn.Linear(32, 144), nn.Linear(64, 10)""",
+    extra="""\
 from torch import nn
 from torch.nn import functional as F
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(48, 64), nn.Linear(64, 500), nn.Linear(330, 48, bias=False)
-        self.d, self.e = nn.Linear(32, 144), nn.Linear(64, 10)
-
-    def forward(self, x):
-        up = F.gelu(self.a(x))
-        wide = self.b(up)
-        # Rows with gaps, transposed rows, and rows with an addition.
-        gaps = self.d(up[:, :32])
-        across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
-        return wide, x + self.c(wide[:, :330]), across, self.e(up)
-
-def load():
-    torch.manual_seed(0)
-    return Small().eval()
-"""
+""",
+)
 
 
 def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:

@@ -352,39 +352,6 @@ def test_a_store_that_cannot_be_written_is_no_exception(tmp_path: Path) -> None:
     assert counts(module) == (0, {"not compiled": 1})
 
 
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)])
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x[:, -1])
-
-
-def test_submodules_are_compiled_by_themselves(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = Blocks().eval()
-    config = CompileConfig(
-        name="blocks",
-        store=tmp_path,
-        allowlist=["blocks.*"],
-        buckets={"batch": [2], "seq": [4]},
-        shapes={"x": ["batch", "seq", 8]},
-    )
-    module = maybe_compile(net, config, None, torch.ones(2, 4, 8))
-    report = module.precast_report()["regions"]
-    assert {name: each["answers"] for name, each in report.items()} == {"blocks.0": "artifact", "blocks.1": "artifact"}
-    with torch.no_grad():
-        x = torch.randn(2, 4, 8)
-        assert torch.allclose(module(x), net(x), atol=1e-5)
-        net.blocks[1][0].weight.mul_(2)
-        assert torch.allclose(module(x), copy.deepcopy(net)(x), atol=1e-5)
-    assert counts(module) == (4, {})
-
-
 @pytest.mark.long
 def test_a_build_tries_option_sets(tmp_path: Path) -> None:
     config = CompileConfig(store=tmp_path / "store", name="tuned", tune=True)

@@ -47,10 +47,7 @@ def load():
 
 def prenorm(end: str = "self.norm(x)", norm: str = "Norm = lambda: torch.nn.LayerNorm(6)\n") -> str:
     """Three blocks that begin with a norm, and an end."""
-    return f"""
-import torch
-
-{norm}
+    block = """
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,22 +56,15 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.relu(self.up(self.norm(x))))
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
-        self.norm, self.other = Norm(), torch.nn.LayerNorm(6, eps=1e-2)
-        self.head = torch.nn.Linear(6, 5)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return {end}
-
-def load():
-    return Model()
 """
+    return model(
+        f"for block in self.blocks:\n    x = block(x)\nreturn {end}",
+        "self.blocks = torch.nn.ModuleList(Block() for _ in range(3))\n"
+        "self.norm, self.other = Norm(), torch.nn.LayerNorm(6, eps=1e-2)\n"
+        "self.head = torch.nn.Linear(6, 5)",
+        extra=norm + block,
+        inputs="x",
+    )
 
 
 X = ("x", "float32", [4, 6], ["n", None])

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .support import Project, Quiet, part, spec
+from .support import Project, Quiet, model, part, spec
 
 optimizers = part("train.optimizers")
 
@@ -136,22 +136,11 @@ class Training(Project):
             torch.testing.assert_close(clipped, expected.float(), rtol=1e-6, atol=0)
 
     def test_samples_have_no_average_that_is_zero_but_for_rounding(self) -> None:
-        source = """
-        import torch
-
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
-
-            def forward(self, ids):
-                x = self.first(ids)
-                return self.last((x - x.mean(0)).sin()).square().mean()
-
-        def load():
-            torch.manual_seed(0)
-            return Net()
-        """
+        source = model(
+            "x = self.first(ids)\nreturn self.last((x - x.mean(0)).sin()).square().mean()",
+            "torch.manual_seed(0)\nself.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)",
+            inputs="ids",
+        )
         for cast in (None, "bfloat16"):
             opened = self.open(source)
             specs = [spec("ids", "float32", [4, 8]), spec("lr", "float32", [])]
