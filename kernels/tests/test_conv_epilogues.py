@@ -15,7 +15,7 @@ from tests.worker.artifact import run
 from tests.worker.support import Project, Quiet, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, hooks, recipes, tidy
+from .support import context_of, graph_of, hooks, recipes, tidy
 
 RESIDUAL = model(
     """\
@@ -145,22 +145,11 @@ class ConvEpiloguesTest(Project):
         aten = torch.ops.aten
 
         def lowered(shape: list[int]) -> Any:
-            graph = torch.fx.Graph()
-            x = graph.placeholder("x")
-            x.meta["val"] = torch.ones(2, shape[1], 5, 5, dtype=torch.float16)
-            filters, bias = graph.get_attr("w"), graph.get_attr("b")
-            held = {"w": torch.ones(shape, dtype=torch.float16), "b": torch.ones(shape[0], dtype=torch.float16)}
-            for node in (filters, bias):
-                node.meta["val"] = held[node.target]
-            args = (x, filters, bias, [1], [0], [1], False, [0], 1)
-            node = graph.call_function(aten.convolution.default, args)
-            relu = graph.call_function(aten.relu.default, (node,))
-            node.meta["val"] = relu.meta["val"] = aten.convolution(x.meta["val"], *held.values(), *args[3:])
-            graph.output((relu,))
-            root = torch.nn.Module()
-            for name, value in held.items():
-                root.register_buffer(name, value)
-            module = torch.fx.GraphModule(root, graph)
+            def call(m: Any, x: Any) -> Any:
+                return torch.relu(aten.convolution(x, m.w, m.b, [1], [0], [1], False, [0], 1))
+
+            held = {name: torch.ones(size, dtype=torch.float16) for name, size in (("w", shape), ("b", shape[0]))}
+            module = graph_of(call, held, torch.ones(2, shape[1], 5, 5, dtype=torch.float16))
             convolutions.fuse_epilogues(module, context_of(module))
             return [node.target for node in module.graph.nodes if node.op == "call_function"]
 

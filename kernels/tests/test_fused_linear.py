@@ -10,7 +10,7 @@ import torch
 from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, recipes, tidy
+from .support import context_of, graph_of, recipes, tidy
 
 PRODUCTS = model(
     """\
@@ -33,25 +33,6 @@ ATTENTION_INPUTS = model(
 torch.manual_seed(0)
 self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))""",
 )
-
-
-def graph_of(model: Any, x: Any) -> Any:
-    """Returns a model's graph with its weights as buffers, as a segment has them."""
-    program = torch.export.export(model, (x,))
-    graph = torch.fx.Graph()
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    new: dict[Any, Any] = {}
-    weights = program.graph_signature.inputs_to_parameters
-    for node in program.graph.nodes:
-        if node.name in weights:
-            name = f"c{len(new)}"
-            module.register_buffer(name, program.state_dict[weights[node.name]].detach())
-            new[node] = graph.get_attr(name)
-        else:
-            new[node] = graph.node_copy(node, lambda value: new[value])
-        new[node].meta = dict(node.meta)
-    module.recompile()
-    return module
 
 
 class FusedLinearTest(Project):
@@ -99,17 +80,8 @@ class FusedLinearTest(Project):
         joined = {"a slice": 1, "a row": 1, "near": 1}
         for name, read in reads.items():
             with self.subTest(name):
-
-                class Model(torch.nn.Module):
-                    def __init__(self) -> None:
-                        super().__init__()
-                        self.a, self.b = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
-
-                    def forward(self, x: Any, read: Any = read) -> Any:
-                        return read(x, self.a, self.b)
-
-                module = graph_of(Model(), torch.randn(2, 3, 8))
-                x = torch.randn(2, 3, 8)
+                x, matrices = torch.randn(2, 3, 8), {name: torch.randn(8, 8) for name in "ab"}
+                module = graph_of(lambda m, x, read=read: read(x, m.a, m.b), matrices, x, pre_dispatch=True)
                 wanted = module(x)
                 context = context_of(module)
                 tidy(module, context, [precast_kernels.fused_linear])

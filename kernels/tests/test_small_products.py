@@ -13,7 +13,7 @@ from tests.worker.artifact import run
 from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of
+from .support import context_of, graph_of
 
 MODEL = model(
     """\
@@ -32,24 +32,6 @@ from torch import nn
 from torch.nn import functional as F
 """,
 )
-
-
-def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:
-    """Returns a functional graph: constants are attributes, and every node has its value as `meta["val"]`."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    module = torch.nn.Module()
-    for name, value in constants.items():
-        module.register_buffer(name, value)
-    traced = make_fx(lambda x: function(module, x))(x)
-
-    class Values(torch.fx.Interpreter):
-        def run_node(self, node: Any) -> Any:
-            node.meta["val"] = super().run_node(node)
-            return node.meta["val"]
-
-    Values(traced).run(x)
-    return traced
 
 
 class SmallProductsTest(Project):
