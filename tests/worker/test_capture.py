@@ -446,27 +446,14 @@ class MistakesTest(Project):
         )
 
     def test_a_dataclass_is_named_with_what_makes_it_known(self) -> None:
-        text = """
-            import torch
-            from dataclasses import dataclass
-
-            @dataclass
-            class Answer:
-                logits: torch.Tensor
-                note: str = "fine"
-
-            class M(torch.nn.Module):
-                def forward(self, x):
-                    return Answer(x + 1)
-
-            load = M
-            """
+        answer = "@dataclass\nclass Answer:\n    logits: torch.Tensor\n    note: str = 'fine'\n"
+        text = model("return Answer(x + 1)", extra=f"from dataclasses import dataclass\n{answer}")
         failure = self.refused("capture", text, inputs=[X])
         why = "module `m` returns a `Answer`, which can't be taken apart into tensors"
         self.assertEqual((failure.message, failure.location), (why, None))
         hint = "`torch.export.register_dataclass(Answer)` after its definition, or return a dict of its tensors"
         self.assertEqual(failure.hint, hint)
-        known = text.replace("class M(", "torch.export.register_dataclass(Answer)\n\n            class M(")
+        known = text.replace("class Model", "torch.export.register_dataclass(Answer)\nclass Model")
         captured = self.capture(self.open(known), inputs=[X])
         self.assertEqual([output["name"] for output in captured["outputs"]], ["logits"])
 

@@ -109,13 +109,7 @@ class ChecksTest(Project):
 
     def run_on(self, opened: Any, captured: dict[str, Any], x: Any) -> tuple[list[Any], list[bool]]:
         """Returns the outputs and the outcomes of the checks."""
-        weights = self.weights(opened)
-        values = {0: x}
-        for number, step in enumerate(captured["steps"]):
-            segment = captured["segments"][step["segment"]]
-            given = {f"in{at}": values[one] for at, one in enumerate(step["inputs"])}
-            given |= self.bound(captured, weights, number)
-            values |= dict(zip(step["outputs"], interpret(Path(segment["file"]), given), strict=True))
+        values = self.values(captured, self.weights(opened), [x])
         outcomes = [bool(values[check["value"]]) for check in captured["checks"]]
         return [values[number] for number in captured["results"]], outcomes
 

@@ -55,18 +55,7 @@ def inputs() -> list[dict[str, Any]]:
 class Pairs(Project):
     def check(self, opened: Any, tolerance: float = 1e-5, **module: Any) -> dict[str, Any]:
         """Captures a program, and compares its steps, and the runtime's eager, with eager's answers."""
-        captured = self.capture(opened, specs=inputs(), **module)
-        weights, samples = self.weights(opened, captured), self.samples(captured)
-        largest = max(one.abs().max().item() for name, one in samples.items() if name.startswith("out."))
-        runs = [self.composed(captured, weights)]
-        runs.append(self.run_eager(captured, self.given(captured, samples), weights)[: len(captured["outputs"])])
-        for run in runs:
-            for index, got in enumerate(run):
-                expected, name = samples[f"out.{index}"], captured["outputs"][index]["name"]
-                torch.testing.assert_close(
-                    got, expected, rtol=tolerance, atol=tolerance * largest, msg=lambda text, n=name: f"{n}: {text}"
-                )
-        return captured
+        return self.check_near(opened, tolerance, None, specs=inputs(), **module)
 
     def test_both_programs_have_the_answers_of_eager(self) -> None:
         opened = self.open(SOURCE)

@@ -82,19 +82,7 @@ def batch(part: str = "step") -> list[dict[str, Any]]:
 class Training(Project):
     def check(self, opened: Any, **module: Any) -> dict[str, Any]:
         """Captures, and compares the captured steps and eager's calls with backward() and torch.optim."""
-        captured = self.capture(opened, **module)
-        weights, samples = self.weights(opened, captured), self.samples(captured)
-        runs = [lambda: self.composed(captured, weights)]
-        runs.append(lambda: self.run_eager(captured, self.given(captured, samples), weights))
-        for run in runs:
-            for index, got in enumerate(run()[: len(captured["outputs"])]):
-                torch.testing.assert_close(got, samples[f"out.{index}"], rtol=1e-4, atol=1e-5)
-            for index, state in enumerate(self.states):
-                expected, name = samples[f"after.{index}"], captured["states"][index]["name"]
-                torch.testing.assert_close(
-                    state, expected, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-                )
-        return captured
+        return self.check_near(opened, 1e-4, 1e-5, **module)
 
     def test_a_step_is_that_of_torch_optim(self) -> None:
         opened = self.open(SOURCE)
