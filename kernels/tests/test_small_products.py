@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from precast_kernels import products
 
-from tests.worker.artifact import run
+from tests.worker.artifact import agrees
 from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
@@ -40,17 +40,9 @@ class SmallProductsTest(Project):
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
         passes = part("passes.segments").described(["precast_kernels:small_products"], self.root)
         answer = self.compile(captured, f"{isa}{rows}", isa=isa, options={"freezing": True}, passes=passes)
-        held = self.weights(opened)
-        weights = self.bound(captured, held)
+        weights = self.bound(captured, self.weights(opened))
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
-        samples = self.samples(captured)
-        with torch.inference_mode():
-            expected = opened.model(samples["in.0"])
-        given = run(answer["library"], "cpu", weights | made, [samples["in.0"]], 4)
-        given = dict(zip(captured["steps"][0]["outputs"], given, strict=True))
-        results = [given[number] for number in captured["results"]]
-        for result, wanted in zip(results, expected, strict=True):
-            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+        agrees(self, opened, captured, answer, [self.samples(captured)["in.0"]], (1e-5, 1e-5), made=made)
         return self.wrapper(f"{isa}{rows}"), [made["shape"] for made in answer["prepared"] if len(made["shape"]) == 3]
 
     def test_small_products_are_own_code_for_any_number_of_rows(self) -> None:

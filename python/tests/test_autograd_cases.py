@@ -114,12 +114,6 @@ class Cases:
         m(**batch())["b"].sum().backward()
         assert m.b.weight.grad is not None and m.a.weight.grad is None and m.a.bias.grad is None
 
-    def an_input_of_a_result_that_is_not_used(m: Any) -> Any:
-        given = batch(True)
-        m(**given)["a"].sum().backward()
-        assert given["scale"].grad is None
-        return given["x"].grad
-
     def a_result_times_zero(m: Any) -> Any:
         answer = m(**batch())
         (answer["a"].sum() + 0 * answer["b"].sum()).backward()
@@ -176,19 +170,11 @@ class Cases:
         for gradient in (batch()["x"].t().contiguous().t(), torch.tensor(2.0).expand(16, 4)):
             m(**batch())["b"].backward(gradient)
 
-    def a_view_of_a_result(m: Any) -> Any:
-        m(**batch())["b"].t().reshape(2, -1)[1].square().sum().backward()
-
     def a_result_changed_in_place(m: Any) -> Any:
         b = m(**batch())["b"]
         b.mul_(2).add_(1)
         b.square().sum().backward()
         return b.detach()
-
-    def an_input_changed_before(m: Any) -> Any:
-        given = batch()
-        given["x"].mul_(2)
-        loss(m(**given)).backward()
 
     def changes_in_place_between(m: Any) -> Any:
         given = batch()
@@ -202,11 +188,6 @@ class Cases:
         with torch.no_grad():
             m.body.bias.add_(1)  # no backward call reads it
         value.backward()
-
-    def a_detached_result(m: Any) -> Any:
-        answer = m(**batch())
-        (answer["a"].sum() * answer["b"].detach().sum()).backward()
-        assert m.b.weight.grad is None
 
     def inputs_of_another_graph(m: Any) -> Any:
         own = batch()["x"].requires_grad_()

@@ -224,18 +224,6 @@ def test_other_inputs_are_the_originals(store: Path) -> None:
     assert counts(module)[0] == 6 and counts(module)[1] == {"inputs": 5}
 
 
-def test_a_deep_copy_has_its_own_parameters(store: Path) -> None:
-    module = wrapped(store)
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        twin.first.weight.mul_(3.0)
-    agrees(twin)
-    agrees(module)
-    with torch.no_grad():
-        assert not torch.allclose(twin(**batch(2, 8)).tokens, module(**batch(2, 8)).tokens)
-    assert counts(twin) == (2, {}) and counts(module) == (2, {})
-
-
 def test_threads_share_it(store: Path) -> None:
     module = wrapped(store)
     expected = {(rows, tokens): module._orig_mod(**batch(rows, tokens)) for rows in (1, 2) for tokens in (1, 4, 8)}

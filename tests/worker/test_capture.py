@@ -119,10 +119,6 @@ class RegionsTest(Project):
         names = [name for name, _ in self.steps(text, ["glue.*"])]
         self.assertEqual(names, ["glue.0", "glue.0", "glue.1", "glue.2"])
 
-    def test_without_regions_there_is_one_step(self) -> None:
-        captured = self.checked(STACK, inputs=[IDS, MASK], sizes=SIZES)
-        self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
-
     def test_the_calls_of_eager_take_their_weights_as_inputs(self) -> None:
         inputs = [IDS, ("unused", "float32", [3]), MASK]
         opened = self.open(STACK.replace("forward(self, ids, mask):", "forward(self, ids, unused, mask):"))
