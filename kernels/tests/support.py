@@ -7,6 +7,9 @@ import subprocess
 import sys
 from typing import Any
 
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
 from tests.worker.support import SOURCES, part
 
 from . import FOLDER
@@ -50,3 +53,19 @@ def hooks(context: Any, passes: list[Any]) -> dict[str, Any]:
     """Returns inductor's options that run the other stages of some passes."""
     named = [(type(one).__name__, one) for one in passes]
     return part("passes.segments").Passes(named, context, None).hooks()
+
+
+def graph_of(function: Any, constants: dict[str, Any], x: Any, pre_dispatch: bool = False) -> Any:
+    """Returns a functional graph: constants are attributes, and every node has its value as `meta["val"]`."""
+    module = torch.nn.Module()
+    for name, value in constants.items():
+        module.register_buffer(name, value)
+    traced = make_fx(lambda x: function(module, x), pre_dispatch=pre_dispatch)(x)
+
+    class Values(torch.fx.Interpreter):
+        def run_node(self, node: Any) -> Any:
+            node.meta["val"] = super().run_node(node)
+            return node.meta["val"]
+
+    Values(traced).run(x)
+    return traced

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,90 +12,63 @@ import torch
 from precast_kernels import convolutions
 
 from tests.worker.artifact import run
-from tests.worker.support import Project, Quiet, part
+from tests.worker.support import Project, Quiet, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, hooks, recipes, tidy
+from .support import context_of, graph_of, hooks, recipes, tidy
 
-RESIDUAL = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        conv = torch.nn.Conv2d
-        self.first, self.norm = conv(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
-        self.second, self.third, self.aside = conv(8, 16, 3, padding=1), conv(16, 24, 1), conv(8, 24, 1)
-        self.fourth, self.bare = conv(24, 24, 3, padding=(2,), dilation=(2,)), conv(24, 24, 1, bias=False)
-        self.groups, self.few, self.twice = conv(24, 24, 1, groups=2), conv(24, 4, 1), conv(24, 8, 1)
-
-    def forward(self, x):
-        relu = torch.nn.functional.relu
-        made = relu(self.norm(self.first(x)))
-        made = relu(self.third(relu(self.second(made))) + self.aside(made))
-        made = relu(made + self.fourth(made))
-        # Of these only that of four channels: no bias, groups, a result read twice, a row added to all, no ReLU.
-        made = relu(self.groups(relu(self.bare(made))))
-        few, twice = relu(self.few(made)), self.twice(made)
-        return few, relu(twice) * twice, relu(self.fourth(made) + made[:, :, :1]), self.twice(made).clamp(0, 6)
-
-def load():
-    torch.manual_seed(0)
-    net = Net().half()
-    for one in net.modules():
-        if isinstance(one, torch.nn.Conv2d) and one.bias is not None:
-            one.bias.data.normal_()
-    net.norm.running_mean.normal_()
-    return net.eval()
-"""
+RESIDUAL = model(
+    """\
+relu = torch.nn.functional.relu
+made = relu(self.norm(self.first(x)))
+made = relu(self.third(relu(self.second(made))) + self.aside(made))
+made = relu(made + self.fourth(made))
+# Of these only that of four channels: no bias, groups, a result read twice, a row added to all, no ReLU.
+made = relu(self.groups(relu(self.bare(made))))
+few, twice = relu(self.few(made)), self.twice(made)
+return few, relu(twice) * twice, relu(self.fourth(made) + made[:, :, :1]), self.twice(made).clamp(0, 6)""",
+    """\
+torch.manual_seed(0)
+conv = torch.nn.Conv2d
+self.first, self.norm = conv(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
+self.second, self.third, self.aside = conv(8, 16, 3, padding=1), conv(16, 24, 1), conv(8, 24, 1)
+self.fourth, self.bare = conv(24, 24, 3, padding=(2,), dilation=(2,)), conv(24, 24, 1, bias=False)
+self.groups, self.few, self.twice = conv(24, 24, 1, groups=2), conv(24, 4, 1), conv(24, 8, 1)
+self.half()
+for one in self.modules():
+    if isinstance(one, torch.nn.Conv2d) and one.bias is not None:
+        one.bias.data.normal_()
+self.norm.running_mean.normal_()""",
+)
 
 
-FILTERS = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.last = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1, bias=False)
-        self.along = torch.nn.Conv1d(4, 4, 3)
-
-    def forward(self, x):
-        made = self.last(torch.relu(self.first(x)))
-        return self.along(made.mean(-1))
-
-def load():
-    torch.manual_seed(0)
-    return Net()
-"""
+FILTERS = model(
+    "return self.along(self.last(torch.relu(self.first(x))).mean(-1))",
+    """\
+torch.manual_seed(0)
+self.first, self.last = torch.nn.Conv2d(3, 8, 3), torch.nn.Conv2d(8, 4, 1, bias=False)
+self.along = torch.nn.Conv1d(4, 4, 3)""",
+)
 
 
-NORMS = """
-import torch
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
-        self.second = torch.nn.Conv2d(8, 8, 3, groups=2)
-        self.plain = torch.nn.BatchNorm2d(8, affine=False, eps=0.1)
-        self.twice, self.late = torch.nn.Conv2d(8, 4, 1), torch.nn.BatchNorm2d(4)
-
-    def forward(self, x):
-        made = self.plain(self.second(torch.relu(self.norm(self.first(x)))))
-        twice = self.twice(torch.relu(made))
-        return self.late(twice) + twice
-
-def load():
-    torch.manual_seed(0)
-    net = Net()
-    for norm in (net.norm, net.plain, net.late):
-        norm.running_mean.normal_()
-        norm.running_var.uniform_(0.5, 2)
-        if norm.affine:
-            torch.nn.init.normal_(norm.weight)
-            torch.nn.init.normal_(norm.bias)
-    return net.eval()
-"""
+NORMS = model(
+    """\
+made = self.plain(self.second(torch.relu(self.norm(self.first(x)))))
+twice = self.twice(torch.relu(made))
+return self.late(twice) + twice""",
+    """\
+torch.manual_seed(0)
+self.first, self.norm = torch.nn.Conv2d(3, 8, 3, stride=2, padding=1, bias=False), torch.nn.BatchNorm2d(8)
+self.second = torch.nn.Conv2d(8, 8, 3, groups=2)
+self.plain = torch.nn.BatchNorm2d(8, affine=False, eps=0.1)
+self.twice, self.late = torch.nn.Conv2d(8, 4, 1), torch.nn.BatchNorm2d(4)
+for norm in (self.norm, self.plain, self.late):
+    norm.running_mean.normal_()
+    norm.running_var.uniform_(0.5, 2)
+    if norm.affine:
+        torch.nn.init.normal_(norm.weight)
+        torch.nn.init.normal_(norm.bias)""",
+)
 
 
 def reference(rows: Any, filters: Any, bias: Any, *where: Any) -> Any:
@@ -173,22 +145,11 @@ class ConvEpiloguesTest(Project):
         aten = torch.ops.aten
 
         def lowered(shape: list[int]) -> Any:
-            graph = torch.fx.Graph()
-            x = graph.placeholder("x")
-            x.meta["val"] = torch.ones(2, shape[1], 5, 5, dtype=torch.float16)
-            filters, bias = graph.get_attr("w"), graph.get_attr("b")
-            held = {"w": torch.ones(shape, dtype=torch.float16), "b": torch.ones(shape[0], dtype=torch.float16)}
-            for node in (filters, bias):
-                node.meta["val"] = held[node.target]
-            args = (x, filters, bias, [1], [0], [1], False, [0], 1)
-            node = graph.call_function(aten.convolution.default, args)
-            relu = graph.call_function(aten.relu.default, (node,))
-            node.meta["val"] = relu.meta["val"] = aten.convolution(x.meta["val"], *held.values(), *args[3:])
-            graph.output((relu,))
-            root = torch.nn.Module()
-            for name, value in held.items():
-                root.register_buffer(name, value)
-            module = torch.fx.GraphModule(root, graph)
+            def call(m: Any, x: Any) -> Any:
+                return torch.relu(aten.convolution(x, m.w, m.b, [1], [0], [1], False, [0], 1))
+
+            held = {name: torch.ones(size, dtype=torch.float16) for name, size in (("w", shape), ("b", shape[0]))}
+            module = graph_of(call, held, torch.ones(2, shape[1], 5, 5, dtype=torch.float16))
             convolutions.fuse_epilogues(module, context_of(module))
             return [node.target for node in module.graph.nodes if node.op == "call_function"]
 
@@ -237,21 +198,8 @@ class ConvEpiloguesTest(Project):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
 
     def test_a_norm_along_another_axis_is_no_channels(self) -> None:
-        text = """
-            import torch
-
-            class Net(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.first, self.norm = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm1d(6)
-
-                def forward(self, x):
-                    return self.norm(self.first(x))
-
-            def load():
-                return Net().eval()
-        """
-        module, _, _ = self.load_segment(textwrap.dedent(text), [3, 8, 8])
+        init = "self.first, self.norm = torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm1d(6)"
+        module, _, _ = self.load_segment(model("return self.norm(self.first(x))", init), [3, 8, 8])
         context = context_of(module)
         tidy(module, context, [precast_kernels.conv_epilogues])
         self.assertEqual(recipes(context), {})

@@ -7,68 +7,32 @@ from typing import Any
 import precast_kernels
 import torch
 
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of, recipes, tidy
+from .support import context_of, graph_of, recipes, tidy
 
-PRODUCTS = """
-import torch
+PRODUCTS = model(
+    """\
+query = self.query(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
+key, value = (part(x).view(*x.shape[:2], 1, 8).transpose(1, 2) for part in (self.key, self.value))
+made = torch.nn.functional.scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query))
+made = made.transpose(1, 2).reshape(x.shape)
+return self.out(made + x), torch.nn.functional.silu(self.gate(made)) * self.up(made), self.tied(x)""",
+    """\
+torch.manual_seed(0)
+self.query, self.key, self.value = (torch.nn.Linear(16, width) for width in (16, 8, 8))
+self.gate, self.up, self.tied = (torch.nn.Linear(16, 24, bias=False) for _ in range(3))
+self.tied.weight = self.up.weight
+self.out = torch.nn.Linear(16, 4)""",
+)
 
-class Attention(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (torch.nn.Linear(16, width) for width in (16, 8, 8))
-        self.gate, self.up, self.tied = (torch.nn.Linear(16, 24, bias=False) for _ in range(3))
-        self.tied.weight = self.up.weight
-        self.out = torch.nn.Linear(16, 4)
-
-    def forward(self, x):
-        query = self.query(x).view(*x.shape[:2], 2, 8).transpose(1, 2)
-        key, value = (part(x).view(*x.shape[:2], 1, 8).transpose(1, 2) for part in (self.key, self.value))
-        made = torch.nn.functional.scaled_dot_product_attention(query, key.expand_as(query), value.expand_as(query))
-        made = made.transpose(1, 2).reshape(x.shape)
-        return self.out(made + x), torch.nn.functional.silu(self.gate(made)) * self.up(made), self.tied(x)
-
-def load():
-    torch.manual_seed(0)
-    return Attention()
-"""
-
-ATTENTION_INPUTS = """
-import torch
-
-class Inputs(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))
-
-    def forward(self, x):
-        return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()
-
-def load():
-    torch.manual_seed(0)
-    return Inputs().eval()
-"""
-
-
-def graph_of(model: Any, x: Any) -> Any:
-    """Returns a model's graph with its weights as buffers, as a segment has them."""
-    program = torch.export.export(model, (x,))
-    graph = torch.fx.Graph()
-    module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    new: dict[Any, Any] = {}
-    weights = program.graph_signature.inputs_to_parameters
-    for node in program.graph.nodes:
-        if node.name in weights:
-            name = f"c{len(new)}"
-            module.register_buffer(name, program.state_dict[weights[node.name]].detach())
-            new[node] = graph.get_attr(name)
-        else:
-            new[node] = graph.node_copy(node, lambda value: new[value])
-        new[node].meta = dict(node.meta)
-    module.recompile()
-    return module
+ATTENTION_INPUTS = model(
+    "return self.query(x).sin(), self.key(x).sin(), self.value(x).sin()",
+    """\
+torch.manual_seed(0)
+self.query, self.key, self.value = (torch.nn.Linear(384, width) for width in (384, 96, 96))""",
+)
 
 
 class FusedLinearTest(Project):
@@ -116,17 +80,8 @@ class FusedLinearTest(Project):
         joined = {"a slice": 1, "a row": 1, "near": 1}
         for name, read in reads.items():
             with self.subTest(name):
-
-                class Model(torch.nn.Module):
-                    def __init__(self) -> None:
-                        super().__init__()
-                        self.a, self.b = (torch.nn.Parameter(torch.randn(8, 8)) for _ in range(2))
-
-                    def forward(self, x: Any, read: Any = read) -> Any:
-                        return read(x, self.a, self.b)
-
-                module = graph_of(Model(), torch.randn(2, 3, 8))
-                x = torch.randn(2, 3, 8)
+                x, matrices = torch.randn(2, 3, 8), {name: torch.randn(8, 8) for name in "ab"}
+                module = graph_of(lambda m, x, read=read: read(x, m.a, m.b), matrices, x, pre_dispatch=True)
                 wanted = module(x)
                 context = context_of(module)
                 tidy(module, context, [precast_kernels.fused_linear])

@@ -9,32 +9,14 @@ from typing import Any
 
 from precast_kernels.offers import offers
 
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 
 from . import FOLDER
 from .test_small_batch import BLOCK
 
-PLAIN = """
-import torch
+PLAIN = model("return x @ x + 1")
 
-class Plain(torch.nn.Module):
-    def forward(self, x):
-        return x @ x + 1
-
-def load():
-    return Plain()
-"""
-
-CONVOLVES = """
-import torch
-
-class Convolves(torch.nn.Conv2d):
-    def forward(self, x):
-        return super().forward(x)
-
-def load():
-    return Convolves(3, 8, 3)
-"""
+CONVOLVES = model("return self.conv(x)", "self.conv = torch.nn.Conv2d(3, 8, 3)")
 
 
 class OffersTest(Project):

@@ -8,12 +8,33 @@ from typing import Any
 import precast_kernels
 from precast_kernels import offers
 
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 
 from .support import context_of, interpreted, tidy
 
-BLOCK = """
-import torch
+BLOCK = model(
+    """\
+y = self.first(x)
+q, k, v = (one(y).view(1, x.shape[1], -1, 32).transpose(1, 2) for one in (self.q, self.k, self.v))
+self.keys.index_copy_(2, at, k)
+self.values.index_copy_(2, at, v)
+groups = [one[:, :, None].expand(1, 2, 3, 100, 32) for one in (self.keys, self.values)]
+keys, values = (one.reshape(1, 6, 100, 32) for one in groups)
+y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
+x = x + self.out(y.transpose(1, 2).reshape(1, x.shape[1], 192))
+y = self.second(x)
+return x + self.down(F.silu(self.gate(y)) * self.up(y))""",
+    """\
+torch.manual_seed(0)
+self.first, self.second = Norm(), Norm()
+self.q, self.k, self.v = nn.Linear(192, 192), nn.Linear(192, 64), nn.Linear(192, 64, bias=False)
+self.out = nn.Linear(192, 192, bias=False)
+self.gate, self.up = nn.Linear(192, 320, bias=False), nn.Linear(192, 320, bias=False)
+self.down = nn.Linear(320, 192, bias=False)
+self.register_buffer("keys", torch.zeros(1, 2, 100, 32), persistent=False)
+self.register_buffer("values", torch.zeros(1, 2, 100, 32), persistent=False)
+self.to(torch.{dtype})""",
+    extra="""\
 from torch import nn
 from torch.nn import functional as F
 
@@ -26,34 +47,9 @@ class Norm(nn.Module):
         wide = x.to(torch.float32)
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)
         return self.weight * wide.to(x.dtype)
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = Norm(), Norm()
-        self.q, self.k, self.v = nn.Linear(192, 192), nn.Linear(192, 64), nn.Linear(192, 64, bias=False)
-        self.out = nn.Linear(192, 192, bias=False)
-        self.gate, self.up = nn.Linear(192, 320, bias=False), nn.Linear(192, 320, bias=False)
-        self.down = nn.Linear(320, 192, bias=False)
-        self.register_buffer("keys", torch.zeros(1, 2, 100, 32), persistent=False)
-        self.register_buffer("values", torch.zeros(1, 2, 100, 32), persistent=False)
-
-    def forward(self, x, at, mask):
-        y = self.first(x)
-        q, k, v = (one(y).view(1, x.shape[1], -1, 32).transpose(1, 2) for one in (self.q, self.k, self.v))
-        self.keys.index_copy_(2, at, k)
-        self.values.index_copy_(2, at, v)
-        groups = [one[:, :, None].expand(1, 2, 3, 100, 32) for one in (self.keys, self.values)]
-        keys, values = (one.reshape(1, 6, 100, 32) for one in groups)
-        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=mask)
-        x = x + self.out(y.transpose(1, 2).reshape(1, x.shape[1], 192))
-        y = self.second(x)
-        return x + self.down(F.silu(self.gate(y)) * self.up(y))
-
-def load():
-    torch.manual_seed(0)
-    return Block().to(torch.{dtype})
-"""
+""",
+    inputs="x, at, mask",
+)
 
 # Replaces the nodes that the pass takes, and compares results and states with those of the plain segment. Where the
 # mask hides the cache, it has NaN.

@@ -9,29 +9,22 @@ from typing import Any
 import precast_kernels
 from precast_kernels import small_batch
 
-from tests.worker.support import Project, part
+from tests.worker.support import Project, model, part
 
 from .support import context_of, interpreted, tidy
 
-BLOCK = """
-import torch
-
-class Block(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(1024)
-        self.qkv, self.out = torch.nn.Linear(1024, 192), torch.nn.Linear(64, 1024, bias=False)
-        self.up, self.down = torch.nn.Linear(1024, 2048), torch.nn.Linear(2048, 1024)
-
-    def forward(self, x):
-        q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 1, 3, 64).permute(3, 0, 2, 1, 4).unbind(0)
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
-        x = x + self.out(attended.reshape(*x.shape[:2], 64))
-        return x + self.down(torch.nn.functional.gelu(self.up(x)))
-
-def load():
-    return Block().to(torch.{dtype})
-"""
+BLOCK = model(
+    """\
+q, k, v = self.qkv(self.norm(x)).view(*x.shape[:2], 1, 3, 64).permute(3, 0, 2, 1, 4).unbind(0)
+attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2)
+x = x + self.out(attended.reshape(*x.shape[:2], 64))
+return x + self.down(torch.nn.functional.gelu(self.up(x)))""",
+    """\
+self.norm = torch.nn.LayerNorm(1024)
+self.qkv, self.out = torch.nn.Linear(1024, 192), torch.nn.Linear(64, 1024, bias=False)
+self.up, self.down = torch.nn.Linear(1024, 2048), torch.nn.Linear(2048, 1024)
+self.to(torch.{dtype})""",
+)
 
 # Splits a captured segment; returns the changes and the largest difference from the plain one.
 KERNEL = """

@@ -9,53 +9,29 @@ from typing import Any
 import torch
 from precast_kernels import products
 
-from tests.worker.artifact import run
-from tests.worker.support import Project, part
+from tests.worker.artifact import agrees
+from tests.worker.support import Project, model, part
 from tests.worker.test_compile import follow
 
-from .support import context_of
+from .support import context_of, graph_of
 
-MODEL = """
-import torch
+MODEL = model(
+    """\
+up = F.gelu(self.a(x))
+wide = self.b(up)
+# Rows with gaps, transposed rows, and rows with an addition.
+gaps = self.d(up[:, :32])
+across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
+return wide, x + self.c(wide[:, :330]), across, self.e(up)""",
+    """\
+torch.manual_seed(0)
+self.a, self.b, self.c = nn.Linear(48, 64), nn.Linear(64, 500), nn.Linear(330, 48, bias=False)
+self.d, self.e = nn.Linear(32, 144), nn.Linear(64, 10)""",
+    extra="""\
 from torch import nn
 from torch.nn import functional as F
-
-class Small(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.c = nn.Linear(48, 64), nn.Linear(64, 500), nn.Linear(330, 48, bias=False)
-        self.d, self.e = nn.Linear(32, 144), nn.Linear(64, 10)
-
-    def forward(self, x):
-        up = F.gelu(self.a(x))
-        wide = self.b(up)
-        # Rows with gaps, transposed rows, and rows with an addition.
-        gaps = self.d(up[:, :32])
-        across = torch.addmm(gaps, self.c.weight[: x.shape[0], :32], self.d.weight.t()) + gaps.relu()
-        return wide, x + self.c(wide[:, :330]), across, self.e(up)
-
-def load():
-    torch.manual_seed(0)
-    return Small().eval()
-"""
-
-
-def graph_of(function: Any, constants: dict[str, Any], x: Any) -> Any:
-    """Returns a functional graph: constants are attributes, and every node has its value as `meta["val"]`."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    module = torch.nn.Module()
-    for name, value in constants.items():
-        module.register_buffer(name, value)
-    traced = make_fx(lambda x: function(module, x))(x)
-
-    class Values(torch.fx.Interpreter):
-        def run_node(self, node: Any) -> Any:
-            node.meta["val"] = super().run_node(node)
-            return node.meta["val"]
-
-    Values(traced).run(x)
-    return traced
+""",
+)
 
 
 class SmallProductsTest(Project):
@@ -64,17 +40,9 @@ class SmallProductsTest(Project):
         captured = self.capture(opened, inputs=[("x", "float32", [rows, 48])])
         passes = part("passes.segments").described(["precast_kernels:small_products"], self.root)
         answer = self.compile(captured, f"{isa}{rows}", isa=isa, options={"freezing": True}, passes=passes)
-        held = self.weights(opened)
-        weights = self.bound(captured, held)
+        weights = self.bound(captured, self.weights(opened))
         made = {one["name"]: follow(one["call"], weights) for one in answer["prepared"]}
-        samples = self.samples(captured)
-        with torch.inference_mode():
-            expected = opened.model(samples["in.0"])
-        given = run(answer["library"], "cpu", weights | made, [samples["in.0"]], 4)
-        given = dict(zip(captured["steps"][0]["outputs"], given, strict=True))
-        results = [given[number] for number in captured["results"]]
-        for result, wanted in zip(results, expected, strict=True):
-            torch.testing.assert_close(result, wanted, rtol=1e-5, atol=1e-5)
+        agrees(self, opened, captured, answer, [self.samples(captured)["in.0"]], (1e-5, 1e-5), made=made)
         return self.wrapper(f"{isa}{rows}"), [made["shape"] for made in answer["prepared"] if len(made["shape"]) == 3]
 
     def test_small_products_are_own_code_for_any_number_of_rows(self) -> None:

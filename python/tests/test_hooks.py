@@ -13,7 +13,7 @@ import pytest
 import torch
 from blocks_net import Block, config, net
 from conftest import gradients, in_threads
-from fake_engine import counts, fake_engine  # noqa: F401
+from fake_engine import SEEDS, counts, fake_engine  # noqa: F401
 from precast import CompiledModule, maybe_compile
 from precast.compare.gradients import difference
 from precast.torch_private import hooks
@@ -105,15 +105,14 @@ def test_a_module_that_is_one_region_runs_its_hooks(tmp_path: Path, inside: str,
     assert seen == [inside] and counts(module) == ((0, {"hooks": 1}) if inside else (1, {}))
 
 
-def layers(**settings: Any) -> tuple[CompiledModule, dict[str, Any]]:
-    sample = ((torch.ones(2, 5, 3),), {})
-    module, seeds, _ = wrapped(Model().eval(), sample=sample, allowlist=["layers.*"], **settings)
-    return module, seeds
+@pytest.fixture
+def module(fake_engine: None) -> CompiledModule:  # noqa: F811
+    """Two regions on the fake engine."""
+    return wrapped(Model().eval(), sample=((torch.ones(2, 5, 3),), {}), allowlist=["layers.*"])[0]
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_the_original_answers_within_the_same_hooks() -> None:
-    module, seeds = layers()
+def test_the_original_answers_within_the_same_hooks(module: CompiledModule) -> None:
+    (seeds,) = SEEDS.values()
     seen: list[str] = []
     module.layers[0].register_forward_hook(lambda *_: seen.append("own"))
     module.layers[0].mlp.register_forward_hook(lambda *_: seen.append("inner"))
@@ -125,10 +124,7 @@ def test_the_original_answers_within_the_same_hooks() -> None:
     assert counts(module) == (1, {"hooks": 1})
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_a_hook_that_raises_leaves_the_module_as_it_was() -> None:
-    module, _ = layers()
-
+def test_a_hook_that_raises_leaves_the_module_as_it_was(module: CompiledModule) -> None:
     def refuse(*_: Any) -> None:
         raise KeyError("hook")
 
@@ -142,9 +138,7 @@ def test_a_hook_that_raises_leaves_the_module_as_it_was() -> None:
     assert counts(module) == (2, {})
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_a_hook_may_call_its_module() -> None:
-    module, _ = layers()
+def test_a_hook_may_call_its_module(module: CompiledModule) -> None:
     layer, seen = module.layers[0], []
 
     def again(each: nn.Module, args: Any) -> None:
@@ -160,9 +154,7 @@ def test_a_hook_may_call_its_module() -> None:
     assert len(seen) == 2 and "forward" not in vars(layer) and counts(module) == (3, {})
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_copies_made_within_hooks_are_the_module() -> None:
-    module, _ = layers()
+def test_copies_made_within_hooks_are_the_module(module: CompiledModule) -> None:
     copies: list[nn.Module] = []
 
     def copied(each: nn.Module, _: Any) -> None:
@@ -190,9 +182,7 @@ def call_of_copy(each: nn.Module, args: Any) -> None:
         one(each, args)
 
 
-@pytest.mark.usefixtures("fake_engine")
-def test_threads_within_hooks_do_not_disturb_each_other() -> None:
-    module, _ = layers()
+def test_threads_within_hooks_do_not_disturb_each_other(module: CompiledModule) -> None:
     layer, both = module.layers[0], threading.Barrier(2, timeout=20)
     layer.register_forward_pre_hook(lambda *_: None if both.broken else (both.wait(), None)[1])
 

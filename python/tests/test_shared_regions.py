@@ -152,17 +152,6 @@ def test_each_region_trains_with_its_own_tensors(built: Any, nothing_built: None
     assert module.precast_report()["regions"]["layers.1"]["reasons"] == {}
 
 
-def test_the_first_call_finds_the_releases(built: Any, nothing_built: None) -> None:
-    module = wrapped(net().train(), built[0])
-    assert all(one["attempt"] is None for one in module.precast_report()["regions"].values())
-    module(X).sum().backward()
-    assert module.precast_report()["artifact"] == 4
-    module.eval()
-    with torch.no_grad():
-        module(X)
-    assert module.precast_report()["artifact"] == 8 and module.precast_report()["reasons"] == {}
-
-
 def test_calls_of_other_threads_are_not_taken_meanwhile(built: Any, nothing_built: None) -> None:
     module = wrapped(net().eval(), built[0])
 

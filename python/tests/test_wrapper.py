@@ -224,18 +224,6 @@ def test_other_inputs_are_the_originals(store: Path) -> None:
     assert counts(module)[0] == 6 and counts(module)[1] == {"inputs": 5}
 
 
-def test_a_deep_copy_has_its_own_parameters(store: Path) -> None:
-    module = wrapped(store)
-    twin = copy.deepcopy(module)
-    with torch.no_grad():
-        twin.first.weight.mul_(3.0)
-    agrees(twin)
-    agrees(module)
-    with torch.no_grad():
-        assert not torch.allclose(twin(**batch(2, 8)).tokens, module(**batch(2, 8)).tokens)
-    assert counts(twin) == (2, {}) and counts(module) == (2, {})
-
-
 def test_threads_share_it(store: Path) -> None:
     module = wrapped(store)
     expected = {(rows, tokens): module._orig_mod(**batch(rows, tokens)) for rows in (1, 2) for tokens in (1, 4, 8)}
@@ -350,39 +338,6 @@ def test_a_store_that_cannot_be_written_is_no_exception(tmp_path: Path) -> None:
     with torch.no_grad():
         assert torch.equal(module(torch.ones(2, 4)), net(torch.ones(2, 4)))
     assert counts(module) == (0, {"not compiled": 1})
-
-
-class Blocks(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.GELU()) for _ in range(2)])
-        self.head = nn.Linear(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = x + block(x)
-        return self.head(x[:, -1])
-
-
-def test_submodules_are_compiled_by_themselves(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    net = Blocks().eval()
-    config = CompileConfig(
-        name="blocks",
-        store=tmp_path,
-        allowlist=["blocks.*"],
-        buckets={"batch": [2], "seq": [4]},
-        shapes={"x": ["batch", "seq", 8]},
-    )
-    module = maybe_compile(net, config, None, torch.ones(2, 4, 8))
-    report = module.precast_report()["regions"]
-    assert {name: each["answers"] for name, each in report.items()} == {"blocks.0": "artifact", "blocks.1": "artifact"}
-    with torch.no_grad():
-        x = torch.randn(2, 4, 8)
-        assert torch.allclose(module(x), net(x), atol=1e-5)
-        net.blocks[1][0].weight.mul_(2)
-        assert torch.allclose(module(x), copy.deepcopy(net)(x), atol=1e-5)
-    assert counts(module) == (4, {})
 
 
 @pytest.mark.long

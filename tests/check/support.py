@@ -7,7 +7,7 @@ import io
 import tempfile
 from typing import Any
 
-from tests.worker.support import Project, Quiet, part, spec
+from tests.worker.support import Project, Quiet, model, part, spec
 
 HEAD = """
 import logging
@@ -20,6 +20,11 @@ from torch.nn import functional as F
 
 log = logging.getLogger(__name__)
 """
+
+
+def evaluated(body: str, init: str = "pass", extra: str = "", inputs: str = "x") -> str:
+    """Returns the source of a model in eval mode, as `model`, with the imports of `HEAD`."""
+    return model(body, init, HEAD + extra, inputs).replace("return Model()\n", "return Model().eval()\n")
 
 
 class Checks(Project):

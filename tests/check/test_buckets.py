@@ -4,32 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .support import Checks, found, part
+from .support import Checks, evaluated, found, part
 
-MODEL = """
-    import torch
-    from torch import nn
-
-    class Model(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.words = nn.Embedding(50, 4)
-            self.places = nn.Embedding(256, 4)
-
-        def forward(self, ids):
-            at = torch.arange(ids.shape[1])
-            return self.words(ids) + self.places(at)  # here
-
-    def load():
-        return Model().eval()
-    """
+TABLES = "self.words, self.places = nn.Embedding(50, 4), nn.Embedding(256, 4)"
 INPUTS = [("ids", "int64", [1, 32], ["batch", "seq"])]
 
 
 class BucketTest(Checks):
     def findings(self, buckets: list[dict[str, int]], body: str = "") -> list[dict[str, Any]]:
-        at = "at = torch.arange(ids.shape[1])"
-        opened = self.open(MODEL.replace(at, f"{at}\n            {body}"))
+        body += "\nat = torch.arange(ids.shape[1])\nreturn self.words(ids) + self.places(at)  # here"
+        opened = self.open(evaluated(body, TABLES, inputs="ids"))
         answer = self.check(opened, INPUTS, sizes=buckets[0], buckets=buckets)
         return [one for category in ("inputs", "unsupported") for one in found(answer, category)]
 

@@ -4,23 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.worker.support import model
+from .support import Checks, evaluated
 
-from .support import HEAD, Checks
-
-MODEL = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)
-        self.tied = self.second
-
-    def forward(self, x):
-        {body}
-
-def load():
-    return Model().eval()
-"""
+LAYERS = "self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 8)\nself.tied = self.second"
 PLAIN = "return self.second(torch.relu(self.first(x)))"
 X = [("x", "float32", [2, 16], ["batch", None])]
 BUCKETS = [{"batch": 2}, {"batch": 64}]
@@ -29,7 +15,7 @@ WEIGHTS = 4 * (16 * 32 + 32 + 32 * 8 + 8)
 
 class Costs(Checks):
     def looked_at(self, body: str = PLAIN) -> dict[str, Any]:
-        opened = self.open(HEAD + MODEL.format(body=body))
+        opened = self.open(evaluated(body, LAYERS))
         return self.check(opened, X, sizes={"batch": 2}, buckets=BUCKETS, cost=True)
 
     def test_flops_and_bytes_of_each_bucket(self) -> None:
@@ -46,7 +32,7 @@ class Costs(Checks):
         self.assertTrue(1e8 < cost["flops_per_second"] < 1e15)
         self.assertTrue(1e8 < cost["bytes_per_second"] < 1e13)
         self.assertRegex(cost["measured"], r"^a product of 1024 by 1024 in float32, a copy of 256 MiB; \d+ threads$")
-        self.assertIsNone(self.check(self.open(HEAD + MODEL.format(body=PLAIN)), X)["cost"], "not asked for")
+        self.assertIsNone(self.check(self.open(evaluated(PLAIN, LAYERS)), X)["cost"], "not asked for")
 
     def test_a_module_that_needs_values_is_run(self) -> None:
         cost = self.looked_at("return self.first(x) if x.sum() > -1e9 else x")["cost"]
@@ -54,7 +40,7 @@ class Costs(Checks):
 
     def test_attention_counts_and_tables_do_not(self) -> None:
         body = "x = self.words(ids)[:, None]\nreturn torch.nn.functional.scaled_dot_product_attention(x, x, x)"
-        text = model(body, "self.words = torch.nn.Embedding(100, 16)", inputs="ids")
+        text = evaluated(body, "self.words = nn.Embedding(100, 16)", inputs="ids")
         cost = self.check(self.open(text), [("ids", "int64", [2, 8])], cost=True)["cost"]
         self.assertEqual(cost["weights"], 0)
         (one,) = cost["buckets"]

@@ -47,9 +47,6 @@ class Nested(nn.Module):
     def forward(self, x, pair):
         return x + pair[0] * pair[1]
 
-def load_nested():
-    return Nested().eval()
-
 def nested():
     return torch.ones(2, 3), (torch.ones(2, 3), torch.ones(2, 3))
 
@@ -60,16 +57,10 @@ class Images(nn.Module):
     def forward(self, x):
         return F.avg_pool2d(x, 8)
 
-def load_images():
-    return Images().eval()
-
 class Pair(nn.Module):
     def forward(self, x):
         first, second = x
         return first + second
-
-def load_pair():
-    return Pair().eval()
 
 class Cached(nn.Module):
     def __init__(self):
@@ -86,15 +77,9 @@ class Cached(nn.Module):
     def forward(self, ids):
         return self.model(ids, past_key_values=self.cache, use_cache=True).last_hidden_state
 
-def load_cached():
-    return Cached().eval()
-
 class Branch(nn.Module):
     def forward(self, x):
         return x if x.sum() > 0 else -x
-
-def load_branch():
-    return Branch().eval()
 """
 )
 IDS = {"name": "ids", "dtype": "int64", "shape": ["batch", "seq"], "pad": 0, "range": [0, 50]}
@@ -128,15 +113,15 @@ class Describe(Project):
         self.assertEqual((shapes, found["sizes"]), ([[2, "seq"], [2, "seq"]], {"seq": [6, 9, 17]}))
 
     def test_what_no_spec_can_write_is_left_to_the_samples(self) -> None:
-        found = self.describe("load_nested", "nested")
+        found = self.describe("Nested", "nested")
         self.assertEqual((found["inputs"], found["notes"]), (None, []))
 
     def test_a_model_that_can_not_be_captured_is_described_all_the_same(self) -> None:
         inputs = [{"name": "x", "dtype": "float32", "shape": ["batch", 4]}]
-        found = self.describe("load_branch", inputs=inputs)
+        found = self.describe("Branch", inputs=inputs)
         self.assertEqual(found["inputs"], [{**inputs[0], "pad": 0.0, "range": None}])
         self.assertIn("can't be captured as it is", found["notes"][0])
-        found = self.describe("load_cached", inputs=[{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"]}])
+        found = self.describe("Cached", inputs=[{"name": "ids", "dtype": "int64", "shape": ["batch", "seq"]}])
         self.assertEqual([one["name"] for one in found["inputs"]], ["ids"])
         self.assertIn("can't be captured as it is: ", found["notes"][0])
 
@@ -144,9 +129,9 @@ class Describe(Project):
         def asked(entry: str, shape: list[Any]) -> dict[str, list[int]]:
             return self.describe(entry, inputs=[{"name": "x", "dtype": "float32", "shape": shape}])["sizes"]
 
-        self.assertEqual(asked("load_images", ["batch", 3, "height", "width"])["height"], [64, 224])
+        self.assertEqual(asked("Images", ["batch", 3, "height", "width"])["height"], [64, 224])
         # Two rows, and no other number of them.
-        self.assertEqual(asked("load_pair", ["batch", 4]), {"batch": [2]})
+        self.assertEqual(asked("Pair", ["batch", 4]), {"batch": [2]})
 
     def test_any_error_of_a_capture_is_a_note(self) -> None:
         capture = part("capture")

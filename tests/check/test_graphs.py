@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from .support import HEAD, Checks, found
+from .support import Checks, evaluated, found
 
 X = [("x", "float32", [2, 4])]
-MODEL = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("total", torch.zeros(()))
-
-    def forward(self, x):
-        {body}
-
-def load():
-    return Model().eval()
-"""
 HOST = "waits for a value and reads it on the host"
 SIZE = "takes or returns is known on the host only, when it has run"
 
 
 class Graphs(Checks):
     def looked_at(self, body: str, inputs: Any = X, **request: Any) -> dict[str, Any]:
-        text = HEAD + MODEL.format(body=body)
+        text = evaluated(body, 'self.register_buffer("total", torch.zeros(()))')
         self.line = 1 + next(i for i, one in enumerate(text.splitlines()) if "# here" in one) if "# here" in body else 0
         return self.check(self.open(text), inputs, **request)
 
@@ -50,7 +38,7 @@ class Graphs(Checks):
         self.assertIn(f".py:{self.line}, which can't be watched", " ".join(answer["unknown"]))
 
     def test_what_eager_does_on_the_host_where_nothing_can_be_captured(self) -> None:
-        stop = "\n        return x if x.sum() > 0 else -x"
+        stop = "\nreturn x if x.sum() > 0 else -x"
         for body, why in (
             ("n = x[0, 0].item()  # here", f"`.item()` {HOST}"),
             ("n = x.tolist()  # here", f"`.tolist()` {HOST}"),

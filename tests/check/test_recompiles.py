@@ -4,26 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from .support import HEAD, Checks, found
+from .support import Checks, evaluated, found
 
 X = [("x", "float32", [2, 4], ["batch", None])]
-MODEL = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear, self.calls, self.scale = nn.Linear(4, 4), 0, 2.0
-
-    def forward(self, x):
-{body}
-
-def load():
-    return Model().eval()
-"""
 
 
 class Recompiles(Checks):
     def looked_at(self, *body: str) -> dict[str, Any]:
-        text = HEAD + MODEL.format(body="\n".join(" " * 8 + line for line in body))
+        text = evaluated("\n".join(body), "self.linear, self.calls, self.scale = nn.Linear(4, 4), 0, 2.0")
         return self.check(self.open(text), X, sizes={"batch": 2}, buckets=[{"batch": 2}, {"batch": 8}], recompiles=True)
 
     def one(self, answer: dict[str, Any], severity: str, source: str) -> dict[str, Any]:
@@ -41,7 +29,7 @@ class Recompiles(Checks):
         # The same sizes again need nothing new; nor does a third size.
         self.assertEqual(graphs[:4], [(2, 1), (2, 0), (8, 1), (4, 0)])
         self.assertEqual(answer["recompiles"]["calls"][2]["guards"], ["batch == 2"])
-        answer = self.check(self.open(HEAD + MODEL.format(body="        return x")), X, sizes={"batch": 2})
+        answer = self.check(self.open(evaluated("return x")), X, sizes={"batch": 2})
         self.assertIsNone(answer["recompiles"], "not asked for")
 
     def test_a_number_that_changes_with_every_call(self) -> None:

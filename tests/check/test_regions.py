@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .support import HEAD, Checks, found, part
+from .support import Checks, evaluated, found, part
 
 X = [("x", "float32", [2, 4], ["batch", None])]
-MODEL = """
+BLOCK = """
 class Block(nn.Module):
     def __init__(self, index, scale=2.0, act="gelu", dtype=torch.float32, width=8):
         super().__init__()
@@ -19,26 +19,17 @@ class Block(nn.Module):
     def forward(self, x):
         y = self.down(self.act(self.up(x.to(self.up.weight.dtype)))).to(x.dtype) * self.scale
         return x + y[:, self.order] if self.skip else y
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(i) for i in range(5))
-{change}
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x{end}
-
-def load():
-    return Model().eval()
 """
+
+
+def source(change: str = "pass", end: str = "") -> str:
+    init = f"self.blocks = nn.ModuleList(Block(i) for i in range(5))\n{change}"
+    return evaluated(f"for block in self.blocks:\n    x = block(x)\nreturn x{end}", init, BLOCK)
 
 
 class Regions(Checks):
     def looked_at(self, change: str, end: str = "", **request: Any) -> dict[str, Any]:
-        text = HEAD + MODEL.format(change=f"        {change}", end=end)
+        text = source(change, end)
         return self.check(self.open(text), X, sizes={"batch": 2}, **request)
 
     def test_equal_blocks_share_one_artifact(self) -> None:
@@ -53,7 +44,7 @@ class Regions(Checks):
 
     def test_names_that_begin_like_the_wrapper(self) -> None:
         for name in ("m", "model", "mlp"):
-            text = (HEAD + MODEL.format(change="        pass", end="")).replace("self.blocks", f"self.{name}")
+            text = source().replace("self.blocks", f"self.{name}")
             with self.subTest(name):
                 answer = self.check(self.open(text), X, sizes={"batch": 2})
                 self.assertEqual(answer["lists"][0]["glob"], f"{name}.*")
@@ -97,7 +88,7 @@ class Regions(Checks):
 
     def test_time_is_linear_in_modules(self) -> None:
         def seconds(count: int) -> float:
-            model = self.open((HEAD + MODEL.format(change="", end="")).replace("range(5)", f"range({count})")).model
+            model = self.open(source().replace("range(5)", f"range({count})")).model
             best = []
             for _ in range(3):
                 started = time.process_time()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .support import HEAD, Checks, found
+from .support import HEAD, Checks, evaluated, found
 
 X = [("x", "float32", [2, 4])]
 # Name -> statements of forward; the last one marked is the line that is found.
@@ -118,31 +118,16 @@ class State(Checks):
                 self.assertTrue(answer["captured"])
 
 
-STEP = """
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.optimizer = torch.optim.SGD(self.linear.parameters(), 0.1)
-
-    def forward(self, x):
-        {step}
-        return x
-
-def load():
-    return Model().eval()
-"""
-
-
 class Training(Checks):
     def test_a_step_of_training_is_called_that(self) -> None:
+        init = "self.linear = nn.Linear(4, 4)\nself.optimizer = torch.optim.SGD(self.linear.parameters(), 0.1)"
         for step, source in (
             ("self.linear(x).sum().backward()", "self.linear(x).sum().backward()"),
             ("torch.autograd.grad(self.linear(x).sum(), self.linear.weight)", "torch.autograd.grad"),
             ("self.optimizer.step()", "self.optimizer.step()"),
         ):
             with self.subTest(step):
-                answer = self.check(self.open(HEAD + STEP.format(step=step)), X)
+                answer = self.check(self.open(evaluated(f"{step}\nreturn x", init)), X)
                 (one,) = found(answer, "training")
                 self.assertEqual(found(answer, "inputs"), [])
                 self.assertEqual(one["severity"], "medium" if answer["captured"] else "high")

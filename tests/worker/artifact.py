@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from .support import part
+from .support import Project, part
 
 
 def run(library: str, device: str, weights: dict[str, Any], inputs: list[Any], outputs: int) -> list[Any]:
@@ -45,3 +45,27 @@ def run(library: str, device: str, weights: dict[str, Any], inputs: list[Any], o
         made = torch.empty_strided(entry["shape"], entry["stride"], dtype=dtype)
         results.append(made.copy_(flat.reshape(entry["shape"])))
     return results
+
+
+def agrees(
+    test: Project,
+    opened: Any,
+    captured: dict[str, Any],
+    answer: dict[str, Any],
+    inputs: list[Any],
+    near: tuple[float, float] = (1e-5, 1e-6),
+    device: str = "cpu",
+    made: dict[str, Any] | None = None,
+) -> None:
+    """Runs an artifact of one step with the weights of the model, and those made of them; compares it with the model.
+
+    The tolerances are `rtol` and `atol`.
+    """
+    (step,) = captured["steps"]
+    weights = test.bound(captured, test.weights(opened)) | (made or {})
+    given = run(answer["library"], device, weights, inputs, len(step["outputs"]))
+    values = dict(zip(step["outputs"], given, strict=True))
+    with torch.inference_mode():
+        expected = torch.utils._pytree.tree_leaves(opened.model(*(one.to(device) for one in inputs)))
+    expected = [one.cpu() for one in expected if isinstance(one, torch.Tensor)]
+    torch.testing.assert_close([values[at] for at in captured["results"]], expected, rtol=near[0], atol=near[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -163,14 +164,38 @@ class Project(unittest.TestCase):
         self.states = [samples[f"state.{index}"].clone() for index in range(len(captured["states"]))]
         return [*(samples[f"in.{index}"] for index in range(len(captured["inputs"]))), *self.states]
 
+    def check_near(self, opened: Any, rtol: float, atol: float | None, **request: Any) -> dict[str, Any]:
+        """Captures; fails unless the steps, and eager's calls, give about the samples' outputs and states.
+
+        Without `atol` the largest output is what `rtol` is a share of.
+        """
+        captured = self.capture(opened, **request)
+        weights, samples = self.weights(opened, captured), self.samples(captured)
+        if atol is None:
+            atol = rtol * max(one.abs().max().item() for name, one in samples.items() if name.startswith("out."))
+        runs = [lambda: self.composed(captured, weights)]
+        runs.append(lambda: self.run_eager(captured, self.given(captured, samples), weights))
+        for run in runs:
+            made = [(one["name"], f"out.{at}") for at, one in enumerate(captured["outputs"])]
+            kept = [(one["name"], f"after.{at}") for at, one in enumerate(captured["states"])]
+            for got, (name, sample) in zip([*run()[: len(made)], *self.states], [*made, *kept], strict=True):
+                says = functools.partial("{}: {}".format, name)
+                torch.testing.assert_close(got, samples[sample], rtol=rtol, atol=atol, msg=says)
+        return captured
+
     def check_states(self, samples: dict[str, Any]) -> None:
         """Fails unless the last run left the states that the module left."""
         for index, state in enumerate(self.states):
             self.assertTrue(torch.equal(state, samples[f"after.{index}"]), f"state {index} differs from eager")
 
     def composed(self, captured: dict[str, Any], weights: dict[str, Any]) -> list[Any]:
-        """Runs the captured steps one after the other, uncompiled, on the sample inputs."""
-        values: dict[int, Any] = dict(enumerate(self.given(captured, self.samples(captured))))
+        """Runs the captured steps one after the other, uncompiled, on the sample inputs; returns the results."""
+        values = self.values(captured, weights, self.given(captured, self.samples(captured)))
+        return [values[number] for number in captured["results"]]
+
+    def values(self, captured: dict[str, Any], weights: dict[str, Any], given: list[Any]) -> dict[int, Any]:
+        """Runs the captured steps one after the other, uncompiled; returns all values by their numbers."""
+        values: dict[int, Any] = dict(enumerate(given))
         with torch.inference_mode():
             for at, step in enumerate(captured["steps"]):
                 segment = captured["segments"][step["segment"]]
@@ -181,7 +206,7 @@ class Project(unittest.TestCase):
                     assert actual == layout, f"{step['name']}: {actual} is not {layout}"
                 outputs = interpret(Path(segment["file"]), given)
                 values |= dict(zip(step["outputs"], outputs, strict=True))
-        return [values[number] for number in captured["results"]]
+        return values
 
     def check_composed(self, opened: Any, captured: dict[str, Any]) -> None:
         """Fails unless the steps give eager's results, bit for bit."""

@@ -47,10 +47,7 @@ def load():
 
 def prenorm(end: str = "self.norm(x)", norm: str = "Norm = lambda: torch.nn.LayerNorm(6)\n") -> str:
     """Three blocks that begin with a norm, and an end."""
-    return f"""
-import torch
-
-{norm}
+    block = """
 class Block(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -59,22 +56,15 @@ class Block(torch.nn.Module):
 
     def forward(self, x):
         return x + self.down(torch.relu(self.up(self.norm(x))))
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = torch.nn.ModuleList(Block() for _ in range(3))
-        self.norm, self.other = Norm(), torch.nn.LayerNorm(6, eps=1e-2)
-        self.head = torch.nn.Linear(6, 5)
-
-    def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return {end}
-
-def load():
-    return Model()
 """
+    return model(
+        f"for block in self.blocks:\n    x = block(x)\nreturn {end}",
+        "self.blocks = torch.nn.ModuleList(Block() for _ in range(3))\n"
+        "self.norm, self.other = Norm(), torch.nn.LayerNorm(6, eps=1e-2)\n"
+        "self.head = torch.nn.Linear(6, 5)",
+        extra=norm + block,
+        inputs="x",
+    )
 
 
 X = ("x", "float32", [4, 6], ["n", None])
@@ -128,10 +118,6 @@ class RegionsTest(Project):
         text = prenorm().replace("self.blocks", "self.glue")
         names = [name for name, _ in self.steps(text, ["glue.*"])]
         self.assertEqual(names, ["glue.0", "glue.0", "glue.1", "glue.2"])
-
-    def test_without_regions_there_is_one_step(self) -> None:
-        captured = self.checked(STACK, inputs=[IDS, MASK], sizes=SIZES)
-        self.assertEqual([step["name"] for step in captured["steps"]], ["main"])
 
     def test_the_calls_of_eager_take_their_weights_as_inputs(self) -> None:
         inputs = [IDS, ("unused", "float32", [3]), MASK]
@@ -456,27 +442,14 @@ class MistakesTest(Project):
         )
 
     def test_a_dataclass_is_named_with_what_makes_it_known(self) -> None:
-        text = """
-            import torch
-            from dataclasses import dataclass
-
-            @dataclass
-            class Answer:
-                logits: torch.Tensor
-                note: str = "fine"
-
-            class M(torch.nn.Module):
-                def forward(self, x):
-                    return Answer(x + 1)
-
-            load = M
-            """
+        answer = "@dataclass\nclass Answer:\n    logits: torch.Tensor\n    note: str = 'fine'\n"
+        text = model("return Answer(x + 1)", extra=f"from dataclasses import dataclass\n{answer}")
         failure = self.refused("capture", text, inputs=[X])
         why = "module `m` returns a `Answer`, which can't be taken apart into tensors"
         self.assertEqual((failure.message, failure.location), (why, None))
         hint = "`torch.export.register_dataclass(Answer)` after its definition, or return a dict of its tensors"
         self.assertEqual(failure.hint, hint)
-        known = text.replace("class M(", "torch.export.register_dataclass(Answer)\n\n            class M(")
+        known = text.replace("class Model", "torch.export.register_dataclass(Answer)\nclass Model")
         captured = self.capture(self.open(known), inputs=[X])
         self.assertEqual([output["name"] for output in captured["outputs"]], ["logits"])
 

@@ -73,8 +73,14 @@ def load():
     return Model(KIND)
 """
 
-LAYERS = """
-import torch
+LAYERS = model(
+    """\
+h = torch.zeros(*x.shape, 4)
+for layer in self.layers:
+    h = layer(h, x)
+return h""",
+    "self.layers = nn.ModuleList(Layer() for _ in range(3))",
+    extra="""\
 from torch import nn
 
 class Layer(nn.Module):
@@ -84,21 +90,8 @@ class Layer(nn.Module):
 
     def forward(self, h, x):
         return h + self.table(x * 1 + 1)
-
-class Model(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(Layer() for _ in range(3))
-
-    def forward(self, x):
-        h = torch.zeros(*x.shape, 4)
-        for layer in self.layers:
-            h = layer(h, x)
-        return h
-
-def load():
-    return Model()
-"""
+""",
+)
 
 LARGEST, LEAST = 2**63 - 1, -(2**63)
 
@@ -116,13 +109,7 @@ class ChecksTest(Project):
 
     def run_on(self, opened: Any, captured: dict[str, Any], x: Any) -> tuple[list[Any], list[bool]]:
         """Returns the outputs and the outcomes of the checks."""
-        weights = self.weights(opened)
-        values = {0: x}
-        for number, step in enumerate(captured["steps"]):
-            segment = captured["segments"][step["segment"]]
-            given = {f"in{at}": values[one] for at, one in enumerate(step["inputs"])}
-            given |= self.bound(captured, weights, number)
-            values |= dict(zip(step["outputs"], interpret(Path(segment["file"]), given), strict=True))
+        values = self.values(captured, self.weights(opened), [x])
         outcomes = [bool(values[check["value"]]) for check in captured["checks"]]
         return [values[number] for number in captured["results"]], outcomes
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from .artifact import run
+from .artifact import agrees, run
 from .support import ROOT, Project, Quiet, model, part, static_compiler
 
 # Every weight here has a value that a compiler likes to fold: ones, zeros, tensors of one element, scalars.
@@ -281,9 +281,6 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
         captured = self.capture(opened, inputs=[("x", "float32", [2, 8, 32])])
         self.assertIn("scaled_dot_product_attention", captured["segments"][0]["graph"])
         samples = self.samples(captured)
-        weights = self.bound(captured, self.weights(opened))
-        with torch.inference_mode():
-            expected = opened.model(samples["in.0"])
         flash = {"aoti_torch_cpu__scaled_dot_product_flash_attention_for_cpu("}
         # One process, so that no setting may depend on an earlier one; some prepack weights.
         for index, (options, kernels) in enumerate(
@@ -299,27 +296,21 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
             answer = self.compile(captured, name, options=options)
             code = self.wrapper(name)
             self.assertEqual(set(re.findall(r"aoti_torch_cpu_\w*(?:attention|bmm)\w*\(", code)), kernels, options)
-            if answer["prepared"]:
-                continue
-            (result,) = run(answer["library"], "cpu", weights, [samples["in.0"]], 1)
-            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-6)
+            if not answer["prepared"]:
+                agrees(self, opened, captured, answer, [samples["in.0"]])
 
     @unittest.skipUnless(cuda(), "skipped: no CUDA device")
     def test_a_device_has_several_kernels_for_attention(self) -> None:
         opened = self.open(SCALED, entry="half", device="cuda")
         captured = self.capture(opened, inputs=[("x", "bfloat16", [2, 8, 32])])
         samples = self.samples(captured)
-        weights = self.bound(captured, self.weights(opened))
-        with torch.inference_mode():
-            expected = opened.model(samples["in.0"].cuda()).cpu()
         for name in ("efficient", "flash", "cudnn", "math", "efficient"):
             out = f"{name}{len(list(self.out.iterdir()))}"
             answer = self.compile(captured, out, device="cuda", options={"attention": name})
             code = self.wrapper(out)
             kernels = set(re.findall(r"aoti_torch_cuda__scaled_dot_product_(\w+)_attention\(", code))
             self.assertEqual(kernels, {name} - {"math"})
-            (result,) = run(answer["library"], "cuda:0", weights, [samples["in.0"]], 1)
-            torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+            agrees(self, opened, captured, answer, [samples["in.0"]], (2e-2, 2e-2), "cuda:0")
 
     def test_attention_that_the_device_cannot_do_is_refused(self) -> None:
         captured = self.capture(self.open(SCALED), inputs=[("x", "float32", [2, 8, 32])])
@@ -346,13 +337,10 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
         samples = self.samples(captured)
         held = self.weights(opened)
         for factor in (1.0, 2.0):
-            weights = {name: held[tensor] * factor for name, tensor in captured["steps"][0]["binding"].items()}
-            (result,) = run(answer["library"], "cpu", weights, [samples["in.0"]], 1)
             with torch.no_grad():
                 for name, parameter in opened.model.named_parameters():
                     parameter.copy_(held[name] * factor)
-                expected = opened.model(samples["in.0"])
-            torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+            agrees(self, opened, captured, answer, [samples["in.0"]], (1e-4, 1e-4))
 
     def test_kernels_use_no_more_threads_than_the_process_may(self) -> None:
         opened = self.open(WIDE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from .artifact import run
+from .artifact import agrees
 from .support import Project, model
 from .test_capture import IDS, MASK, SIZES, STACK
 
@@ -28,14 +28,8 @@ class DynamicTest(Project):
         self.assertTrue(torch.equal(results[0], expected["logits"]))
         # The compiled artifact too, at two sizes it has not seen.
         answer = self.compile(captured)
-        bound = self.bound(captured, weights)
-        order = [captured["steps"][0]["outputs"].index(number) for number in captured["results"]]
-        for inputs in ((ids, mask), (ids[:3, :2].contiguous(), mask[:3, :2].contiguous())):
-            results = run(answer["library"], "cpu", bound, list(inputs), 2)
-            with torch.inference_mode():
-                wanted = opened.model(*inputs)
-            torch.testing.assert_close(results[order[0]], wanted["logits"], rtol=1e-5, atol=1e-5)
-            torch.testing.assert_close(results[order[1]], wanted["hidden"], rtol=1e-5, atol=1e-5)
+        for inputs in ([ids, mask], [ids[:3, :2].contiguous(), mask[:3, :2].contiguous()]):
+            agrees(self, opened, captured, answer, inputs, (1e-5, 1e-5))
 
     def test_texts_do_not_depend_on_what_symbols_are_called(self) -> None:
         one = self.capture(self.open(STACK), inputs=[IDS, MASK], sizes=SIZES, dynamic=BOTH)

@@ -7,7 +7,7 @@ import sys
 
 import torch
 
-from .support import Project, part, talk
+from .support import Project, model, part, talk
 
 MODEL = "import torch\n\ndef load():\n    return torch.nn.Linear(2, 3)\n"
 CHANGES = """\
@@ -58,18 +58,7 @@ class OpenTest(Project):
         )
         (self.root / "kit" / "numbers_of.py").write_text("N = 3\n")
         (self.root / "kit" / "unused.py").write_text("")
-        opened = self.open(
-            """
-            import torch
-
-            class Late(torch.nn.Module):
-                def forward(self, x):
-                    from kit import late
-                    return x[:, :late.width()]
-
-            load = Late
-            """
-        )
+        opened = self.open(model("from kit import late\nreturn x[:, :late.width()]"))
         self.addCleanup(lambda: [sys.modules.pop(name) for name in list(sys.modules) if name.startswith("kit")])
         self.assertEqual(
             [source["path"] for source in opened.sources],
@@ -80,15 +69,7 @@ class OpenTest(Project):
     def test_a_module_that_no_import_statement_names_is_refused_when_it_comes(self) -> None:
         (self.root / "hidden_part.py").write_text("def twice(x):\n    return x + x\n")
         opened = self.open(
-            """
-            import importlib, torch
-
-            class Late(torch.nn.Module):
-                def forward(self, x):
-                    return importlib.import_module("hidden_" + "part").twice(x)
-
-            load = Late
-            """
+            model('return importlib.import_module("hidden_" + "part").twice(x)', extra="import importlib")
         )
         caught = self.fails("capture", self.capture, opened, inputs=[("x", "float32", [2, 5])])
         self.assertIn("`hidden_part.py` was first imported when the module ran", caught.message)
@@ -175,20 +156,11 @@ class OpenTest(Project):
     def test_a_file_gives_the_weights(self) -> None:
         load, write = part("model.entry").open_model, part("tensors").write
         name = self.write(
-            """
-            import torch
-
-            class Tied(torch.nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.a = torch.nn.Linear(3, 3)
-                    self.b = torch.nn.Linear(3, 3)
-                    self.b.weight = self.a.weight
-                    self.register_buffer("step", torch.ones(1), persistent=False)
-
-            def load():
-                return Tied()
-            """
+            model(
+                "return x",
+                "self.a, self.b = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)\nself.b.weight = self.a.weight\n"
+                'self.register_buffer("step", torch.ones(1), persistent=False)',
+            )
         )
         values = {"b.weight": torch.eye(3), "a.bias": torch.ones(3), "b.bias": torch.zeros(3)}
         path = write(self.root / "w.safetensors", values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .artifact import run
+from .artifact import agrees
 from .support import Project, model, part
 
 # Four heads of queries read two heads of keys and values. One product has a number of columns that no four share.
@@ -45,14 +45,8 @@ class OneRowTest(Project):
         answer = self.compile(captured, options={"freezing": True})
         for call in ("aoti_torch_cpu_addmm_out(", "aoti_torch_cpu_mm_out(", "linear_pointwise("):
             self.assertNotIn(call, self.wrapper())
-        weights = self.bound(captured, self.weights(opened))
         self.assertEqual(answer["prepared"], [])
-        given = [torch.randn(shape) for shape in shapes.values()]
-        results = run(answer["library"], "cpu", weights, given, 2)
-        with torch.inference_mode():
-            wanted = opened.model(*given)
-        for got, want in zip(results, wanted, strict=True):
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        agrees(self, opened, captured, answer, [torch.randn(shape) for shape in shapes.values()], (1e-4, 1e-5))
 
     def test_attention_of_one_query_to_repeated_keys_reads_them_once(self) -> None:
         functional = torch.nn.functional

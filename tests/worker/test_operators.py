@@ -21,8 +21,10 @@ static at::Tensor twice(const at::Tensor& x, double k) { return x * k; }
 TORCH_LIBRARY(precast_test, m) { m.def("twice(Tensor x, float k) -> Tensor"); }
 TORCH_LIBRARY_IMPL(precast_test, CompositeExplicitAutograd, m) { m.impl("twice", &twice); }
 """
-USING = """
-import os, torch
+USING = model(
+    "return torch.relu(torch.ops.precast_test.twice(torch.sin(x), 3.0))",
+    extra="""\
+import os
 torch.ops.load_library(os.path.join(os.path.dirname(__file__), "twice.so"))
 
 @torch.library.register_fake("precast_test::twice")
@@ -30,14 +32,8 @@ def _(x, k):
     if os.environ.get("PRECAST_TEST_BREAK"):
         raise ValueError("no shape today")
     return torch.empty_like(x)
-
-class Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.relu(torch.ops.precast_test.twice(torch.sin(x), 3.0))
-
-def load():
-    return Model()
-"""
+""",
+)
 PYTHON = """
 @torch.library.custom_op("precast_python::half", mutates_args=())
 def half(x: torch.Tensor) -> torch.Tensor:

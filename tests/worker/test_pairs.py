@@ -11,8 +11,21 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from .support import Project, model, part, spec
 
-SOURCE = """
-import torch
+SOURCE = model(
+    """\
+x = self.embed(ids) + self.places * self.scale + more
+for layer in self.layers:
+    x = layer(x)
+return {"logits": self.head(self.norm(x.transpose(1, 2)).transpose(1, 2)), "best": x.argmax(-1)}""",
+    """\
+torch.manual_seed(0)
+self.embed, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11, bias=False)
+self.layers = torch.nn.ModuleList(Block(at) for at in range(3))
+self.norm = torch.nn.BatchNorm1d(8)
+self.head.weight = self.embed.weight
+self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
+self.register_buffer("places", torch.randn(4, 8), persistent=False)""",
+    extra="""\
 from torch.nn import functional as F
 
 class Block(torch.nn.Module):
@@ -25,27 +38,9 @@ class Block(torch.nn.Module):
         q, k, v = self.qkv(self.norm(x)).view(2, 4, 3, 2, 4).permute(2, 0, 3, 1, 4)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).reshape(2, 4, 8)
         return x + self.drop(y)
-
-class Net(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed, self.head = torch.nn.Embedding(11, 8), torch.nn.Linear(8, 11, bias=False)
-        self.layers = torch.nn.ModuleList(Block(at) for at in range(3))
-        self.norm = torch.nn.BatchNorm1d(8)
-        self.head.weight = self.embed.weight
-        self.scale = torch.nn.Parameter(torch.tensor(2.0), requires_grad=False)
-        self.register_buffer("places", torch.randn(4, 8), persistent=False)
-
-    def forward(self, ids, more):
-        x = self.embed(ids) + self.places * self.scale + more
-        for layer in self.layers:
-            x = layer(x)
-        return {"logits": self.head(self.norm(x.transpose(1, 2)).transpose(1, 2)), "best": x.argmax(-1)}
-
-def load():
-    torch.manual_seed(0)
-    return Net()
-"""
+""",
+    inputs="ids, more",
+)
 
 
 def pair(part: str, autocast: str | None = None, gradients: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -60,18 +55,7 @@ def inputs() -> list[dict[str, Any]]:
 class Pairs(Project):
     def check(self, opened: Any, tolerance: float = 1e-5, **module: Any) -> dict[str, Any]:
         """Captures a program, and compares its steps, and the runtime's eager, with eager's answers."""
-        captured = self.capture(opened, specs=inputs(), **module)
-        weights, samples = self.weights(opened, captured), self.samples(captured)
-        largest = max(one.abs().max().item() for name, one in samples.items() if name.startswith("out."))
-        runs = [self.composed(captured, weights)]
-        runs.append(self.run_eager(captured, self.given(captured, samples), weights)[: len(captured["outputs"])])
-        for run in runs:
-            for index, got in enumerate(run):
-                expected, name = samples[f"out.{index}"], captured["outputs"][index]["name"]
-                torch.testing.assert_close(
-                    got, expected, rtol=tolerance, atol=tolerance * largest, msg=lambda text, n=name: f"{n}: {text}"
-                )
-        return captured
+        return self.check_near(opened, tolerance, None, specs=inputs(), **module)
 
     def test_both_programs_have_the_answers_of_eager(self) -> None:
         opened = self.open(SOURCE)

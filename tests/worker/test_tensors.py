@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 
-from .support import Project, part
+from .support import Project, model, part
 
-TIED = """
-import torch
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embed = torch.nn.Embedding(8, 4)
-        self.head = torch.nn.Linear(4, 8, bias=False)
-        self.head.weight = self.embed.weight
-        self.norm = torch.nn.LayerNorm(3)
-        self.register_buffer("positions", torch.arange(5), persistent=False)
-        self.register_buffer("empty", torch.empty(0))
-        self.register_buffer("empty2", torch.empty(0))
-        self.table = torch.ones(2, dtype=torch.bool)
-
-def load():
-    return Model()
-"""
+TIED = model(
+    "return x",
+    """\
+self.embed = torch.nn.Embedding(8, 4)
+self.head = torch.nn.Linear(4, 8, bias=False)
+self.head.weight = self.embed.weight
+self.norm = torch.nn.LayerNorm(3)
+self.register_buffer("positions", torch.arange(5), persistent=False)
+self.register_buffer("empty", torch.empty(0))
+self.register_buffer("empty2", torch.empty(0))
+self.table = torch.ones(2, dtype=torch.bool)""",
+)
 
 
 class WeightsTest(Project):

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .support import Project, Quiet, part, spec
+from .support import Project, Quiet, model, part, spec
 
 optimizers = part("train.optimizers")
 
@@ -82,19 +82,7 @@ def batch(part: str = "step") -> list[dict[str, Any]]:
 class Training(Project):
     def check(self, opened: Any, **module: Any) -> dict[str, Any]:
         """Captures, and compares the captured steps and eager's calls with backward() and torch.optim."""
-        captured = self.capture(opened, **module)
-        weights, samples = self.weights(opened, captured), self.samples(captured)
-        runs = [lambda: self.composed(captured, weights)]
-        runs.append(lambda: self.run_eager(captured, self.given(captured, samples), weights))
-        for run in runs:
-            for index, got in enumerate(run()[: len(captured["outputs"])]):
-                torch.testing.assert_close(got, samples[f"out.{index}"], rtol=1e-4, atol=1e-5)
-            for index, state in enumerate(self.states):
-                expected, name = samples[f"after.{index}"], captured["states"][index]["name"]
-                torch.testing.assert_close(
-                    state, expected, rtol=1e-4, atol=1e-5, msg=lambda text, n=name: f"{n}: {text}"
-                )
-        return captured
+        return self.check_near(opened, 1e-4, 1e-5, **module)
 
     def test_a_step_is_that_of_torch_optim(self) -> None:
         opened = self.open(SOURCE)
@@ -136,22 +124,11 @@ class Training(Project):
             torch.testing.assert_close(clipped, expected.float(), rtol=1e-6, atol=0)
 
     def test_samples_have_no_average_that_is_zero_but_for_rounding(self) -> None:
-        source = """
-        import torch
-
-        class Net(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)
-
-            def forward(self, ids):
-                x = self.first(ids)
-                return self.last((x - x.mean(0)).sin()).square().mean()
-
-        def load():
-            torch.manual_seed(0)
-            return Net()
-        """
+        source = model(
+            "x = self.first(ids)\nreturn self.last((x - x.mean(0)).sin()).square().mean()",
+            "torch.manual_seed(0)\nself.first, self.last = torch.nn.Linear(8, 8), torch.nn.Linear(8, 3)",
+            inputs="ids",
+        )
         for cast in (None, "bfloat16"):
             opened = self.open(source)
             specs = [spec("ids", "float32", [4, 8]), spec("lr", "float32", [])]

@@ -56,13 +56,19 @@ class Truth(Project):
         """Returns the names of the states, the samples, and the values in double."""
         more = {"optimizer": "sgd", "options": SGD, **more}
         request = {"specs": batch(), "train": train(**more), "method": method}
-        captured = self.capture(opened, **request)
-        module = {"name": "m", "path": "", "regions": [], **request, "inputs": request.pop("specs")}
-        answer = truth.run(opened, module, {}, Path(captured["samples"]), "float64", 5, self.out, Quiet())
+        captured, values = self.truth_of(opened, "float64", 5, **request)
         names = [one["name"] for one in captured["states"]]
+        return names, self.samples(captured), values
+
+    def truth_of(self, opened: Any, dtype: str, number: int, **request: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Captures; returns that, and the values with more digits."""
+        captured = self.capture(opened, **request)
+        module = {"name": "m", "path": "", "method": "forward", "regions": [], **request}
+        module["inputs"] = module.pop("specs")
+        answer = truth.run(opened, module, {}, Path(captured["samples"]), dtype, number, self.out, Quiet())
         # A later call writes the same file.
         values = part("tensors").read(Path(answer["file"])).items()
-        return names, self.samples(captured), {name: one.clone() for name, one in values}
+        return captured, {name: one.clone() for name, one in values}
 
     def share(self, values: dict[str, Any], name: str) -> float:
         """Returns eager's distance as a share of the value."""
@@ -117,12 +123,8 @@ class Truth(Project):
         opened = self.open(SOURCE)
         for half in ("forward", "backward"):
             request = {"pair": {"part": half, "autocast": None, "gradients": []}, "specs": batch()[:2]}
-            captured = self.capture(opened, **request)
-            module = {"name": "m", "path": "", "method": "forward", "regions": [], "pair": request["pair"]}
-            module["inputs"] = batch()[:2]
-            given = Path(captured["samples"])
-            answer = truth.run(opened, module, {}, given, "float64", 5, self.out, Quiet())
-            samples, values = self.samples(captured), part("tensors").read(Path(answer["file"]))
+            captured, values = self.truth_of(opened, "float64", 5, **request)
+            samples = self.samples(captured)
             for index, output in enumerate(captured["outputs"]):
                 name = f"out.{index}"
                 if values[name].is_floating_point():
@@ -146,14 +148,10 @@ class Truth(Project):
     def values_of(self, source: str, specs: list[dict[str, Any]], dtype: str = "float32", **more: Any) -> Any:
         """Returns the samples of a call without gradients, and its values with more digits."""
         opened = self.open(source)
-        request = {"specs": specs, "dynamic": {}, **more}
-        captured = self.capture(opened, **request)
-        module = {"name": "m", "path": "", "method": "forward", "regions": [], **request}
-        module["inputs"] = module.pop("specs")
         before = {name: one.clone() for name, one in opened.model.state_dict().items()}
-        answer = truth.run(opened, module, {}, Path(captured["samples"]), dtype, 4, self.out, Quiet())
+        captured, values = self.truth_of(opened, dtype, 4, specs=specs, dynamic={}, **more)
         self.unchanged(opened, before)
-        return self.samples(captured), part("tensors").read(Path(answer["file"]))
+        return self.samples(captured), values
 
     def test_a_call_in_half_precision_has_the_values_of_float32(self) -> None:
         samples, values = self.values_of(HALF, [spec("x", "bfloat16", [4, 12])])

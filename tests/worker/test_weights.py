@@ -10,32 +10,38 @@ from typing import Any
 
 import torch
 
-from .support import Project, part
+from .support import Project, model, part
 
 # As in transformers: a buffer outside of state dicts, one in every state dict, and a head tied to the table after it.
-MODEL = """
-    import torch
-    from torch import nn
-
-    class Encoder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(4, 40, bias=False)
-            self.table = nn.Embedding(40, 4)
-            self.head.weight = self.table.weight
-            self.norm = nn.BatchNorm1d(4)
-            self.register_buffer("position_ids", torch.arange(40), persistent=False)
-            self.register_buffer("angles", torch.rand(40, 4), persistent=False)
-
-        def forward(self, ids):
-            x = self.table(ids) + self.angles[self.position_ids[: ids.shape[1]]]
-            return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))
-
-    def load():
-        return Encoder().eval()
-    """
-
-
+MODEL = model(
+    """\
+x = self.table(ids) + self.angles[self.position_ids[: ids.shape[1]]]
+return self.head(self.norm(x.transpose(1, 2)).transpose(1, 2))""",
+    """\
+self.head, self.table = torch.nn.Linear(4, 40, bias=False), torch.nn.Embedding(40, 4)
+self.head.weight = self.table.weight
+self.norm = torch.nn.BatchNorm1d(4)
+self.register_buffer("position_ids", torch.arange(40), persistent=False)
+self.register_buffer("angles", torch.rand(40, 4), persistent=False)""",
+    inputs="ids",
+)
+# It keeps a parameter, and is converted.
+KEEPS = model(
+    "return self.b(self.a(x)) + self.kept[0].sum()",
+    """\
+self.a, self.b = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+self.kept = [self.a.weight]
+called.append(self.a.weight.is_meta)
+self.register_buffer("own", torch.arange(3.0), persistent=False)""",
+    extra="called = []\n",
+).replace("return Model()\n", "return Model().half().float()\n")
+# What it does with the values of its parameters follows.
+USES = """\
+called.append(1)
+w = torch.ones(4, 4)
+self.before = w[0]
+self.w, self.b = torch.nn.Parameter(w), torch.nn.Parameter(torch.zeros(4))
+"""
 EXPORT = "export the file from the model that `entry` makes, or have `entry` make the model of the file"
 
 
@@ -175,26 +181,7 @@ class FileTest(Project):
 
     def test_parameters_are_over_the_mapped_files(self) -> None:
         opened, made = self.open_with(
-            """
-            import torch
-            from torch import nn
-
-            called = []
-
-            class Model(nn.Module):
-                def __init__(self):
-                    super().__init__()
-                    self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-                    self.kept = [self.a.weight]
-                    called.append(self.a.weight.is_meta)
-                    self.register_buffer("own", torch.arange(3.0), persistent=False)
-
-                def forward(self, x):
-                    return self.b(self.a(x)) + self.kept[0].sum()
-
-            def load():
-                return Model().half().float()
-            """,
+            KEEPS,
             {f"{name}.{part_}": torch.rand(64, 64)[:size] for name in "ab" for part_, size in [("weight", 64)]}
             | {f"{name}.bias": torch.rand(64) for name in "ab"},
         )
@@ -223,34 +210,14 @@ class FileTest(Project):
         }
         for what, body in bodies.items():
             with self.subTest(what):
-                opened, made = self.open_with(
-                    f"""
-                    import torch
-                    from torch import nn
-
-                    called = []
-
-                    class Model(nn.Module):
-                        def __init__(self):
-                            super().__init__()
-                            called.append(1)
-                            w = torch.ones(4, 4)
-                            self.before = w[0]
-                            self.w = nn.Parameter(w)
-                            self.b = nn.Parameter(torch.zeros(4))
-                            {body}
-
-                    def load():
-                        return Model()
-                    """,
-                    {"w": torch.full((4, 4), 7.0), "b": torch.ones(4)},
-                )
-                model = opened.model
+                text = model("return x", USES + body, "called = []\n")
+                opened, made = self.open_with(text, {"w": torch.full((4, 4), 7.0), "b": torch.ones(4)})
+                held = opened.model
                 self.assertEqual(len(made.called), 2)
-                self.assertEqual(model.w.tolist(), [[7.0] * 4] * 4)
+                self.assertEqual(held.w.tolist(), [[7.0] * 4] * 4)
                 # A view has the values of the file, as when the model's own are overwritten.
-                self.assertEqual(model.before.tolist(), [7.0] * 4)
-                self.assertEqual(model.b.tolist(), [1.0] * 4)
+                self.assertEqual(held.before.tolist(), [7.0] * 4)
+                self.assertEqual(held.b.tolist(), [1.0] * 4)
 
     def test_a_file_that_is_not_whole_is_refused(self) -> None:
         path = self.saved(**{"other.weight": torch.rand(3)})
