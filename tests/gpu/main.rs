@@ -16,7 +16,7 @@ use precast::{
     record::{Prepared, Release},
     runtime::cuda::Graphs,
 };
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
 mod convolutions;
 mod eager;

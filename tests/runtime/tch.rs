@@ -1,4 +1,4 @@
-//! Tensors of another user of libtorch: kinds that the runtime does not make, and resized ones.
+//! Tensors of another user of libtorch that are resized.
 
 use std::{
     sync::{
@@ -11,7 +11,7 @@ use std::{
 use precast::runtime::RuntimeError;
 use tch::{Kind, Tensor};
 
-use crate::{fake::Fake, flat, ok, x};
+use crate::{fake::Fake, flat, ok};
 
 #[test]
 fn a_clone_that_is_resized_meanwhile_changes_no_call() {

@@ -3,13 +3,7 @@
 use precast::{Device, Runtime, Store, record::Program, runtime::counters::Rung};
 use tch::{Kind, Tensor};
 
-use crate::{
-    Random,
-    fake::{Fake, Memory},
-    flat, load, real,
-    report::Tally,
-    x,
-};
+use crate::{Random, fake::Fake, flat, load, real, report::Tally, x};
 
 /// Fakes of these buckets, each alone, so that every size in its range goes to it. Their second output adds up whole
 /// rows, padding too.
