@@ -173,7 +173,7 @@ fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     assert!(close(&after[1], scaled));
 }
 
-/// Checks that prepacked weights are kept for later processes, and computed again where a file is missing.
+/// Checks that prepacked weights are kept for later processes, and computed again where a file is damaged or missing.
 fn are_kept(lab: &Lab) {
     let case = [1.0_f32, -2.0, 0.5].repeat(4 * 16 * 16);
     let x = Tensor::from_slice(&case, &[4, 3, 16, 16]).unwrap();
@@ -198,7 +198,15 @@ fn are_kept(lab: &Lab) {
     assert!(!kept.is_empty(), "the larger matrix");
     let computed = answer(Some(0));
     assert_eq!(answer(None), computed);
-    // A missing file is made again.
+    // A damaged file is made again, and a missing one too.
+    for file in &kept {
+        let mut bytes = fs::read(file).unwrap();
+        bytes[1000] ^= 1;
+        fs::remove_file(file).unwrap();
+        fs::write(file, bytes).unwrap();
+    }
+    assert_eq!(answer(None), computed);
+    assert_eq!(files().len(), kept.len());
     fs::remove_dir_all(lab.store.join(&folder)).unwrap();
     assert_eq!(answer(None), computed);
     assert_eq!(answer(None), computed);

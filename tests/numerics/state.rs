@@ -3,6 +3,8 @@
 use std::{
     io::Write,
     process::{Command, Stdio},
+    sync::Barrier,
+    thread,
 };
 
 use precast::{
@@ -217,4 +219,89 @@ fn a_session_that_outgrows_its_context_moves_into_the_next() {
     drop(session);
     let mut later = model.session().unwrap();
     assert_eq!(bucket(&later.prefill(&PROMPT[..4], &[]).unwrap()), 16);
+}
+
+#[test]
+fn sessions_never_see_each_other() {
+    let model = decoder();
+    let prompt = |number: usize| -> Vec<i64> {
+        let token = |at: usize| ((number * 31 + at * 7) % 97) as i64;
+        (0..8).map(token).collect()
+    };
+    let alone = |number| generate(&mut model.session().unwrap(), &prompt(number), 12).0;
+    let alone: Vec<Vec<i64>> = (0..16).map(alone).collect();
+    let start = Barrier::new(4);
+    thread::scope(|scope| {
+        for worker in 0..4 {
+            let (model, alone, start) = (&model, &alone, &start);
+            scope.spawn(move || {
+                let numbers: Vec<usize> = (0..16).filter(|number| number % 4 == worker).collect();
+                let sessions = numbers.iter().map(|_| model.session().unwrap());
+                let mut sessions: Vec<_> = sessions.collect();
+                start.wait();
+                let mut tokens: Vec<Vec<i64>> = vec![vec![]; numbers.len()];
+                for step in 0..12 {
+                    for (at, session) in sessions.iter_mut().enumerate() {
+                        let out = match step {
+                            0 => call(session, "prefill", &prompt(numbers[at]), 0),
+                            _ => call(session, "decode", &tokens[at][step - 1..], 7 + step),
+                        };
+                        tokens[at].push(greedy(&last(&out.unwrap())));
+                    }
+                }
+                for (at, number) in numbers.iter().enumerate() {
+                    assert_eq!(tokens[at], alone[*number]);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_session_forks_is_saved_and_starts_anew() {
+    let model = decoder();
+    let mut session = model.session().unwrap();
+    let (tokens, _) = generate(&mut session, &PROMPT, 4);
+    assert_eq!(session.bytes(), 3 * 2 * 16 * 32 * 4);
+    let next = |session: &mut Session<'_>, token: i64| {
+        last(&call(session, "decode", &[token], PROMPT.len() + 3).unwrap())
+    };
+
+    // A fork has the states of its origin, and its own from then on.
+    let mut fork = session.fork().unwrap();
+    let wanted = next(&mut session, tokens[3]);
+    next(&mut fork, 1);
+    assert_eq!(next(&mut fork, tokens[3]), wanted);
+
+    // A file of a session continues it.
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("session.safetensors");
+    session.save(&file).unwrap();
+    fork.reset();
+    let empty = next(&mut fork, tokens[3]);
+    assert_ne!(empty, wanted, "the prompt is gone");
+    fork.load(&file).unwrap();
+    assert_eq!(next(&mut fork, tokens[3]), wanted);
+
+    // What is refused changes nothing.
+    let state = |session: &mut Session<'_>| {
+        let state = session.state("blocks.0.k").unwrap();
+        state.to_vec::<f32>().unwrap()
+    };
+    let before = state(&mut session);
+    let mut bytes = std::fs::read(&file).unwrap();
+    bytes.truncate(bytes.len() - 100);
+    std::fs::write(&file, bytes).unwrap();
+    let error = session.load(&file).unwrap_err();
+    assert!(error.to_string().contains("cut off"), "{error}");
+    for (token, at) in [(97, 3), (1, 64)] {
+        let error = call(&mut session, "decode", &[token], at).unwrap_err();
+        assert_eq!(error.name(), "BadInput", "{error}");
+    }
+    assert_eq!(state(&mut session), before);
+
+    // The next session starts with first values, whatever the last one left.
+    drop(session);
+    let mut later = model.session().unwrap();
+    assert_eq!(next(&mut later, tokens[3]), empty);
 }

@@ -168,14 +168,24 @@ fn a_checkpoint_continues_bit_by_bit_and_a_bad_one_changes_nothing() {
     let again: Vec<Losses> = (4..8).map(|number| step(&mut other, number)).collect();
     assert_eq!(again, after);
 
-    // Files of sessions and of other trainings.
+    // Damaged files, and those of other trainings.
     other.load(&path).unwrap();
+    let whole = std::fs::read(&path).unwrap();
     let bad = folder.path().join("bad.safetensors");
     let refused = |trainer: &mut Trainer<'_>, why: &str| {
         let error = trainer.load(&bad).unwrap_err();
         assert_eq!(error.name(), "Checkpoint", "{error}");
         assert!(error.to_string().contains(why), "{error}");
     };
+    std::fs::write(&bad, &whole[..whole.len() / 2]).unwrap();
+    refused(&mut other, "cut off");
+    let mut changed = whole.clone();
+    *changed.last_mut().unwrap() ^= 1;
+    std::fs::write(&bad, changed).unwrap();
+    refused(
+        &mut other,
+        "it was changed after it was written: its digest is another",
+    );
     let mut chat = model.session().unwrap();
     chat.save(&bad).unwrap();
     refused(

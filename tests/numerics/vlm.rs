@@ -2,7 +2,7 @@
 
 use crate::{
     ATOL, RTOL,
-    lab::{VLM, lab},
+    lab::{VLM, lab, precast, said},
 };
 
 /// Answers a request of these sizes and returns which bucket and rung did.
@@ -88,4 +88,31 @@ fn modules_left_to_eager_are_served() {
         let expected = program["bucket"] == "eager" || ["patches", "likelihood"].contains(&module);
         assert_eq!(eager, expected, "{program}");
     }
+}
+
+#[test]
+#[ignore = "long: `make test-long`"]
+fn a_pass_that_changes_the_numbers_is_told_by_the_gate() {
+    let passes = "--set=patches.passes=['passes:halve']";
+    let root = tempfile::tempdir().unwrap();
+    let example = crate::lab::checkout().join("examples/vlm");
+    for name in ["model.py", "precast.toml"] {
+        std::fs::copy(example.join(name), root.path().join(name)).unwrap();
+    }
+    let source = "import torch\n\n\ndef halve(module):\n    for node in list(module.graph.nodes):\n        \
+        if node.target is torch.ops.aten.convolution.default or node.target is torch.ops.aten.conv2d.default:\n            \
+        with module.graph.inserting_after(node):\n                \
+        half = module.graph.call_function(torch.ops.aten.mul.Scalar, (node, 0.5))\n            \
+        node.replace_all_uses_with(half)\n            half.args = (node, 0.5)\n";
+    std::fs::write(root.path().join("passes.py"), source).unwrap();
+    let (spec, store) = (root.path().join("precast.toml"), root.path().join("store"));
+    let mut build = precast(&store, &["build", "-j1", "--only", "patches batch=1", "-f"]);
+    let build = build
+        .arg(spec)
+        .args([passes, "--set=blocklist=[]", "--set=fail_policy=raise"]);
+    let output = said(build);
+    let stderr = output.err;
+    assert_eq!(output.code, Some(1), "{stderr}");
+    let why = "failed its gate: output `output` differs from eager";
+    assert!(stderr.contains(why), "{stderr}");
 }
