@@ -93,6 +93,13 @@ def evaluated_under_autocast(m: Any) -> Any:
         return m(**batch())
 
 
+def checkpointed(m: Any, reentrant: bool) -> Any:
+    given = batch(True)
+    y = checkpoint(lambda x: m(**{**given, "x": x})["b"], given["x"], use_reentrant=reentrant)
+    y.square().sum().backward()
+    return y.detach(), given["x"].grad
+
+
 class Adapter(nn.Module):
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -110,9 +117,24 @@ def by(who: str) -> Callable[[Case], Case]:
 class Cases:
     """Each is called with an eager module and a wrapped one, and gives the same with both: see `test_case`."""
 
+    def gradients_of_inputs(m: Any) -> Any:
+        given = batch(True)
+        loss(m(**given)).backward()
+        return given["x"].grad, given["scale"].grad
+
+    def one_result_alone(m: Any) -> Any:
+        m(**batch())["a"].sum().backward()
+        assert m.a.weight.grad is not None and m.b.weight.grad is None
+
     def another_result_alone(m: Any) -> Any:
         m(**batch())["b"].sum().backward()
         assert m.b.weight.grad is not None and m.a.weight.grad is None and m.a.bias.grad is None
+
+    def an_input_of_a_result_that_is_not_used(m: Any) -> Any:
+        given = batch(True)
+        m(**given)["a"].sum().backward()
+        assert given["scale"].grad is None
+        return given["x"].grad
 
     def a_result_times_zero(m: Any) -> Any:
         answer = m(**batch())
@@ -126,6 +148,10 @@ class Cases:
             m(**batch())["a"].square().sum().backward()
             optimizer.step()
         return [one.detach().clone() for one in m.parameters()]
+
+    def accumulates(m: Any) -> Any:
+        for _ in range(3):
+            loss(m(**batch())).backward()
 
     def results_one_after_the_other(m: Any) -> Any:
         answer = m(**batch())
@@ -170,11 +196,19 @@ class Cases:
         for gradient in (batch()["x"].t().contiguous().t(), torch.tensor(2.0).expand(16, 4)):
             m(**batch())["b"].backward(gradient)
 
+    def a_view_of_a_result(m: Any) -> Any:
+        m(**batch())["b"].t().reshape(2, -1)[1].square().sum().backward()
+
     def a_result_changed_in_place(m: Any) -> Any:
         b = m(**batch())["b"]
         b.mul_(2).add_(1)
         b.square().sum().backward()
         return b.detach()
+
+    def an_input_changed_before(m: Any) -> Any:
+        given = batch()
+        given["x"].mul_(2)
+        loss(m(**given)).backward()
 
     def changes_in_place_between(m: Any) -> Any:
         given = batch()
@@ -188,6 +222,11 @@ class Cases:
         with torch.no_grad():
             m.body.bias.add_(1)  # no backward call reads it
         value.backward()
+
+    def a_detached_result(m: Any) -> Any:
+        answer = m(**batch())
+        (answer["a"].sum() * answer["b"].detach().sum()).backward()
+        assert m.b.weight.grad is None
 
     def inputs_of_another_graph(m: Any) -> Any:
         own = batch()["x"].requires_grad_()
@@ -271,12 +310,12 @@ class Cases:
             m.a.weight.add_(1)  # eager has packed a copy, too
         value.backward()
 
+    def a_checkpoint(m: Any) -> Any:
+        return checkpointed(m, False)
+
     @by("artifact gradients")  # the first call of a state is inside of the checkpoint
     def a_reentrant_checkpoint(m: Any) -> Any:
-        given = batch(True)
-        y = checkpoint(lambda x: m(**{**given, "x": x})["b"], given["x"], use_reentrant=True)
-        y.square().sum().backward()
-        return y.detach(), given["x"].grad
+        return checkpointed(m, True)
 
     def a_checkpoint_among_others(m: Any) -> Any:
         given = batch(True)
@@ -294,6 +333,13 @@ class Cases:
         y = checkpoint(lambda x: m(**{**given, "x": x})["b"], given["x"], use_reentrant=False, context_fn=contexts)
         y.square().sum().backward()
         return given["x"].grad
+
+    @by("gradients")
+    def no_grad(m: Any) -> Any:
+        with torch.no_grad():
+            answer = m(**batch())
+        assert not answer["b"].requires_grad
+        return answer
 
     def no_grad_after_a_step(m: Any) -> Any:
         loss(m(**batch())).backward()
@@ -533,6 +579,7 @@ def keywords(_: Any, args: Any, kwargs: Any, answer: Any) -> Any:
 Changes = dict[str, tuple[Case, str, dict[str, Any]]]
 X = batch()["x"]
 BEFORE: Changes = {
+    "nothing": (lambda m: None, "artifact", {}),
     "a forward hook": (lambda m: m.body.register_forward_hook(lambda _, args, y: y * 2), "not compiled", {}),
     "a hook with keywords": (lambda m: m.body.register_forward_hook(keywords, with_kwargs=True), "not compiled", {}),
     "eval mode": (lambda m: m.eval(), "not compiled", {}),

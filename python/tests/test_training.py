@@ -83,6 +83,26 @@ def test_gradients_land_where_autograd_puts_them(trained: Path) -> None:
     assert counts(module) == (2, {})
 
 
+def test_an_optimizer_trains_to_the_same_losses(trained: Path) -> None:
+    module, plain = twins(trained)
+    losses: list[list[float]] = []
+    for each in (plain, module):
+        torch.manual_seed(3)
+        optimizer = torch.optim.AdamW(each.parameters(), lr=0.01)
+        losses.append([])
+        for step in range(6):
+            for part in range(2):
+                value = loss(each(**batch(4 + 2 * part, step))) / 2
+                value.backward()
+            torch.nn.utils.clip_grad_norm_(each.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+            losses[-1].append(float(value.detach()))
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[0][0] != losses[0][-1]
+    assert counts(module) == (12, {})
+
+
 SECOND = """
 import json, sys
 import torch

@@ -179,3 +179,15 @@ fn first_caller(store: &Store, artifact: &Digest) -> Result<Option<(Program, Str
         Some((program, name))
     }))
 }
+
+#[cfg(test)]
+mod tests {
+    use precast_store::testing;
+
+    #[test]
+    fn an_artifact_that_no_program_uses_has_no_reasons() {
+        let (_dir, store) = testing::store();
+        let alone = testing::artifact(&store, "alone");
+        assert_eq!(super::artifact(&store, &alone).unwrap(), None);
+    }
+}

@@ -113,6 +113,54 @@ fn walked(root: &Path, lib: &Path, asked: &Asked) -> Needs {
 }
 
 #[test]
+fn a_cpu_release_needs_the_closure_of_the_cpu_library() {
+    let (root, lib) = wheels();
+    let needs = walked(root.path(), &lib, &Asked::default());
+    assert_eq!(names(&needs.files), [CPU, "libc10.so", "libcudart.so.13"]);
+    assert_eq!(needs.files[1].needed_by, [CPU]);
+    let cudart = lib.join("../../nvidia/cu13/lib/libcudart.so.13");
+    assert_eq!(needs.files[2].path, cudart.canonicalize().unwrap());
+    let sizes = needs
+        .files
+        .iter()
+        .map(|file| fs::metadata(&file.path).unwrap().len());
+    assert_eq!(needs.bytes(), sizes.sum::<u64>());
+    let host = needs
+        .host
+        .iter()
+        .map(|one| (one.name.as_str(), one.path.is_some()));
+    let expected = [
+        ("libc.so.6", true),
+        ("libm.so.6", false),
+        ("libz.so.1", true),
+    ];
+    assert_eq!(host.collect::<Vec<_>>(), expected);
+    assert_eq!(needs.missing, []);
+}
+
+#[test]
+fn objects_of_the_store_get_what_libtorch_has() {
+    let (root, lib) = wheels();
+    let object = root.path().join("object.so");
+    link(&object, &["libcudart.so.13", "libz.so.1", "libown.so"], &[]);
+    let asked = of_object(&object, "artifact 0123");
+    let needs = walked(root.path(), &lib, &asked);
+    assert_eq!(needs.files[2].needed_by, [CPU, "artifact 0123"]);
+    assert_eq!(needs.missing[0].name, "libown.so");
+    // The loader finds it in a folder that the user names.
+    let own = root.path().join("own");
+    link(&own.join("libown.so"), &[], &[]);
+    let library_path = vec![own];
+    let found = Search {
+        library_path,
+        ..search(root.path())
+    };
+    let needs = super::needs(&lib, &asked, &found).unwrap();
+    assert_eq!(needs.missing, []);
+    assert_eq!(needs.files.last().unwrap().name, "libown.so");
+}
+
+#[test]
 fn a_gpu_release_needs_also_what_is_opened_later() {
     let (root, lib) = wheels();
     let asked = cuda();
