@@ -390,11 +390,11 @@ class MistakesTest(Project):
     def test_names_that_are_not_there(self) -> None:
         opened = self.open(STACK)
         for code, request, spec, hint in (
-            ("no_module", {"path": "block.1"}, None, "blocks.1"),
+            ("no_module", {"path": "block.1"}, "block.1", "blocks.1"),
             ("no_module", {"regions": ["block.*"]}, "block.*", "blocks.*"),
             # A list is not called, its members are.
             ("no_module", {"regions": ["blocks.*", "blocks"]}, "blocks", "blocks.*"),
-            ("no_method", {"method": "encoed"}, None, "encode"),
+            ("no_method", {"method": "encoed"}, "encoed", "encode"),
         ):
             failure = self.refused(code, opened, inputs=[IDS, MASK], **request)
             self.assertEqual((failure.spec, failure.hint), (spec, f"did you mean `{hint}`?"))
