@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -32,6 +35,28 @@ def test_32_threads_get_their_own_answers(model: precast.Model) -> None:
 
     with ThreadPoolExecutor(32) as pool:
         assert all(pool.map(work, range(32)))
+
+
+def test_the_gil_is_released_during_a_call(model: precast.Model) -> None:
+    given = [each.numpy() for each in batch(3)]
+    stop, interval = threading.Event(), sys.getswitchinterval()
+
+    def calls() -> bool:
+        end = time.monotonic() + 20
+        while not stop.is_set() and time.monotonic() < end:
+            model.encode(*given)
+        return stop.is_set()
+
+    # No thread is asked to release it: this one continues only if a call does.
+    sys.setswitchinterval(1000)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(calls)
+            time.sleep(0.1)
+            stop.set()
+            assert working.result(), "no other thread had a turn before the last call"
+    finally:
+        sys.setswitchinterval(interval)
 
 
 def test_calls_of_an_event_loop(model: precast.Model) -> None:
