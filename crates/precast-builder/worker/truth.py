@@ -6,9 +6,9 @@ nothing of the captured graph, except that the values which a pair saves are tho
 
 **More digits.** Inputs and states are in float32 or float64, and an operator that names a smaller dtype of floating
 point, as `x.float()` does, gets that dtype. Without gradients parameters are widened where an operator reads them, so
-that a model has not to fit twice; all at once where its code compares their dtype with an input's, as `nn.LSTM` does.
-In training they are in double, the default dtype is float64, and autocast is off. All of
-it fails where an operator has no kernel for the dtype.
+that a model has not to fit twice; all at once where that fails, as in code that compares their dtype with an input's
+(`nn.LSTM`). In training they are in double, the default dtype is float64, and autocast is off. All of it fails where
+an operator has no kernel for the dtype.
 
 **Eager's distance** comes from several runs: one with the samples as they are, and others whose inputs and parameters
 or states are moved by one unit in the last place, or by autocast by as much as a cast rounds. One number may be right
@@ -84,6 +84,7 @@ class _Call:
         self._order = sorted(range(len(specs)), key=lambda at: at in self._kept)
         self._of, self._samples, self._dtype = opened, held, dtype
         self._held = [*opened.model.parameters(), *opened.model.buffers()]
+        self._whole = False  # all parameters have to be widened before the run
         half = any(one.dtype.itemsize == 2 for one in (*self._held, *held.values()) if one.is_floating_point())
         # Autocast rounds where no tensor outside of the graph is in half precision.
         self._cast = "bfloat16" if dtype == torch.float32 and not half else None
@@ -128,12 +129,14 @@ class _Call:
             with torch.no_grad(), precise(), Widening(self._dtype, tensors=True):
                 return without_draws(once)
 
-        try:
-            return run()
-        except Exception:
-            wide = [one.data.to(self._dtype) if one.is_floating_point() else one.data for one in self._held]
-            with _in_place_of(self._held, wide):
+        if not self._whole:
+            try:
                 return run()
+            except Exception:
+                self._whole = True
+        wide = [one.data.to(self._dtype) if one.is_floating_point() else one.data for one in self._held]
+        with _in_place_of(self._held, wide):
+            return run()
 
     def _eager(self, inputs: list[Any]) -> dict[str, Any]:
         entry.seed()
