@@ -186,7 +186,7 @@ test: export OMP_WAIT_POLICY ?= passive
 # All workers of a run are forks of one process for each environment, which ends a minute after the last of them.
 test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
 test: ## lint, then all tests of this machine but the long ones, and a table of their times
-	@rm -f target/test-times.json $(PRECAST_FORKS)/*.log
+	@rm -f target/test-times.json $(addsuffix /*.log,$(PRECAST_FORKS))
 	$(MAKE) --no-print-directory --keep-going -j 3 test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
 		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 

@@ -63,7 +63,8 @@ def run(name: str, command: list[str]) -> int:
 
 def forks(times: dict[str, Any]) -> None:
     """Adds what the workers used that are forks."""
-    logs = [path.read_text() for path in Path(os.environ.get("PRECAST_FORKS", "/nowhere")).glob("*.log")]
+    folder = os.environ.get("PRECAST_FORKS")
+    logs = [path.read_text() for path in Path(folder).glob("*.log")] if folder else []
     starts, ended = (
         [float(seconds) for log in logs for seconds in re.findall(f"^{line} after ([0-9.]+) s of CPU$", log, re.M)]
         for line in ("ready", "a fork ended")

@@ -223,7 +223,7 @@ class Source:
             pid, status, used = os.wait4(-1, os.WNOHANG)
             if pid == 0:
                 return
-            print(f"a fork ended after {used.ru_utime + used.ru_stime:.2f} s of CPU")
+            _note(f"a fork ended after {used.ru_utime + used.ru_stime:.2f} s of CPU")
             with self.forks.pop(pid) as made:
                 _say(made, status)
 
@@ -232,6 +232,14 @@ def _say(made: socket.socket, number: int) -> None:
     """Answers, unless the asking process has ended: its fork ends with it, by their group."""
     try:
         made.sendall(f"{number}\n".encode())
+    except OSError:
+        pass
+
+
+def _note(line: str) -> None:
+    """Writes a line into the log, if the disk has room."""
+    try:
+        print(line)
     except OSError:
         pass
 
@@ -312,7 +320,7 @@ def source(path: str) -> None:
             file.write(why)
         return
     gc.freeze()
-    print(f"ready after {time.process_time():.2f} s of CPU")
+    _note(f"ready after {time.process_time():.2f} s of CPU")
     program = Source(path).serve()
     if program is not None:
         sys.argv = [program]
