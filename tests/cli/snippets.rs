@@ -69,9 +69,13 @@ fn compiled() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
         let root = written();
+        let makefile = page("Makefile");
+        let features = makefile
+            .lines()
+            .find_map(|line| line.strip_prefix("FEATURES := "));
+        let features = features.expect("the Makefile names the features of the tests");
         let listed = cargo(
-            "test --no-run --offline --message-format=json --workspace --exclude precast-python --features \
-             sync-points,ndarray,tch --test cli",
+            &format!("test --no-run --offline --message-format=json {features} --test cli"),
             Path::new(CHECKOUT),
         );
         // One of the features links libtorch.
@@ -83,18 +87,31 @@ fn compiled() -> &'static Path {
                 given.push(format!("-L{}", path.as_str().unwrap()));
             }
             let name = message["target"]["name"].as_str().unwrap_or_default();
-            if let ("precast_runtime" | "serde_json", Some(file)) = (name, message["filenames"][0].as_str()) {
+            if let ("precast_runtime" | "serde_json", Some(file)) =
+                (name, message["filenames"][0].as_str())
+            {
                 given.push(format!("--extern={name}={file}"));
-                given.push(format!("-Ldependency={}", Path::new(file).parent().unwrap().display()));
+                given.push(format!(
+                    "-Ldependency={}",
+                    Path::new(file).parent().unwrap().display()
+                ));
             }
         }
         for name in programs().into_keys() {
             let source = root.join(format!("src/bin/{name}.rs"));
             let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
             let mut command = Command::new(rustc);
-            let done = command.args(&given).arg("-o").arg(root.join(&name)).arg(source);
+            let done = command
+                .args(&given)
+                .arg("-o")
+                .arg(root.join(&name))
+                .arg(source);
             let done = done.output().unwrap();
-            assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+            assert!(
+                done.status.success(),
+                "{}",
+                String::from_utf8_lossy(&done.stderr)
+            );
         }
         root
     })
