@@ -24,7 +24,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 BUILD := $(CARGO) build --workspace --exclude precast-python
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-lint test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
+.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint format book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(BUILD) --release --bin precast
@@ -101,6 +101,7 @@ test-newest: test-numerics $(filter test-cli test-short,$(MAKECMDGOALS)) $(NEWES
 test-newest-all: NEWEST_TESTS += operators:: minilm_ vlm:: values:: moved::
 test-newest-all: test-newest ## the same with custom operators, MiniLM, the vision-language model and a stack of blocks
 
+test-torch: export PRECAST_LONG_TESTS = 1
 test-torch: torch ## the worker's tests with another torch (TORCH=2.15.0)
 	$(OTHER)/bin/python -m unittest $(WORKER_TESTS)
 
@@ -168,16 +169,15 @@ LANE := $(PYTHON) tests/lane.py
 FEATURES := --workspace --exclude precast-python --features sync-points,ndarray,tch
 LINTED   := --workspace --features sync-points,ndarray,tch
 
-lint: venv ## formatting, clippy, rustdoc and ruff
-	$(LANE) lint $(MAKE) --no-print-directory lint-all
-
-lint-all:
-	$(CARGO) fmt --check
-	$(VENV)/bin/ruff check .
-	$(VENV)/bin/ruff format --check .
+lint: format venv ## formatting, ruff, clippy and rustdoc
 	$(CARGO) clippy --all-targets $(LINTED) -- -D warnings
 	@# The library of C has the name of the root package, and its header is its documentation.
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --lib $(FEATURES) --exclude precast-c
+
+format: venv
+	$(CARGO) fmt --check
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 
 # Three at a time: they wait for workers and for disks, and two leave a quarter of two cores idle. Their lines come between
 # each other, and one that fails stops only what needs it. Threads that spin while they wait make tests that run beside each
@@ -185,23 +185,25 @@ lint-all:
 test: export OMP_WAIT_POLICY ?= passive
 # All workers of a run are forks of one process for each environment, which ends a minute after the last of them.
 test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
-test: ## lint, then all tests of this machine but the long ones, and a table of their times
+# Clippy compiles what the tests run, and a warning ends it: by itself it would compile all dependencies once more.
+test: export RUSTC_WORKSPACE_WRAPPER ?= clippy-driver
+test: export CLIPPY_ARGS ?= -Dwarnings
+test: ## lints, then all tests of this machine but the long ones, and a table of their times
 	@rm -f target/test-times.json $(addsuffix /*.log,$(PRECAST_FORKS))
-	$(MAKE) --no-print-directory --keep-going -j 3 test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
+	$(MAKE) --no-print-directory --keep-going -j 3 format test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
 		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 
-# After the wheel, which the longest lane waits for: cargo does one thing at a time in one folder.
-test-lint: wheel-of-tests
-	@$(MAKE) --no-print-directory lint
-
-# After the wheel too: its command has no features, and would take the place of the one that the tests run.
-test-build: test-lint
+# After the wheel, which the longest lane waits for: cargo does one thing at a time in one folder. Besides, the wheel's
+# command has no features, and would take the place of the one that the tests run.
+test-build: wheel-of-tests
 	$(LANE) build $(CARGO) test --no-run $(FEATURES)
 
 # Half of the worker's tests compile with one core, which takes as long as all the others.
 WORKER_TESTS := $(sort $(wildcard tests/worker/test_*.py tests/check/test_*.py tests/benches/test_*.py kernels/tests/test_*.py))
 COMPILER_TESTS := tests/worker/test_compile.py
 LONG_WORKER_TESTS := tests/worker/test_architectures.py
+# Single tests of other files are marked `@long`.
+WITH_LONG_TESTS = $(shell grep -l '^    @long' $(WORKER_TESTS))
 
 test-compiler: venv
 	$(LANE) compiler $(PY) -m unittest $(COMPILER_TESTS)
@@ -220,10 +222,10 @@ test-numerics: test-build
 # What `make test` leaves out: sweeps of architectures, the vision-language model, sanitizers, a worker that hangs for two
 # minutes, a service's own compile, and the newest torch with all specs. Those of `full` have targets of their own.
 test-long: export OMP_WAIT_POLICY ?= passive
-test-long: test-build test-newest-all ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
+test-long: lint test-build test-newest-all ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep cli) -- --ignored \
 		--skip full --skip releases_of_an_older_torch
-	$(PY) -m unittest $(LONG_WORKER_TESTS)
+	PRECAST_LONG_TESTS=1 $(PY) -m unittest $(LONG_WORKER_TESTS) $(WITH_LONG_TESTS)
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
 
@@ -277,7 +279,7 @@ wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, an
 
 wheel-of-tests: export WHEEL_PROFILE = dev
 wheel-of-tests: $(PACKAGE)
-	@$(MAKE) --no-print-directory wheel
+	@$(LANE) wheel $(MAKE) --no-print-directory wheel
 
 # The wheel as a user installs it, under the torch of .venv, and without its sources on the path.
 test-python: wheel-of-tests ## the tests of the Python package, with the wheel installed

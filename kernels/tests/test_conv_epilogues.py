@@ -12,7 +12,7 @@ import torch
 from precast_kernels import convolutions
 
 from tests.worker.artifact import run
-from tests.worker.support import Project, Quiet, model, part
+from tests.worker.support import Project, Quiet, long, model, part
 from tests.worker.test_compile import follow
 
 from .support import context_of, graph_of, hooks, recipes, tidy
@@ -90,6 +90,7 @@ class ConvEpiloguesTest(Project):
         clock = part("clock").Clock(Quiet().event)
         return compiler.generate(module, inputs, options, "native", self.out, clock, context._weights)
 
+    @long
     def test_a_relu_and_what_is_added_before_it_are_the_convolutions_own(self) -> None:
         module, weights, inputs = self.load_segment(RESIDUAL, [2, 3, 16, 16], "float16")
         inputs[0].normal_()
@@ -204,6 +205,7 @@ class ConvEpiloguesTest(Project):
         tidy(module, context, [precast_kernels.conv_epilogues])
         self.assertEqual(recipes(context), {})
 
+    @long
     def test_filters_are_laid_out_once_where_the_compiler_works_channels_last(self) -> None:
         # A filter of one point is laid out alike either way. Those with norms are folded before.
         for text, folded, prepared in ((FILTERS, 0, 1), (NORMS, 4, 4)):

@@ -7,7 +7,7 @@ from typing import Any
 import precast_kernels
 import torch
 
-from tests.worker.support import Project, model, part
+from tests.worker.support import Project, long, model, part
 from tests.worker.test_compile import follow
 
 from .support import context_of, graph_of, recipes, tidy
@@ -90,6 +90,7 @@ class FusedLinearTest(Project):
                     torch.testing.assert_close(got, want)
                     self.assertEqual(got.stride(), want.stride())
 
+    @long
     def test_on_a_cpu_matrices_of_other_widths_are_one_call_too(self) -> None:
         opened = self.open(ATTENTION_INPUTS)
         captured = self.capture(opened, inputs=[("x", "float32", [64, 384])])

@@ -8,7 +8,7 @@ from typing import Any
 import precast_kernels
 from precast_kernels import offers
 
-from tests.worker.support import Project, model, part
+from tests.worker.support import Project, long, model, part
 
 from .support import context_of, interpreted, tidy
 
@@ -121,5 +121,6 @@ class SingleRowTest(Project):
         self.assertIn(["precast_kernels:decode"], offered)
         self.assertNotIn(["precast_kernels:decode"], [one["passes"] for one in offers.offers("cpu", [module.graph])])
 
+    @long
     def test_the_kernels_give_the_same_and_read_nothing_that_is_hidden(self) -> None:
         interpreted(KERNEL, self.segment("float16"))

@@ -9,7 +9,7 @@ from typing import Any
 import precast_kernels
 from precast_kernels import small_batch
 
-from tests.worker.support import Project, model, part
+from tests.worker.support import Project, long, model, part
 
 from .support import context_of, interpreted, tidy
 
@@ -70,5 +70,6 @@ class SmallBatchTest(Project):
         self.assertNotIn("aten.linear.default", targets)
         self.assertIn("precast_kernels.attention.default", targets)
 
+    @long
     def test_the_kernels_give_the_same(self) -> None:
         interpreted(KERNEL, self.segment("float16", 48))

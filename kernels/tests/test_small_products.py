@@ -10,7 +10,7 @@ import torch
 from precast_kernels import products
 
 from tests.worker.artifact import agrees
-from tests.worker.support import Project, model, part
+from tests.worker.support import Project, long, model, part
 from tests.worker.test_compile import follow
 
 from .support import context_of, graph_of
@@ -58,6 +58,7 @@ class SmallProductsTest(Project):
                 wanted = [[2, 48, 32], [16, 64, 32], [1, 330, 48], [3, 32, 48]]
                 self.assertEqual(sorted(shapes), sorted(wanted), rows)
 
+    @long
     def test_a_baseline_has_its_own_vectors_or_none(self) -> None:
         opened = self.open(MODEL)
         code, shapes = self.compiled(opened, 6, "x86-64-v3")

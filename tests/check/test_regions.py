@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .support import Checks, evaluated, found, part
+from .support import Checks, evaluated, found, long, part
 
 X = [("x", "float32", [2, 4], ["batch", None])]
 BLOCK = """
@@ -42,6 +42,7 @@ class Regions(Checks):
         self.assertEqual(asked["lists"], [{**expected, "region": True}])
         self.assertEqual(asked["artifacts"], 1)
 
+    @long
     def test_names_that_begin_like_the_wrapper(self) -> None:
         for name in ("m", "model", "mlp"):
             text = source().replace("self.blocks", f"self.{name}")

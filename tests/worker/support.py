@@ -37,6 +37,11 @@ def _package() -> None:
     spec.loader.exec_module(module)
 
 
+def long(test: Any) -> Any:
+    """Marks a test that `make test` leaves out and `make test-long` runs."""
+    return unittest.skipUnless(os.environ.get("PRECAST_LONG_TESTS"), "`make test-long` runs it")(test)
+
+
 def part(name: str) -> Any:
     _package()
     return importlib.import_module(f"precast_worker.{name}")

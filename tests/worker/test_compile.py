@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from .artifact import agrees, run
-from .support import ROOT, Project, Quiet, model, part, static_compiler
+from .support import ROOT, Project, Quiet, long, model, part, static_compiler
 
 # Every weight here has a value that a compiler likes to fold: ones, zeros, tensors of one element, scalars.
 MODEL = model(
@@ -276,6 +276,7 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
             failure = self.fails("compile", self.compile, captured, str(name), **request)
             self.assertIn(said, f"{failure.message} {failure.hint}")
 
+    @long
     def test_attention_becomes_the_kernel_that_is_asked_for(self) -> None:
         opened = self.open(SCALED)
         captured = self.capture(opened, inputs=[("x", "float32", [2, 8, 32])])
@@ -324,6 +325,7 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
         # Failures leave no trace.
         self.compile(captured, "after")
 
+    @long
     def test_autotuning_tries_cpp_kernels_and_packs_no_weight(self) -> None:
         opened = self.open(ATTENTION)
         captured = self.capture(opened, inputs=[("x", "float32", [4, 64, 32])])
@@ -358,6 +360,7 @@ compiler.warm_up({"device": "cpu", "isa": "native"}, compiler.Path(sys.argv[2]),
             torch.testing.assert_close(result, torch.tanh(x) * x.sum(), rtol=1e-4, atol=1e-4)
         torch.set_num_threads(threads)
 
+    @long
     def test_a_compiler_that_links_its_cpp_library_statically_makes_artifacts_for_python(self) -> None:
         command = [sys.executable, str(ROOT / "tests/gpu/container.py"), "cpu"]
         environment = {**os.environ, **static_compiler(self.root)}

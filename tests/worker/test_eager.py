@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from . import shim
-from .support import Project, model, part
+from .support import Project, long, model, part
 
 
 def graph_of(call: Callable[[Any], Any]) -> tuple[Any, Any]:
@@ -282,6 +282,7 @@ class SameAsTheModuleTest(Project):
             "self.register_buffer('at', torch.tensor([[2, 0, 1, 3]] * 5))",
         )
 
+    @long
     def test_random_modules(self) -> None:
         for seed in range(60):
             text = self.module(seed)

@@ -10,7 +10,7 @@ import unittest
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from .support import ROOT, SOURCES
+from .support import ROOT, SOURCES, long
 
 IMPORT = """
 import importlib, sys
@@ -83,6 +83,7 @@ def packages(uses: dict[Module, set[Module]]) -> dict[Module, set[Module]]:
 
 
 class ImportsTest(unittest.TestCase):
+    @long
     def test_each_file_can_be_the_first(self) -> None:
         command = [sys.executable, "-P", "-c", IMPORT, str(SOURCES)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -11,7 +11,7 @@ from unittest import mock
 import torch
 
 from .shim import cpp_standard
-from .support import Project, model, part
+from .support import Project, long, model, part
 from .test_capture import X
 
 CODE = """
@@ -57,6 +57,7 @@ def build(path: Path) -> None:
 
 
 class OperatorsTest(Project):
+    @long
     def test_the_library_of_a_cpp_operator_is_part_of_the_segment(self) -> None:
         """That it runs in an artifact, with no Python, is in `tests/numerics/operators.rs`."""
         build(self.root / "twice.so")

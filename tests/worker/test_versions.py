@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
 
-from .support import Project, part
+from .support import Project, long, part
 
 versions = part("torch_private.versions")
 
@@ -83,6 +83,7 @@ class UntriedTest(Project):
             failure = self.fails("torch_untried", hello.hello)
             self.assertIn("has no `torch._inductor.list_mode_options`, which every build needs", failure.message)
 
+    @long
     def test_what_is_off_is_left_out_of_a_compile(self) -> None:
         captured = self.capture(self.open(LINEAR), inputs=[("input", "float32", [64, 512])])
         options = {"freezing": True, "triton.enable_pdl": True}
