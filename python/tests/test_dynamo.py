@@ -96,6 +96,7 @@ def test_symbolic_sizes_and_graph_breaks(tmp_path: Path) -> None:
     assert counters["precast"] == {"built": 4, "artifact": 6}
 
 
+@pytest.mark.long
 def test_dropout_inside_a_checkpoint(tmp_path: Path) -> None:
     layer = nn.Linear(8, 8)
 

@@ -97,6 +97,7 @@ def test_a_class_of_main_is_built_once_and_found_by_a_second_process(artifacts: 
     assert run("1", "build") == ["compiled 0 ['hit', 'hit']", "right"]
 
 
+@pytest.mark.long
 def test_an_encoder_of_transformers(artifacts: Path) -> None:
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -140,6 +141,7 @@ class Counter(nn.Module):
         return self.total * 2
 
 
+@pytest.mark.long
 def test_dynamic_sizes_and_states_are_built_as_from_a_spec(artifacts: Path) -> None:
     request = {
         "shapes": {"input": ["batch", 4]},

@@ -97,7 +97,7 @@ def test_a_backward_hook_says_nothing_to_calls_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("inside", ["", "blocks.1.norm"])
-@pytest.mark.parametrize("add", [backward_hook, backward_pre_hook])
+@pytest.mark.parametrize("add", [pytest.param(backward_hook, marks=pytest.mark.long), backward_pre_hook])
 def test_a_module_that_is_one_region_runs_its_hooks(tmp_path: Path, inside: str, add: Callable[..., Any]) -> None:
     module, seen = maybe_compile(net(), config(tmp_path, allowlist=["*"])), []
     add(module._orig_mod.get_submodule(inside), lambda *_: seen.append(inside))

@@ -240,7 +240,7 @@ for way, call in {
 """
 
 
-@pytest.mark.parametrize(("net", "line"), [("Branches", 12), ("Sizes", 17)])
+@pytest.mark.parametrize(("net", "line"), [("Branches", 12), pytest.param("Sizes", 17, marks=pytest.mark.long)])
 def test_a_refused_capture_is_said_in_a_few_lines(tmp_path: Path, net: str, line: int) -> None:
     script = tmp_path / "net.py"
     script.write_text(REFUSED_NETS)
@@ -253,6 +253,7 @@ def test_a_refused_capture_is_said_in_a_few_lines(tmp_path: Path, net: str, line
         assert len(said.splitlines()) < 30, said
 
 
+@pytest.mark.long
 def test_a_profile_names_artifacts_by_release_and_bucket(tmp_path: Path) -> None:
     def names(call: Any) -> list[str]:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:

@@ -134,6 +134,7 @@ def test_sharded_blocks_equal_those_of_eager(blocks: Path) -> None:
     assert all("equal" in out for out in in_two_processes(SHARDED + FIRST, blocks))
 
 
+@pytest.mark.long
 def test_blocks_that_were_sharded_before_compile_in_their_first_call(blocks: Path) -> None:
     assert all("equal" in out for out in in_two_processes(SHARDED + AFTER, blocks))
 

@@ -88,7 +88,7 @@ class Rows(nn.Module):
         return self.down(torch.relu(self.up(x - 0.5)).cumsum(0)) + x.mean()
 
 
-@pytest.mark.parametrize("buckets", [[1, 8], [1]])
+@pytest.mark.parametrize("buckets", [pytest.param([1, 8], marks=pytest.mark.long), [1]])
 def test_every_size_is_answered_without_padding(tmp_path: Path, buckets: list[int]) -> None:
     config = CompileConfig(
         store=tmp_path, buckets={"rows": buckets}, shapes={"x": ["rows", 4]}, pad=False, dynamic=True

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
-@pytest.mark.parametrize("name", ["t5", *(pytest.param(one, marks=pytest.mark.long) for one in ("llama", "resnet"))])
+@pytest.mark.parametrize("name", ["t5", "llama", "resnet"])
 def test_an_architecture_answers_as_eager_at_every_size(
     name: str, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -25,7 +26,6 @@ def test_an_architecture_answers_as_eager_at_every_size(
     assert result["artifact"] > 0 and set(result["reasons"]) <= {"shape"}, result
 
 
-@pytest.mark.long
 def test_an_architecture_trains_as_eager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers")
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])

@@ -24,6 +24,7 @@ fn store(count: u64) -> TempDir {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn memory_does_not_grow_with_the_number_of_programs() {
     let (few, many) = (store(FEW), store(MANY));
     for args in [

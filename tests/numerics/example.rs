@@ -27,6 +27,7 @@ fn the_example_finds_the_nearest_sentence_with_tensors_of_tch() {
 /// A second run trains from the same weights as the first, whose trained ones the answering model has by then. So it
 /// publishes the same ones: no other release.
 #[test]
+#[ignore = "long: `make test-long`"]
 fn the_example_of_a_training_can_be_run_twice() {
     let store = lab("examples/train/precast.toml").store.clone();
     lab("examples/train/train.toml");

@@ -44,6 +44,7 @@ fn close(got: &Tensor, want: &Tensor) -> bool {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn filters_and_matrices_are_laid_out_once_for_each_weight_set() {
     let root = tempfile::tempdir().unwrap();
     let lab = shared();

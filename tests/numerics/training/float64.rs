@@ -14,6 +14,7 @@ fn built() -> &'static Built {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_right_step_is_as_near_to_float64_as_eager() {
     let id = &built().program("right", "built")["id"].as_str().unwrap()[..12];
     let shown = shared().json(&["show", id]);
