@@ -177,6 +177,7 @@ fn a_crash_or_failure_with_one_option_set_leaves_the_others() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_compile_that_dies_or_hangs_with_one_option_set_leaves_the_others_and_the_build() {
     let sandbox = slow(&[
         "coordinate_descent_tuning=true dies",

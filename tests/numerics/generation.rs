@@ -73,6 +73,7 @@ fn a_decoder_answers_as_generate_does() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_model_with_an_encoder_answers_as_generate_does() {
     answers_as_generate("speech", SPEECH, &[1, 50, 7, 33, 8], |session| {
         let frames: Vec<f32> = (0..320).map(|at| (at as f32).sin()).collect();

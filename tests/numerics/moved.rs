@@ -69,7 +69,6 @@ fn releases_of_an_older_torch_answer_like_eager_once_their_gates_passed() {
 
 #[test]
 #[ignore = "long: `make test-long`"]
-#[ignore = "long: `make test-long`"]
 fn a_stack_of_equal_blocks() {
     let lab = lab(STACK);
     lab.agrees(STACK, "blocks", "forward", "batch=1,seq=32", RTOL, ATOL);

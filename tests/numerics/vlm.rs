@@ -92,7 +92,6 @@ fn modules_left_to_eager_are_served() {
 
 #[test]
 #[ignore = "long: `make test-long`"]
-#[ignore = "long: `make test-long`"]
 fn a_pass_that_changes_the_numbers_is_told_by_the_gate() {
     let passes = "--set=patches.passes=['passes:halve']";
     let root = tempfile::tempdir().unwrap();

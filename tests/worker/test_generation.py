@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from .support import Project, Quiet, long, part, spec
+from .support import Project, Quiet, part, spec
 
 MODEL = """
 import torch
@@ -122,7 +122,6 @@ class GenerationTest(Project):
                 if name in CAPTURED:
                     self.check_graphs(opened, found["modules"], [6, 6])
 
-    @long
     def test_a_model_with_an_encoder_answers_as_generate(self) -> None:
         generator = torch.Generator().manual_seed(3)
         start = torch.tensor([[1, 50, 7, 33]])
