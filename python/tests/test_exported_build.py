@@ -82,6 +82,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 def test_a_class_of_main_is_built_once_and_found_by_a_second_process(artifacts: Path, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(SCRIPT), "utf-8")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from .support import Checks, evaluated, found, long, part
+from tests.worker.support import long
+
+from .support import Checks, evaluated, found, part
 
 X = [("x", "float32", [2, 4], ["batch", None])]
 BLOCK = """

@@ -132,6 +132,7 @@ fn tuning_after_a_plain_build_compiles_only_the_other_option_sets() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_choice_outlives_a_change_that_leaves_the_graph_as_it_was() {
     let sandbox = slow(&["epilogue_fusion=false takes 200"]);
     sandbox.ok(&["build", "-q", "--tune", "--only", ONE]);
@@ -217,6 +218,7 @@ fn a_program_fails_when_no_option_set_is_left() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_mode_that_autotunes_must_beat_the_default() {
     for (takes, kept) in [(8000, "default"), (200, "max-autotune")] {
         let sandbox = slow(&[&format!("mode=max-autotune takes {takes}")]);

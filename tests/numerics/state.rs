@@ -172,6 +172,7 @@ fn a_release_is_compared_with_eager_from_call_to_call() {
 }
 
 #[test]
+#[ignore = "long: `make test-long`"]
 fn a_host_compares_a_session_with_eager_too() {
     let gated = lab(DECODER).json(&["verify", "--host", "decoder"]);
     let release = &gated["releases"][0];

@@ -8,7 +8,7 @@ from unittest import mock
 
 import torch
 
-from .support import Project, interpret, model, part, spec
+from .support import Project, interpret, long, model, part, spec
 
 USES = """
 import torch
@@ -113,6 +113,7 @@ class ChecksTest(Project):
         outcomes = [bool(values[check["value"]]) for check in captured["checks"]]
         return [values[number] for number in captured["results"]], outcomes
 
+    @long
     def test_a_computed_index_is_clamped_and_reported(self) -> None:
         wraps = {"index": 7, "take": 21, "index_put": 7, "index_fill": 7, "two": 7}
         plain = ["embedding", "index_select", "gather", "take_along_dim", "scatter", "scatter_add", "index_add"]

@@ -226,6 +226,7 @@ class CompileTest(Project):
         self.assertTrue(Path(answer["library"]).is_file())
         self.assertIn("weights are not prepacked: RuntimeError: no such filter\n", stderr.getvalue())
 
+    @long
     def test_headers_are_made_once_and_begun_before_the_rest_of_the_compiler_is_imported(self) -> None:
         captured, own = self.small(), {"PRECAST_HEADER_DIR": str(self.out / "own")}
         code = """

@@ -10,7 +10,7 @@ from unittest import mock
 
 import torch
 
-from .support import Project, Quiet, part, spec
+from .support import Project, Quiet, long, part, spec
 
 MODEL = """
 import torch
@@ -94,6 +94,7 @@ class GenerationTest(Project):
             self.check_composed(opened, captured)
             self.assertEqual(len(captured["states"]), count)
 
+    @long
     def test_a_step_answers_as_generate(self) -> None:
         prompt = torch.randint(1, 97, (1, PROMPT), generator=torch.Generator().manual_seed(3))
         for name, (options, glob) in FAMILIES.items():

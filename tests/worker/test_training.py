@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .support import Project, Quiet, model, part, spec
+from .support import Project, Quiet, long, model, part, spec
 
 optimizers = part("train.optimizers")
 
@@ -171,6 +171,7 @@ class Training(Project):
         for index in range(len(captured["states"])):
             self.assertTrue(torch.equal(samples[f"state.{index}"], samples[f"after.{index}"]))
 
+    @long
     def test_dropout_draws_from_a_seed_and_a_counter(self) -> None:
         source = SOURCE.replace("self.head(x)", f"({DROPOUT})(x * (torch.rand(4, 8) if self.training else 0.5))")
         source = source.replace("is_causal=True", "is_causal=True, dropout_p=0.3 if self.training else 0.0")
