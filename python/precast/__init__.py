@@ -49,6 +49,8 @@ if TYPE_CHECKING:
         log,
         ls,
         plan,
+        pull,
+        push,
         releases,
         report,
         rollback,
@@ -74,7 +76,7 @@ _EXPORTS = {
     "Spec": "spec",
     **dict.fromkeys(("bench", "check", "deps", "diff", "doctor", "du", "export", "gc"), "client.building"),
     **dict.fromkeys(("init", "inspect", "log", "ls", "plan", "releases", "report", "rollback"), "client.building"),
-    **dict.fromkeys(("show", "stats", "verify", "why"), "client.building"),
+    **dict.fromkeys(("pull", "push", "show", "stats", "verify", "why"), "client.building"),
 }
 
 __all__ = [
@@ -115,6 +117,8 @@ __all__ = [
     "ls",
     "maybe_compile",
     "plan",
+    "pull",
+    "push",
     "releases",
     "report",
     "rollback",

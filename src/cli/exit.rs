@@ -78,6 +78,16 @@ impl Refusal {
         Self::new(FAILED, message, hint)
     }
 
+    /// Returns the error for something that is for another host.
+    pub(super) fn target(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(TARGET, message, hint)
+    }
+
+    /// Returns the error for work that was stopped.
+    pub(super) fn interrupted(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(INTERRUPTED, message, hint)
+    }
+
     /// Returns the error for an object named on the command line that the store does not have.
     pub(super) fn missing(message: impl Into<String>, hint: impl Into<String>) -> Self {
         Self::new(MISSING, message, hint)

@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{
     Context,
     exit::{self, Refusal},
-    name,
+    name, remote,
     table::{self, Column},
     text::{age, bytes, duration, now},
 };
@@ -21,7 +21,7 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct LsArgs {
-    /// Only modules that match, as `encode` or `vision.*`
+    /// Only modules that match, as `encode` or `vision.*`; or the place of a remote, as `s3://BUCKET/PATH`, for its releases
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
     /// Only programs of this model, or of the release `MODEL@NUMBER` or `MODEL@NAME`
@@ -86,6 +86,9 @@ fn pattern(glob: &Option<String>) -> Result<Option<Pattern>, Refusal> {
 }
 
 pub(super) fn run(args: &LsArgs, context: &Context) -> Result<u8> {
+    if let Some(place) = args.glob.as_deref().filter(|glob| remote::is_remote(glob)) {
+        return remote::list(place, context);
+    }
     let store = context.look()?;
     let damage = Damage::default();
     if args.artifacts {

@@ -13,6 +13,7 @@
 //! exit, finding, help, table
 //! name, python, trusted
 //! context, libtorch
+//! remote
 //! deps, diff, doctor, du, fields, gc, init, inspect, internal, log, ls, plan, progress, release, served, stats, why
 //! bench, build, check, export, phases, program, version
 //! report, run, show, train, verify
@@ -54,6 +55,7 @@ mod program;
 mod progress;
 mod python;
 mod release;
+mod remote;
 mod report;
 mod run;
 mod served;
@@ -168,6 +170,10 @@ enum Command {
     Deps(deps::DepsArgs),
     /// Write a folder that runs releases on a machine without Python and torch
     Export(export::ExportArgs),
+    /// Copy a release to a place that other machines read
+    Push(remote::PushArgs),
+    /// Copy releases from such a place into this store
+    Pull(remote::PullArgs),
     /// List releases, and go back to an earlier one
     Release(release::ReleaseArgs),
     /// Check every byte of the store, and repair defects on request
@@ -276,6 +282,8 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Bench(args) => bench::run(args, context),
         Command::Deps(args) => deps::run(args, context),
         Command::Export(args) => export::run(args, context),
+        Command::Push(args) => remote::push(args, context),
+        Command::Pull(args) => remote::pull(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),

@@ -32,6 +32,7 @@ mod reading;
 mod reading_json;
 mod reading_terminal;
 mod release;
+mod remote;
 mod run;
 #[path = "../sample/mod.rs"]
 mod sample;

@@ -133,6 +133,12 @@ fn minilm() -> Sandbox {
 fn run(sandbox: &Sandbox, mut words: Vec<String>) -> Ran {
     let is_id =
         |word: &&mut String| word.len() == 12 && word.chars().all(|it| it.is_ascii_hexdigit());
+    // A mount of the page.
+    for word in &mut words {
+        if let Some(inside) = word.strip_prefix("file:///mnt/") {
+            *word = format!("file://{}", sandbox.path(inside).display());
+        }
+    }
     if let Some(id) = words.iter_mut().find(is_id) {
         let listed = sandbox.json(&["release", "ls"]);
         let newest = listed["releases"][0]["programs"][0].as_str();

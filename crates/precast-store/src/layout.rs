@@ -20,6 +20,29 @@ use crate::Digest;
 /// The version of the folder layout that this code reads and writes.
 pub const LAYOUT: i64 = 1;
 
+/// The file that marks a store, for who keeps the files of a store elsewhere.
+pub mod marker {
+    pub use super::LAYOUT;
+    use super::Marker;
+
+    /// Returns the content of the marker.
+    pub fn text() -> String {
+        let marker = Marker {
+            schema: 1,
+            layout: LAYOUT,
+        };
+        let mut text = serde_json::to_string(&marker).unwrap_or_default();
+        text.push('\n');
+        text
+    }
+
+    /// Returns the version of the layout that a marker names; none if it is no marker.
+    pub fn layout(text: &[u8]) -> Option<i64> {
+        let marker: Marker = serde_json::from_slice(text).ok()?;
+        Some(marker.layout)
+    }
+}
+
 const TAG_TEXT: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This folder holds compiled artifacts of precast; all of it can be built again.\n\
     # For information about cache directory tags see https://bford.info/cachedir/\n";
@@ -117,12 +140,7 @@ impl StoreLayout {
             let path = root.join(folder);
             publish::folder(&path)?;
         }
-        let marker = Marker {
-            schema: 1,
-            layout: LAYOUT,
-        };
-        let mut text = serde_json::to_string(&marker).unwrap_or_default();
-        text.push('\n');
+        let text = marker::text();
         for (name, text) in [(Self::TAG, TAG_TEXT), (MARKER, text.as_str())] {
             let path = root.join(name);
             if !path.exists() {
@@ -154,6 +172,14 @@ impl StoreLayout {
         };
         layout.check()?;
         Ok(layout)
+    }
+
+    /// Returns the paths of a store that is elsewhere, relative to it.
+    pub fn nowhere() -> Self {
+        Self {
+            root: PathBuf::new(),
+            trust: None,
+        }
     }
 
     fn trusting(root: &Path, options: Options) -> Result<Self, StoreError> {
@@ -228,12 +254,12 @@ impl StoreLayout {
             Err(e) if e.kind() == io::ErrorKind::NotADirectory => return Err(not("it is a file")),
             Err(e) => return Err(e).at("read", &path),
         };
-        let marker: Marker = serde_json::from_slice(&text)
-            .map_err(|_| not("its `precast-store.json` is damaged"))?;
-        if marker.layout > LAYOUT {
+        let found = marker::layout(&text);
+        let found = found.ok_or_else(|| not("its `precast-store.json` is damaged"))?;
+        if found > LAYOUT {
             return Err(StoreError::Newer {
                 path: self.root.clone(),
-                found: marker.layout,
+                found,
                 known: LAYOUT,
             });
         }
@@ -346,6 +372,24 @@ fn file_name(name: &str) -> Result<String, StoreError> {
     }
 }
 
+/// Returns the name that [`file_name`] made this path component of; none for other components.
+pub(crate) fn name_of(component: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(component.len());
+    let mut rest = component.as_bytes();
+    while let Some((&byte, more)) = rest.split_first() {
+        rest = more;
+        if byte == b'%' {
+            let (hex, more) = rest.split_at_checked(2)?;
+            bytes.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
+            rest = more;
+        } else {
+            bytes.push(byte);
+        }
+    }
+    let name = String::from_utf8(bytes).ok()?;
+    (file_name(&name).ok()? == component).then_some(name)
+}
+
 /// Checks the name of a model or a release: it must be printable and of limited length.
 pub(crate) fn check_name(name: &str) -> Result<(), StoreError> {
     let good = (1..=100).contains(&name.chars().count()) && !name.chars().any(char::is_control);
@@ -372,6 +416,10 @@ mod tests {
             ("é", "%c3%a9"),
         ] {
             assert_eq!(file_name(name).unwrap(), file);
+            assert_eq!(name_of(file).as_deref(), Some(name));
+        }
+        for component in ["..", "a%2Fb", "a%2", "a/b", "%61", "%ff", ""] {
+            assert_eq!(name_of(component), None, "{component}");
         }
         for name in ["", "a\nb", "\0", &"x".repeat(101)] {
             assert!(file_name(name).is_err(), "{name:?}");

@@ -31,9 +31,11 @@
 //! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
 //! | [`Prepacked`] | prepacked weights, which runtimes compute | `prepacked` |
 //! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
-//! | [`Releases`] | releases by number, and their copies | `releases`, `manifest` |
+//! | [`Releases`] | releases by number, their copies, and what travels between stores | `releases`, `manifest`, `listing` |
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
 //! | [`Audit`] | checks and repairs of a whole store | `verify`, `files`, `defect`, `repair` |
+//!
+//! What moves between stores of different machines is put into words in [`transfer`].
 //!
 //! The first one has the paths, the index and the locks (`base`). Protection against other users is in `permissions`;
 //! records, digests and targets are in [`record`], [`digest`] and [`target`], their encoding in keys in [`canon`].
@@ -68,7 +70,7 @@
 //! ```text
 //! digest, elf, mapped, out_of_memory, reason, sync, target, tensors, time
 //! chunks, defect, error, record
-//! canon, pages, publish, rows
+//! canon, pages, publish, rows, transfer
 //! permissions
 //! layout
 //! checksum, lock, manifest, object
@@ -82,7 +84,7 @@
 //! records
 //! find
 //! releases
-//! quarantine
+//! listing, quarantine
 //! gc
 //! files, sweep, usage
 //! verify
@@ -96,6 +98,7 @@ mod mapped;
 pub mod out_of_memory;
 pub mod record;
 pub mod target;
+pub mod transfer;
 
 mod base;
 mod checksum;
@@ -110,6 +113,7 @@ mod graph;
 mod index;
 mod layout;
 mod leases;
+mod listing;
 mod lock;
 mod manifest;
 mod object;
@@ -147,7 +151,11 @@ pub use digest::Digest;
 pub use error::StoreError;
 pub use find::{Dated, Filter, Found, Known};
 pub use gc::{Collector, GcPlan, OldRelease, Policy, Victim};
+pub use layout::marker;
 pub use leases::{Hold, Leases};
+pub use listing::{
+    ListedPart, Listing, PartKind, References, listing_path, release_at, release_path,
+};
 pub use lock::Waiting;
 pub use manifest::{Manifest, Part};
 pub use mapped::{Mapped, seal};

@@ -70,6 +70,14 @@ impl Manifest {
         self.of(None)
     }
 
+    /// Returns the keys of all records of a kind, each with the digest of its line.
+    pub(crate) fn checksums(&self, kind: Kind) -> impl Iterator<Item = (Digest, Digest)> {
+        let nodes = self.nodes.iter();
+        nodes
+            .filter(move |node| node.record == Some(kind))
+            .map(|node| (node.id, node.digest))
+    }
+
     pub(crate) fn of(&self, record: Option<Kind>) -> impl Iterator<Item = Digest> {
         let nodes = self.nodes.iter();
         nodes

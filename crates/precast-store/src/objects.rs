@@ -135,14 +135,38 @@ impl Objects {
         }
         let (mut file, path) = object::open(&from.base().layout, digest)?;
         let mut pending = self.leases().pending_file()?;
-        let stored = io::copy(&mut file, pending.file());
-        let stored = stored.at("write an object into", self.base().path())?;
-        pending.file().rewind().at("read", pending.path())?;
+        let copied = io::copy(&mut file, pending.file());
+        copied.at("write an object into", self.base().path())?;
         // An error names the file that was copied.
-        let size = object::decode(pending.file(), digest, &path, &mut io::sink())?;
+        self.publish_copy(pending, digest, None, &path)
+    }
+
+    /// Publishes a copy of an object's file, after a check of every byte. `most` is the size of the content where it is
+    /// known; `from` is the file's origin, for errors.
+    pub(super) fn publish_copy(
+        &self,
+        mut pending: PendingFile,
+        digest: &Digest,
+        most: Option<u64>,
+        from: &Path,
+    ) -> Result<(), StoreError> {
+        pending.file().rewind().at("read", pending.path())?;
+        if let Some(most) = most {
+            let size = object::head(pending.file(), digest, from)?.size;
+            if size > most {
+                return Err(StoreError::Corrupt {
+                    digest: *digest,
+                    path: from.to_owned(),
+                    why: format!("it declares {size} bytes of content, and has at most {most}"),
+                });
+            }
+            pending.file().rewind().at("read", pending.path())?;
+        }
+        let size = object::decode(pending.file(), digest, from, &mut io::sink())?;
+        let file = pending.file().metadata().at("look at", pending.path())?;
         let _adding = self.leases().adding(&[*digest])?;
         pending.publish(&self.base().layout.object(digest))?;
-        self.index_object(digest, size, stored)
+        self.index_object(digest, size, file.len())
     }
 
     /// Returns whether the object has a file in the store. Does not check its bytes.
@@ -269,7 +293,7 @@ impl Objects {
     /// Returns whether the object exists and needs no writing. Indexes a file without a row, after a crash. Sets a
     /// damaged file aside and removes a row without a file. No other process adds to the store during this, because it
     /// could be publishing the same object.
-    fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
+    pub(super) fn present(&self, digest: &Digest) -> Result<bool, StoreError> {
         let path = self.base().layout.object(digest);
         let adding = self.leases().adding(&[*digest])?;
         let row = self.row(digest)?;

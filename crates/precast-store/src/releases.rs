@@ -87,7 +87,7 @@ impl Releases {
     }
 
     /// Publishes a copy of a release under its own number. Fails if another release has that number.
-    fn put_numbered(&self, release: &Release) -> Result<(), StoreError> {
+    pub(crate) fn put_numbered(&self, release: &Release) -> Result<(), StoreError> {
         let _adding = self.leases().adding(&held_by(release))?;
         self.check(release)?;
         let published = self.publish(release)?;
@@ -393,7 +393,7 @@ pub fn check_release_name(name: &str) -> Result<(), StoreError> {
 }
 
 /// Returns the number in the file name of a release; none for other names.
-fn sequence(name: &str) -> Option<u64> {
+pub(crate) fn sequence(name: &str) -> Option<u64> {
     let seq: u64 = name.strip_suffix(".json")?.parse().ok()?;
     (seq < LAST && name == format!("{seq:08}.json")).then_some(seq)
 }

@@ -336,6 +336,29 @@ def export(
     return Document(command.run("export", *options, *_after(os.fspath(folder), *models)))
 
 
+def push(model: str, remote: str, *, dry_run: bool = False, store: PathLike | None = None) -> Document:
+    """Copies a release to a place that other machines read, as `"s3://bucket/models"` or `"file:///mnt/models"`."""
+    return Document(command.run("push", *_options(dry_run=dry_run, store=store), *_after(model, remote)))
+
+
+def pull(
+    remote: str,
+    model: str | None = None,
+    *,
+    target: str | None = None,
+    every: bool = False,
+    dry_run: bool = False,
+    store: PathLike | None = None,
+    libtorch: PathLike | None = None,
+) -> Document:
+    """Copies the newest release of a model that this host can run from such a place; without a model, of all.
+
+    `target` names another kind of host; `every` takes all releases, for whatever host.
+    """
+    options = _options(dry_run=dry_run, store=store, libtorch=libtorch, **{"for": target, "all": every})
+    return Document(command.run("pull", *options, *_after(remote, model)))
+
+
 def bench(
     module: str,
     *,

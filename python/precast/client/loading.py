@@ -38,6 +38,9 @@ def load(
 ) -> Model:
     """Loads the newest release of a model for this kind of host, or a named one, as `"minilm@7"`.
 
+    `store` is a folder, or the place of a remote, as `"s3://bucket/models"`: the release is then pulled into a store
+    below the user's caches first. A remote that can't be reached is no error if an earlier pull is there; it is said.
+
     Its modules are methods: `model.encode(input_ids, attention_mask)` takes tensors of torch, NumPy arrays or anything
     with DLPack, without a copy, and returns tensors of the same library. The model can be shared between threads.
 
@@ -77,6 +80,10 @@ def load(
         "pad": _pad,
         "wait": wait,
     }
+    if isinstance(store, str) and "://" in store:
+        from . import remotes
+
+        store = remotes.pulled(store, model, libtorch)
     store = Path(store)
     again = None if weights is not None else functools.partial(_again, store.absolute(), model, options)
     _end_before_libtorch()

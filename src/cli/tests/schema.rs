@@ -9,8 +9,8 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde_json::{Value, json};
 
 use super::super::{
-    build, deps, diff, doctor, du, exit, export, gc, init, log, ls, plan, printer, release, show,
-    stats, verify, version, why,
+    build, deps, diff, doctor, du, exit, export, gc, init, log, ls, plan, printer, release, remote,
+    show, stats, verify, version, why,
 };
 use crate::{
     build::progress::Event,
@@ -60,6 +60,8 @@ fn documents() -> Vec<(&'static str, Value)> {
         made::<log::LogDocument>("log", "precast log --format json"),
         made::<ls::LsDocument>("ls", "precast ls --format json"),
         made::<plan::PlanDocument>("plan", "precast plan --format json"),
+        made::<remote::MovedDocument>("moved", "precast push and precast pull --format json"),
+        made::<remote::RemoteDocument>("remote", "precast ls REMOTE --format json"),
         made::<release::ReleaseDocument>("release", "precast release --format json"),
         made::<report::Page>("report", "precast report --format json"),
         made::<show::ShowDocument>("show", "precast show ID --format json"),

@@ -1,0 +1,70 @@
+//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage.
+//!
+//! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
+
+use std::io::Read;
+
+use crate::error::RemoteError;
+
+/// A file that is being read.
+pub struct Body {
+    /// Its size, as the other side says.
+    pub bytes: u64,
+    /// Its bytes.
+    pub read: Box<dyn Read + Send>,
+}
+
+/// How a file is created.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    /// Only if there is none of this name: a record, a release.
+    New,
+    /// Whatever is there. For what has the same bytes whoever writes it (an object), and for what can be computed again.
+    Any,
+}
+
+/// Files by name.
+pub trait Carrier: Send + Sync {
+    /// Returns the size of a file; none if there is no such file.
+    fn head(&self, name: &str) -> Result<Option<u64>, RemoteError>;
+
+    /// Opens a file; none if there is no such file.
+    fn get(&self, name: &str) -> Result<Option<Body>, RemoteError>;
+
+    /// Creates a file of `bytes` bytes, visible whole or not at all. Returns false if there was one and `how` is
+    /// [`How::New`].
+    fn create(
+        &self,
+        name: &str,
+        from: &mut (dyn Read + Send),
+        bytes: u64,
+        how: How,
+    ) -> Result<bool, RemoteError>;
+
+    /// Returns the names of all files below a folder; none if this storage has no lists, as plain static files.
+    fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError>;
+
+    /// Deletes a file. No error if there is none.
+    fn delete(&self, name: &str) -> Result<(), RemoteError>;
+}
+
+/// Reads a file of at most `most` bytes.
+pub fn small(carrier: &dyn Carrier, name: &str, most: u64) -> Result<Option<Vec<u8>>, RemoteError> {
+    let Some(body) = carrier.get(name)? else {
+        return Ok(None);
+    };
+    let large = || RemoteError::damaged(name, format!("it has more than {most} bytes"));
+    if body.bytes > most {
+        return Err(large());
+    }
+    let mut text = Vec::new();
+    let read = body.read.take(most + 1).read_to_end(&mut text);
+    let read = read.map_err(|source| RemoteError::Read {
+        name: name.to_owned(),
+        source,
+    })?;
+    if read as u64 > most {
+        return Err(large());
+    }
+    Ok(Some(text))
+}

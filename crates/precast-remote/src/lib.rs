@@ -1,0 +1,67 @@
+//! Remotes: releases between a store and the storage that people have.
+//!
+//! A model is compiled once, pushed to a place, and pulled wherever it runs. A remote has the files of a store under the
+//! same names, so a folder, a bucket and a static web server are all one layout, and any tool can copy it.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::sync::atomic::AtomicBool;
+//!
+//! use precast_remote::{Remote, Tell, Wanted};
+//! use precast_store::Store;
+//!
+//! let remote = Remote::open("s3://models/precast")?;
+//! let listing = remote.find("minilm", None, &Wanted::Any)?;
+//! let store = Store::create("cache")?;
+//! let tell = Tell { plan: &|_| {}, moved: &|_| {}, stop: &AtomicBool::new(false) };
+//! let moved = remote.pull_release(&store, &listing, false, &tell)?;
+//! println!("release {} of minilm, {} bytes", moved.from, moved.plan.bytes);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! **Promised**: a release is there when its last file is, and never in part; no file of a remote is replaced but the list of
+//! its releases; nothing rests on a lock; what arrives is hashed before it is visible, and is no longer than its listing
+//! says. **Not promised**: that a release is from whom you think. It is native code: pull from places that you trust.
+//!
+//! This crate has the network: clients of HTTP and TLS, about 150 crates. So `precast` does not link it. It starts the
+//! program of this crate, `precast-remote`, and they exchange lines of JSON ([`precast_store::transfer`]).
+//!
+//! ## Layers
+//!
+//! A module uses only modules of earlier lines. A test checks this.
+//!
+//! ```text
+//! error
+//! carrier, event, work
+//! probe, readonly, storage
+//! place
+//! remote
+//! pull, push
+//! protocol
+//! ```
+
+mod carrier;
+mod error;
+mod event;
+mod place;
+mod probe;
+pub mod protocol;
+mod pull;
+mod push;
+mod readonly;
+mod remote;
+mod storage;
+mod work;
+
+pub use error::RemoteError;
+pub use event::Tell;
+pub use remote::{Numbers, Remote, Wanted};
+
+/// Chooses the code of TLS for this process, before the first connection. No effect if another one was chosen.
+pub fn use_ring() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
+#[cfg(test)]
+mod tests;

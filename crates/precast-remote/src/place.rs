@@ -1,0 +1,182 @@
+//! Places: what a URL of a remote means, and the carrier for it.
+//!
+//! | URL | storage | written |
+//! |---|---|---|
+//! | `file:///srv/models` | a folder, often a mount | yes |
+//! | `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` | a bucket | yes |
+//! | `https://HOST/PATH` | plain static files, such as a folder or a bucket behind a CDN | no |
+//!
+//! Credentials and endpoints come from the environment, under the names that the tools of the storage use
+//! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …), or from the
+//! machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+
+use std::{fs, sync::Arc};
+
+use object_store::{
+    ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
+    gcp::GoogleCloudStorageBuilder, http::HttpBuilder, local::LocalFileSystem, memory::InMemory,
+    path::Path,
+};
+use url::{Host, Url};
+
+use crate::{carrier::Carrier, error::RemoteError, readonly::ReadOnly, storage::Storage};
+
+/// What a carrier is opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum For {
+    /// To read.
+    Reading,
+    /// To write: a folder that is missing is created.
+    Writing,
+    /// To see what writing would do: a folder that is missing is empty.
+    Looking,
+}
+
+/// Opens the carrier for a URL.
+pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
+    let wrong = |why: String| RemoteError::Url {
+        url: text.to_owned(),
+        why,
+    };
+    let url = Url::parse(text).map_err(|e| wrong(e.to_string()))?;
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong("it has a name or a password in it".to_owned()));
+    }
+    if url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("it has more than a path".to_owned()));
+    }
+    let failed = |e: object_store::Error| wrong(e.to_string());
+    let (client, retry) = (client(&url), retry());
+    let inside = || Path::from_url_path(url.path()).map_err(|e| wrong(e.to_string()));
+    let (store, at, lists): (Arc<dyn ObjectStore>, Path, bool) = match url.scheme() {
+        "file" => {
+            let folder = url
+                .to_file_path()
+                .map_err(|()| wrong("it is no absolute path".to_owned()))?;
+            if to == For::Looking && !folder.exists() {
+                let nothing = Storage::new(Arc::new(InMemory::new()), Path::default(), true)?;
+                return Ok(Box::new(nothing));
+            }
+            if to == For::Writing {
+                fs::create_dir_all(&folder)
+                    .map_err(|e| wrong(format!("can't make `{}`: {e}", folder.display())))?;
+            }
+            let store = LocalFileSystem::new_with_prefix(&folder)
+                .map_err(|e| wrong(format!("can't open `{}`: {e}", folder.display())))?;
+            (Arc::new(store.with_fsync(true)), Path::default(), true)
+        }
+        "s3" => {
+            let builder = AmazonS3Builder::from_env().with_url(url.as_str());
+            // For a server of this machine, as in tests.
+            let local = std::env::var("AWS_ENDPOINT_URL").is_ok_and(|url| is_local(&url));
+            let builder = builder.with_allow_http(local).with_retry(retry);
+            (Arc::new(builder.build().map_err(failed)?), inside()?, true)
+        }
+        "gs" => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
+            let builder = builder.with_retry(retry).build();
+            (Arc::new(builder.map_err(failed)?), inside()?, true)
+        }
+        "az" => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
+            let builder = builder.with_retry(retry).build();
+            (Arc::new(builder.map_err(failed)?), inside()?, true)
+        }
+        "https" | "http" => {
+            if url.scheme() == "http" && !is_local(text) {
+                return Err(wrong(
+                    "only `https://` is read from another host".to_owned(),
+                ));
+            }
+            let builder = HttpBuilder::new()
+                .with_url(text)
+                .with_client_options(client)
+                .with_retry(retry);
+            let store = builder.build().map_err(failed)?;
+            let carrier = Storage::new(Arc::new(store), Path::default(), false)?;
+            return Ok(Box::new(ReadOnly {
+                inner: carrier,
+                url: text.to_owned(),
+                why: "files over HTTP are only read",
+            }));
+        }
+        other => return Err(wrong(format!("there is no storage `{other}`"))),
+    };
+    let carrier = Storage::new(store, at, lists)?;
+    if to == For::Writing {
+        return Ok(Box::new(carrier));
+    }
+    Ok(Box::new(ReadOnly {
+        inner: carrier,
+        url: text.to_owned(),
+        why: "it was opened to be read",
+    }))
+}
+
+/// Returns whether a URL names this machine.
+fn is_local(url: &str) -> bool {
+    let Ok(url) = Url::parse(url) else {
+        return false;
+    };
+    match url.host() {
+        Some(Host::Domain(name)) => name == "localhost",
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        None => false,
+    }
+}
+
+fn client(url: &Url) -> ClientOptions {
+    // A large file may take long; a connection that says nothing may not.
+    ClientOptions::new()
+        .with_allow_http(url.scheme() == "http")
+        .with_timeout_disabled()
+}
+
+/// How long a failing storage is tried again.
+fn retry() -> RetryConfig {
+    RetryConfig {
+        max_retries: 8,
+        retry_timeout: std::time::Duration::from_secs(120),
+        ..RetryConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_place_is_refused_by_name() {
+        for (url, why) in [
+            ("models", "relative URL without a base"),
+            ("ftp://host/models", "there is no storage `ftp`"),
+            ("http://example.org/models", "only `https://`"),
+            (
+                "https://me:secret@example.org/models",
+                "a name or a password",
+            ),
+            ("https://example.org/models?token=1", "more than a path"),
+            ("file:///no/such/folder", "can't open `/no/such/folder`"),
+        ] {
+            let error = open(url, For::Reading).err().unwrap();
+            let text = error.to_string();
+            assert!(text.contains(why) && text.contains(url), "{text}");
+            assert!(error.hint().contains("s3://"));
+        }
+    }
+
+    #[test]
+    fn only_this_machine_is_local() {
+        for url in [
+            "http://localhost:80",
+            "http://127.0.0.1",
+            "http://[::1]:8000",
+        ] {
+            assert!(is_local(url), "{url}");
+        }
+        for url in ["http://10.0.0.1", "http://localhost.example.org", "x", ""] {
+            assert!(!is_local(url), "{url}");
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Pull: a release of a remote comes into a store.
+//!
+//! The listing comes first: it says how much will come and whether this host can run it. Then the records that the store
+//! lacks, then the objects that these need, each hashed before it is visible, then the records, and the release last, under
+//! the number that it has in the remote. A pull that died leaves objects that the next one finds.
+//!
+//! Where the store has a build of its own for a key, that one stays and answers: nothing of the remote's is moved for it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::Read,
+};
+
+use precast_store::{
+    Digest, ListedPart, Listing, PartKind, Store,
+    transfer::{Moved, Plan},
+};
+
+use crate::{
+    error::RemoteError,
+    event::Tell,
+    remote::{Remote, foreign},
+    work,
+};
+
+impl Remote {
+    /// Pulls a release. With `dry_run` nothing is written.
+    pub fn pull_release(
+        &self,
+        store: &Store,
+        listing: &Listing,
+        dry_run: bool,
+        tell: &Tell<'_>,
+    ) -> Result<Moved, RemoteError> {
+        let (model, seq) = (&listing.model, listing.release.seq);
+        if let Some(had) = there(store, listing)? {
+            (tell.plan)(&had.plan);
+            return Ok(had);
+        }
+        let text = self.release(model, seq)?;
+        let text = text.ok_or_else(|| RemoteError::NoRelease {
+            url: self.url.clone(),
+            what: format!("release {seq} of `{model}`"),
+        })?;
+        let listed: BTreeMap<(PartKind, Digest), &ListedPart> = (listing.parts.iter())
+            .map(|part| ((part.kind, part.id), part))
+            .collect();
+        // Of the store's own: protected from gc while it is open.
+        store
+            .leases()
+            .keep(&listing.parts.iter().map(|part| part.id).collect::<Vec<_>>())?;
+        let records = self.missing(store, listing)?;
+        let mut needed: BTreeSet<Digest> = listing.release.objects().into_iter().collect();
+        for (part, text) in &records {
+            let (_, to) = ListedPart::of_record(part.kind, part.id, text).map_err(foreign)?;
+            needed.extend(to.objects);
+        }
+        let mut objects = Vec::new();
+        for id in needed {
+            let part = listed.get(&(PartKind::Object, id)).copied();
+            match part {
+                Some(part) if store.records().has_part(part)? => {}
+                Some(part) => objects.push(part),
+                None if store.objects().has_sound(&id)? => {}
+                None => {
+                    let name = precast_store::listing_path(model, seq)?;
+                    return Err(RemoteError::damaged(&name, format!("it lacks object {id}")));
+                }
+            }
+        }
+        let moving = objects.iter().map(|part| part.bytes);
+        let moving = moving.chain(records.iter().map(|(part, _)| part.bytes));
+        let bytes = moving.fold(0, u64::saturating_add);
+        let moves = objects.len() + records.len();
+        let plan = Plan {
+            model: model.clone(),
+            seq,
+            moves,
+            bytes,
+            there: listing.parts.len() - moves,
+            there_bytes: listing.bytes() - bytes,
+        };
+        (tell.plan)(&plan);
+        let identity = listing.identity();
+        let mut moved = Moved {
+            plan,
+            from: seq,
+            to: None,
+            published: false,
+            identity,
+            identity_there: identity,
+            refuses_twice: None,
+        };
+        if dry_run {
+            return Ok(moved);
+        }
+        work::all(&objects, work::BIG, |part| self.object(store, part, tell))?;
+        for (part, text) in &records {
+            tell.go_on()?;
+            store.records().receive(part, text).map_err(foreign)?;
+        }
+        let own = store.releases().receive(&text, listing).map_err(foreign)?;
+        moved.identity_there = own.identity();
+        moved.to = Some(seq);
+        moved.published = true;
+        Ok(moved)
+    }
+
+    /// Returns the records that the store lacks, with their bytes, in the order of the listing.
+    fn missing<'a>(
+        &self,
+        store: &Store,
+        listing: &'a Listing,
+    ) -> Result<Vec<(&'a ListedPart, Vec<u8>)>, RemoteError> {
+        let mut parts = Vec::new();
+        for part in &listing.parts {
+            if part.kind != PartKind::Object && !store.records().has_part(part)? {
+                parts.push(part);
+            }
+        }
+        let wanted: Vec<_> = parts
+            .iter()
+            .map(|part| (part.kind, part.path(), part.bytes))
+            .collect();
+        let texts = self.records(&wanted)?;
+        let found = parts.into_iter().zip(texts).map(|(part, text)| {
+            let text = text.ok_or_else(|| RemoteError::damaged(&part.path(), "it is missing"))?;
+            let (found, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
+            if found.digest != part.digest {
+                return Err(RemoteError::damaged(
+                    &part.path(),
+                    "it is another record than was listed",
+                ));
+            }
+            Ok((part, text))
+        });
+        found.collect()
+    }
+
+    /// Takes an object into the store.
+    fn object(&self, store: &Store, part: &ListedPart, tell: &Tell<'_>) -> Result<(), RemoteError> {
+        tell.go_on()?;
+        let name = part.path();
+        let body = self.carrier.get(&name)?;
+        let body = body.ok_or_else(|| RemoteError::damaged(&name, "it is missing"))?;
+        let mut from = Counted {
+            read: body.read,
+            tell,
+        };
+        store.objects().receive(part, &mut from).map_err(foreign)?;
+        tell.go_on()
+    }
+}
+
+/// Returns the release of the store that is equal to a listed one, if it has one, under whatever number.
+fn there(store: &Store, listing: &Listing) -> Result<Option<Moved>, RemoteError> {
+    let (model, identity) = (&listing.model, listing.identity());
+    for release in store.releases().all(model)?.into_iter().rev() {
+        if !release.same_content(&listing.release) {
+            continue;
+        }
+        // One that lacks a part is no answer.
+        let own = store.releases().listing(&release).ok();
+        if own.is_none_or(|own| own.identity() != identity) {
+            continue;
+        }
+        return Ok(Some(Moved {
+            plan: Plan {
+                model: model.clone(),
+                seq: listing.release.seq,
+                there: listing.parts.len(),
+                there_bytes: listing.bytes(),
+                ..Plan::default()
+            },
+            from: listing.release.seq,
+            to: Some(release.seq),
+            published: false,
+            identity,
+            identity_there: identity,
+            refuses_twice: None,
+        }));
+    }
+    Ok(None)
+}
+
+/// A body whose bytes are told as they come, and which ends where the caller stops.
+struct Counted<'a> {
+    read: Box<dyn Read + Send>,
+    tell: &'a Tell<'a>,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.tell.go_on().map_err(std::io::Error::other)?;
+        let count = self.read.read(into)?;
+        (self.tell.moved)(count as u64);
+        Ok(count)
+    }
+}

@@ -1,0 +1,331 @@
+//! Push: a release of a store goes to a remote.
+//!
+//! Objects first, then artifacts, programs, the listing, and the release last, which makes it visible: a push that died
+//! leaves files that the next one finds. What is there is not sent again.
+//!
+//! A record's name is its key, and two builds of one key differ (in their times, if in nothing else). The remote's own
+//! record stays, as in a store: the pushed release then uses it, with the objects that *it* needs.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::File,
+    io::Read,
+};
+
+use precast_store::{
+    Digest, ListedPart, Listing, PartKind, Store, StoreError, listing_path,
+    record::Release,
+    release_path,
+    transfer::{Moved, Plan},
+};
+
+use crate::{
+    carrier::How,
+    error::RemoteError,
+    event::Tell,
+    probe,
+    remote::{LARGE, Remote},
+    work,
+};
+
+impl Remote {
+    /// Pushes a release. With `dry_run` nothing is written.
+    pub fn push_release(
+        &self,
+        store: &Store,
+        release: &Release,
+        dry_run: bool,
+        tell: &Tell<'_>,
+    ) -> Result<Moved, RemoteError> {
+        let _hold = store.releases().hold(release)?;
+        let own = store.releases().listing(release)?;
+        let is_new = self.is_new()?;
+        let goal = self.goal(store, &own)?;
+        let plan = goal.plan(&own);
+        (tell.plan)(&plan);
+        let newest = self.newest(&own.model)?;
+        let mut moved = Moved {
+            plan,
+            from: release.seq,
+            to: None,
+            published: false,
+            identity: own.identity(),
+            identity_there: goal.listing.identity(),
+            refuses_twice: None,
+        };
+        // The newest release has the same content: there is nothing to publish.
+        if let Some(there) = newest.filter(|there| there.identity() == moved.identity_there) {
+            moved.to = Some(there.release.seq);
+            if !dry_run {
+                // Of a push that died behind the release.
+                self.keep_numbers()?;
+            }
+            return Ok(moved);
+        }
+        if dry_run {
+            return Ok(moved);
+        }
+        if is_new {
+            self.mark()?;
+            moved.refuses_twice = Some(probe::refuses_twice(&*self.carrier)?);
+        }
+        self.send(store, &goal, tell)?;
+        moved.to = Some(self.publish(store, release, goal.listing)?);
+        moved.published = true;
+        self.keep_numbers()?;
+        Ok(moved)
+    }
+
+    fn newest(&self, model: &str) -> Result<Option<Listing>, RemoteError> {
+        for seq in self
+            .numbers()?
+            .remove(model)
+            .unwrap_or_default()
+            .into_iter()
+            .rev()
+        {
+            match self.listing(model, seq)? {
+                Some(listing) if !listing.release.is_partial() => return Ok(Some(listing)),
+                _ => {}
+            }
+        }
+        Ok(None)
+    }
+
+    /// Returns the release as it will be in the remote, and what has to move for that.
+    fn goal(&self, store: &Store, own: &Listing) -> Result<Goal, RemoteError> {
+        let known: BTreeMap<Digest, &ListedPart> =
+            own.parts.iter().map(|part| (part.id, part)).collect();
+        let mut goal = Goal {
+            listing: Listing {
+                parts: Vec::new(),
+                ..own.clone()
+            },
+            texts: BTreeMap::new(),
+            moves: BTreeSet::new(),
+        };
+        let programs = self.side(store, &mut goal, PartKind::Program, &own.release.programs)?;
+        let keys: Vec<Digest> = unique(programs.iter().flat_map(|(_, to)| to.artifacts.clone()));
+        let artifacts = self.side(store, &mut goal, PartKind::Artifact, &keys)?;
+        let objects = artifacts.iter().flat_map(|(_, to)| to.objects.clone());
+        let objects = unique(objects.chain(own.release.objects()));
+        let objects: Vec<ListedPart> = (objects.into_iter())
+            .map(|id| match known.get(&id) {
+                Some(part) => (*part).clone(),
+                None => ListedPart {
+                    kind: PartKind::Object,
+                    id,
+                    digest: id,
+                    bytes: 0,
+                    content: None,
+                },
+            })
+            .collect();
+        let names: Vec<String> = objects.iter().map(ListedPart::path).collect();
+        for (mut part, there) in objects.into_iter().zip(self.heads(&names)?) {
+            match there {
+                Some(bytes) => part.bytes = bytes,
+                None if known.contains_key(&part.id) => {
+                    goal.moves.insert(part.id);
+                }
+                // A record that only the remote has, without its object.
+                None => return Err(RemoteError::Lost { name: part.path() }),
+            }
+            goal.listing.parts.push(part);
+        }
+        let records = artifacts.into_iter().chain(programs);
+        goal.listing.parts.extend(records.map(|(part, _)| part));
+        Ok(goal)
+    }
+
+    /// Returns the records of these keys as they will be in the remote: its own, or else the store's, which then move.
+    fn side(
+        &self,
+        store: &Store,
+        goal: &mut Goal,
+        kind: PartKind,
+        ids: &[Digest],
+    ) -> Result<Vec<(ListedPart, precast_store::References)>, RemoteError> {
+        let name = |id: &Digest| ListedPart {
+            kind,
+            id: *id,
+            digest: *id,
+            bytes: 0,
+            content: None,
+        };
+        let wanted: Vec<(PartKind, String, u64)> = ids
+            .iter()
+            .map(|id| (kind, name(id).path(), LARGE))
+            .collect();
+        let mut all = Vec::new();
+        for (id, there) in ids.iter().zip(self.records(&wanted)?) {
+            // A damaged record of the remote is an error: it can't be replaced, and the release would have it.
+            let (part, to) = if let Some(text) = &there {
+                ListedPart::of_record(kind, *id, text).map_err(crate::remote::foreign)?
+            } else {
+                let path = store.path().join(name(id).path());
+                let mut text = Vec::new();
+                let file = store.open_file(&path);
+                let read = file.and_then(|file| file.take(LARGE).read_to_end(&mut text));
+                read.map_err(|_| RemoteError::Lost {
+                    name: name(id).path(),
+                })?;
+                let found = ListedPart::of_record(kind, *id, &text)?;
+                goal.moves.insert(*id);
+                goal.texts.insert(*id, text);
+                found
+            };
+            all.push((part, to));
+        }
+        Ok(all)
+    }
+
+    /// Sends what the remote lacks: objects, then artifacts, then programs.
+    fn send(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<(), RemoteError> {
+        for (kind, width) in [
+            (PartKind::Object, work::BIG),
+            (PartKind::Artifact, work::SMALL),
+            (PartKind::Program, work::SMALL),
+        ] {
+            let parts = goal.listing.parts.iter();
+            let parts: Vec<&ListedPart> = parts
+                .filter(|part| part.kind == kind && goal.moves.contains(&part.id))
+                .collect();
+            work::all(&parts, width, |part| {
+                tell.go_on()?;
+                let name = part.path();
+                if let Some(text) = goal.texts.get(&part.id) {
+                    // Another push may have been quicker: its record stays.
+                    let new = (self.carrier).create(&name, &mut &text[..], part.bytes, How::New)?;
+                    if !new {
+                        self.is_this(part)?;
+                    }
+                } else {
+                    let file = open(store, part)?;
+                    let mut from = Counted { file, tell };
+                    (self.carrier).create(&name, &mut from, part.bytes, How::Any)?;
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Fails if a record was created meanwhile, and is another one.
+    fn is_this(&self, part: &ListedPart) -> Result<(), RemoteError> {
+        let name = part.path();
+        let text = crate::carrier::small(&*self.carrier, &name, LARGE)?;
+        let text = text.ok_or_else(|| RemoteError::Lost { name: name.clone() })?;
+        let (there, _) =
+            ListedPart::of_record(part.kind, part.id, &text).map_err(crate::remote::foreign)?;
+        if there.digest == part.digest {
+            return Ok(());
+        }
+        Err(RemoteError::Storage {
+            what: "publish",
+            name,
+            why: "another push has created it meanwhile, from a build of its own".to_owned(),
+        })
+    }
+
+    /// Publishes the release under the next free number, which it returns.
+    fn publish(
+        &self,
+        store: &Store,
+        release: &Release,
+        listing: Listing,
+    ) -> Result<u64, RemoteError> {
+        const TRIES: u64 = 10_000;
+        let model = &release.model;
+        let numbers = self.numbers()?.remove(model).unwrap_or_default();
+        let first = numbers.last().map_or(1, |last| last + 1);
+        for seq in first..first + TRIES {
+            let (renumbered, text) = store.releases().renumbered(release, seq)?;
+            let listing = Listing {
+                release: renumbered,
+                ..listing.clone()
+            };
+            // The number is another push's, or of one that died here: a gap hurts nobody.
+            if !self.write_new(&listing_path(model, seq)?, &listing.text())? {
+                continue;
+            }
+            if !self.write_new(&release_path(model, seq)?, &text)? {
+                continue;
+            }
+            // Some servers let both of two pushes win: the last one has the number.
+            if self.release(model, seq)?.as_deref() == Some(&text) {
+                return Ok(seq);
+            }
+        }
+        Err(RemoteError::Storage {
+            what: "publish a release of",
+            name: model.clone(),
+            why: format!("{TRIES} numbers are taken"),
+        })
+    }
+
+    fn write_new(&self, name: &str, text: &[u8]) -> Result<bool, RemoteError> {
+        (self.carrier).create(name, &mut &text[..], text.len() as u64, How::New)
+    }
+}
+
+/// A release as it will be in the remote.
+struct Goal {
+    listing: Listing,
+    /// The bytes of the store's own records that move.
+    texts: BTreeMap<Digest, Vec<u8>>,
+    moves: BTreeSet<Digest>,
+}
+
+impl Goal {
+    fn plan(&self, own: &Listing) -> Plan {
+        let mut plan = Plan {
+            model: own.model.clone(),
+            seq: own.release.seq,
+            ..Plan::default()
+        };
+        for part in &self.listing.parts {
+            let (count, bytes) = if self.moves.contains(&part.id) {
+                (&mut plan.moves, &mut plan.bytes)
+            } else {
+                (&mut plan.there, &mut plan.there_bytes)
+            };
+            *count += 1;
+            *bytes += part.bytes;
+        }
+        plan
+    }
+}
+
+/// Returns these digests in order, each once.
+fn unique(all: impl IntoIterator<Item = Digest>) -> Vec<Digest> {
+    let mut seen = BTreeSet::new();
+    all.into_iter().filter(|id| seen.insert(*id)).collect()
+}
+
+/// Opens the file of an object, whose bytes are checked first: what is damaged is not spread.
+fn open(store: &Store, part: &ListedPart) -> Result<File, RemoteError> {
+    store.objects().read_into(&part.id, &mut std::io::sink())?;
+    let path = store.path().join(part.path());
+    let file = store.open_file(&path);
+    Ok(file.map_err(|source| StoreError::Io {
+        what: "read",
+        path,
+        source,
+    })?)
+}
+
+/// A file whose bytes are told as they go, and which ends where the caller stops.
+struct Counted<'a> {
+    file: File,
+    tell: &'a Tell<'a>,
+}
+
+impl Read for Counted<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        self.tell.go_on().map_err(std::io::Error::other)?;
+        let count = self.file.read(into)?;
+        (self.tell.moved)(count as u64);
+        Ok(count)
+    }
+}

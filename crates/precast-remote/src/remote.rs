@@ -1,0 +1,296 @@
+//! A remote: releases at a place, under the names that they have in a store.
+//!
+//! ```text
+//! precast-store.json                       marks it, with the version of its layout
+//! objects/3f/3f9c….zst  artifacts/…  programs/…   as in a store, byte for byte
+//! cache/listings/MODEL/00000007.json       what a release consists of, with sizes: written before the release
+//! releases/MODEL/00000007.json             the release: it is there when this file is
+//! cache/releases.json                      the numbers of all releases, for storage without lists
+//! ```
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
+
+use precast_store::{Listing, PartKind, StoreError, Target, listing_path, marker, release_path};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    carrier::{Carrier, How, small},
+    error::RemoteError,
+    place::{self, For},
+};
+
+/// Maximum bytes of a listing, of a record and of the list of releases.
+pub(crate) const LARGE: u64 = 256 << 20;
+const NUMBERS: &str = "cache/releases.json";
+pub(crate) const MARKER: &str = "precast-store.json";
+
+/// The numbers of all releases, by model.
+pub type Numbers = BTreeMap<String, BTreeSet<u64>>;
+
+/// The list of releases as a file.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    schema: u32,
+    models: Numbers,
+}
+
+/// Releases at a place.
+pub struct Remote {
+    pub(crate) url: String,
+    pub(crate) carrier: Box<dyn Carrier>,
+}
+
+impl Remote {
+    /// Opens a remote to read it.
+    pub fn open(url: &str) -> Result<Self, RemoteError> {
+        let remote = Self {
+            url: url.to_owned(),
+            carrier: place::open(url, For::Reading)?,
+        };
+        if remote.is_new()? {
+            return Err(RemoteError::NotARemote {
+                url: url.to_owned(),
+            });
+        }
+        Ok(remote)
+    }
+
+    /// Opens a remote to push to it. It may be empty.
+    pub fn open_to_write(url: &str) -> Result<Self, RemoteError> {
+        Ok(Self {
+            url: url.to_owned(),
+            carrier: place::open(url, For::Writing)?,
+        })
+    }
+
+    /// Opens a remote to see what a push would do: read only, and it may be empty.
+    pub fn open_if_there(url: &str) -> Result<Self, RemoteError> {
+        Ok(Self {
+            url: url.to_owned(),
+            carrier: place::open(url, For::Looking)?,
+        })
+    }
+
+    /// Returns the place.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Returns whether nothing was pushed there yet. Fails if a newer precast wrote it.
+    pub(crate) fn is_new(&self) -> Result<bool, RemoteError> {
+        let Some(text) = small(&*self.carrier, MARKER, 1 << 16)? else {
+            return Ok(true);
+        };
+        match marker::layout(&text) {
+            None => Err(RemoteError::damaged(MARKER, "it is no marker of a store")),
+            Some(found) if found > marker::LAYOUT => Err(RemoteError::Newer {
+                url: self.url.clone(),
+                found,
+                known: marker::LAYOUT,
+            }),
+            Some(_) => Ok(false),
+        }
+    }
+
+    /// Marks an empty place as a remote.
+    pub(crate) fn mark(&self) -> Result<(), RemoteError> {
+        let text = marker::text();
+        let bytes = text.len() as u64;
+        let mut from = text.as_bytes();
+        (self.carrier)
+            .create(MARKER, &mut from, bytes, How::New)
+            .map(|_| ())
+    }
+
+    /// Returns the numbers of all releases, by model: from the storage, or from the list that a push left where the
+    /// storage has no lists.
+    pub fn numbers(&self) -> Result<Numbers, RemoteError> {
+        if let Some(names) = self.carrier.list("releases")? {
+            let mut numbers = Numbers::new();
+            for name in names {
+                if let Some((model, seq)) = precast_store::release_at(&name) {
+                    numbers.entry(model).or_default().insert(seq);
+                }
+            }
+            return Ok(numbers);
+        }
+        self.kept()
+    }
+
+    /// Returns what the list of releases says.
+    fn kept(&self) -> Result<Numbers, RemoteError> {
+        let Some(text) = small(&*self.carrier, NUMBERS, LARGE)? else {
+            return Ok(Numbers::new());
+        };
+        let kept: Kept = serde_json::from_slice(&text)
+            .map_err(|e| RemoteError::damaged(NUMBERS, e.to_string()))?;
+        Ok(kept.models)
+    }
+
+    /// Writes the list of releases where it does not say what the storage does. Others push too, so it looks again.
+    pub(crate) fn keep_numbers(&self) -> Result<(), RemoteError> {
+        const TRIES: usize = 8;
+        let mut models = self.numbers()?;
+        for _ in 0..TRIES {
+            // One that can't be read is written again.
+            if self.kept().is_ok_and(|kept| kept == models) {
+                break;
+            }
+            let mut text = serde_json::to_vec(&Kept {
+                schema: 1,
+                models: models.clone(),
+            })
+            .unwrap_or_default();
+            text.push(b'\n');
+            let bytes = text.len() as u64;
+            (self.carrier).create(NUMBERS, &mut &text[..], bytes, How::Any)?;
+            models = self.numbers()?;
+        }
+        Ok(())
+    }
+
+    /// Returns the listing of a release.
+    pub fn listing(&self, model: &str, seq: u64) -> Result<Option<Listing>, RemoteError> {
+        let name = listing_path(model, seq)?;
+        let Some(text) = small(&*self.carrier, &name, LARGE)? else {
+            return Ok(None);
+        };
+        let listing = Listing::parse(&text, Path::new(&name)).map_err(foreign)?;
+        if listing.model != model || listing.release.seq != seq {
+            return Err(RemoteError::damaged(&name, "it is of another release"));
+        }
+        Ok(Some(listing))
+    }
+
+    /// Returns the bytes of a release's file.
+    pub(crate) fn release(&self, model: &str, seq: u64) -> Result<Option<Vec<u8>>, RemoteError> {
+        small(&*self.carrier, &release_path(model, seq)?, LARGE)
+    }
+
+    /// Finds a release of a model: number or name `which`, or the newest whole one that is wanted.
+    pub fn find(
+        &self,
+        model: &str,
+        which: Option<&str>,
+        wanted: &Wanted,
+    ) -> Result<Listing, RemoteError> {
+        let none = |what: String| RemoteError::NoRelease {
+            url: self.url.clone(),
+            what,
+        };
+        let numbers = self.numbers()?.remove(model).unwrap_or_default();
+        let asked: Option<u64> = which.and_then(|which| which.parse().ok());
+        let mut unfit = None;
+        for seq in numbers.into_iter().rev() {
+            if asked.is_some_and(|asked| asked != seq) {
+                continue;
+            }
+            let Some(listing) = self.listing(model, seq)? else {
+                if asked.is_some() || which.is_none() {
+                    return Err(RemoteError::damaged(
+                        &listing_path(model, seq)?,
+                        "the release is there without its listing",
+                    ));
+                }
+                continue;
+            };
+            if asked.is_some() {
+                return Ok(listing);
+            }
+            if listing.release.is_partial() {
+                continue;
+            }
+            match which {
+                Some(name) if listing.release.name.as_deref() != Some(name) => {}
+                Some(_) => return Ok(listing),
+                None => match wanted.misfit(&listing) {
+                    None => return Ok(listing),
+                    Some(why) => unfit = unfit.or(Some(format!("release {seq} {why}"))),
+                },
+            }
+        }
+        Err(match (unfit, which) {
+            (Some(why), _) => RemoteError::Unfit {
+                model: model.to_owned(),
+                why,
+            },
+            (None, Some(which)) => none(format!("release `{which}` of `{model}`")),
+            (None, None) => none(format!("release of `{model}`")),
+        })
+    }
+
+    /// Returns the sizes of files that are there, as many at a time as `width`.
+    pub(crate) fn heads(&self, names: &[String]) -> Result<Vec<Option<u64>>, RemoteError> {
+        crate::work::all(names, crate::work::SMALL, |name| self.carrier.head(name))
+    }
+
+    /// Reads the records of some parts, those that are there.
+    pub(crate) fn records(
+        &self,
+        wanted: &[(PartKind, String, u64)],
+    ) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
+        crate::work::all(wanted, crate::work::SMALL, |(_, name, most)| {
+            small(&*self.carrier, name, *most)
+        })
+    }
+}
+
+/// Which releases are of use.
+#[derive(Debug)]
+pub enum Wanted {
+    /// All.
+    Any,
+    /// Those that a host can run that is one of these.
+    Hosts(Vec<Target>),
+    /// Those for the target of this name.
+    Target(String),
+}
+
+impl Wanted {
+    /// Returns why a release is of no use; none if it is. Another torch on the same machine is no reason: a release can
+    /// have passed its gates under several.
+    fn misfit(&self, listing: &Listing) -> Option<String> {
+        let names: Vec<String> = listing.targets.iter().map(Target::name).collect();
+        let is_for = |why: &str| Some(format!("is for {}{why}", names.join(", ")));
+        match self {
+            _ if names.is_empty() => None,
+            Self::Any => None,
+            Self::Target(name) if names.contains(name) => None,
+            Self::Target(_) => is_for(""),
+            Self::Hosts(hosts) => {
+                let against = |target: &Target, host: &Target| {
+                    let mismatches = target.mismatches(host).into_iter();
+                    mismatches
+                        .filter(|one| !one.is_of_torch())
+                        .collect::<Vec<_>>()
+                };
+                let mut least: Option<Vec<_>> = None;
+                for target in &listing.targets {
+                    for host in hosts {
+                        let found = against(target, host);
+                        if found.is_empty() {
+                            return None;
+                        }
+                        if least.as_ref().is_none_or(|least| found.len() < least.len()) {
+                            least = Some(found);
+                        }
+                    }
+                }
+                let why: Vec<String> = least?.iter().map(ToString::to_string).collect();
+                is_for(&format!(": {}", why.join(", ")))
+            }
+        }
+    }
+}
+
+/// Returns the error for a document of the remote that the store can't read.
+pub(crate) fn foreign(error: StoreError) -> RemoteError {
+    match error {
+        StoreError::Record { path, why } => RemoteError::damaged(&path.to_string_lossy(), why),
+        StoreError::Corrupt { path, why, .. } => RemoteError::damaged(&path.to_string_lossy(), why),
+        other => other.into(),
+    }
+}

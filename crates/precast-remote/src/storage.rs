@@ -1,0 +1,253 @@
+//! Storage that `object_store` knows: a folder, a bucket, plain files over HTTPS.
+//!
+//! It retries what a server refuses for a while, resumes reads that break off, and knows every dialect of a conditional
+//! create. Its futures run on a few threads of this process; the callers wait, each in a thread of its own.
+
+use std::{
+    io::{self, Read},
+    sync::Arc,
+};
+
+use bytes::{Buf, Bytes};
+use futures_util::{StreamExt, stream::BoxStream};
+use object_store::{
+    Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, WriteMultipart, path::Path,
+};
+use tokio::runtime::Runtime;
+
+use crate::{
+    carrier::{Body, Carrier, How},
+    error::RemoteError,
+};
+
+/// Files up to this size are written in one request; larger ones in parts of it.
+const PART: u64 = 8 << 20;
+/// Parts of one file that are on their way.
+const PARTS: usize = 3;
+
+/// Files in a folder of some storage.
+pub struct Storage {
+    store: Arc<dyn ObjectStore>,
+    /// The folder.
+    at: Path,
+    /// Whether the storage can list files.
+    lists: bool,
+    runtime: Arc<Runtime>,
+}
+
+impl Storage {
+    /// Returns the carrier for a folder of some storage.
+    pub fn new(store: Arc<dyn ObjectStore>, at: Path, lists: bool) -> Result<Self, RemoteError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("precast-remote")
+            .enable_all()
+            .build();
+        let runtime = runtime.map_err(|e| RemoteError::Storage {
+            what: "start threads for",
+            name: at.to_string(),
+            why: e.to_string(),
+        })?;
+        Ok(Self {
+            store,
+            at,
+            lists,
+            runtime: Arc::new(runtime),
+        })
+    }
+
+    fn path(&self, name: &str) -> Path {
+        let parts = name.split('/').filter(|part| !part.is_empty());
+        parts.fold(self.at.clone(), |path, part| path.join(part))
+    }
+}
+
+/// Returns the error for what the storage said.
+fn failed(what: &'static str, name: &str, error: &Error) -> RemoteError {
+    let name = name.to_owned();
+    match error {
+        Error::Unauthenticated { source, .. } | Error::PermissionDenied { source, .. } => {
+            RemoteError::Denied {
+                name,
+                why: chain(&**source),
+            }
+        }
+        _ => RemoteError::Storage {
+            what,
+            name,
+            why: chain(error),
+        },
+    }
+}
+
+/// Returns an error with its causes, without those that repeat what was said.
+fn chain(error: &dyn std::error::Error) -> String {
+    let (mut text, mut cause) = (error.to_string(), error.source());
+    while let Some(next) = cause {
+        let more = next.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        cause = next.source();
+    }
+    text
+}
+
+impl Carrier for Storage {
+    fn head(&self, name: &str) -> Result<Option<u64>, RemoteError> {
+        match self.runtime.block_on(self.store.head(&self.path(name))) {
+            Ok(meta) => Ok(Some(meta.size)),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(failed("look at", name, &e)),
+        }
+    }
+
+    fn get(&self, name: &str) -> Result<Option<Body>, RemoteError> {
+        match self.runtime.block_on(self.store.get(&self.path(name))) {
+            Ok(found) => Ok(Some(Body {
+                bytes: found.meta.size,
+                read: Box::new(Streamed {
+                    stream: found.into_stream(),
+                    now: Bytes::new(),
+                    runtime: self.runtime.clone(),
+                }),
+            })),
+            Err(Error::NotFound { .. }) => Ok(None),
+            Err(e) => Err(failed("read", name, &e)),
+        }
+    }
+
+    fn create(
+        &self,
+        name: &str,
+        from: &mut (dyn Read + Send),
+        bytes: u64,
+        how: How,
+    ) -> Result<bool, RemoteError> {
+        let path = self.path(name);
+        let wrong = |source| RemoteError::Read {
+            name: name.to_owned(),
+            source,
+        };
+        if bytes <= PART {
+            let mut content = Vec::with_capacity(bytes as usize);
+            from.take(bytes).read_to_end(&mut content).map_err(wrong)?;
+            let mode = match how {
+                How::New => PutMode::Create,
+                How::Any => PutMode::Overwrite,
+            };
+            let options = PutOptions::from(mode);
+            let put = self.store.put_opts(&path, content.into(), options);
+            return match self.runtime.block_on(put) {
+                Ok(_) => Ok(true),
+                // What a racing create is answered with: 412 and 409, and 404 by some servers.
+                Err(
+                    Error::AlreadyExists { .. }
+                    | Error::Precondition { .. }
+                    | Error::NotModified { .. },
+                ) if how == How::New => Ok(false),
+                Err(Error::NotFound { .. }) if how == How::New && self.head(name)?.is_some() => {
+                    Ok(false)
+                }
+                Err(e) => Err(failed("write", name, &e)),
+            };
+        }
+        if how == How::New && self.head(name)?.is_some() {
+            return Ok(false);
+        }
+        let upload = self.runtime.block_on(self.store.put_multipart(&path));
+        let upload = upload.map_err(|e| failed("write", name, &e))?;
+        let mut write = WriteMultipart::new_with_chunk_size(upload, PART as usize);
+        let mut left = bytes;
+        let sent = loop {
+            if left == 0 {
+                break Ok(());
+            }
+            let mut part = vec![0; left.min(PART) as usize];
+            if let Err(e) = from.read_exact(&mut part) {
+                break Err(wrong(e));
+            }
+            left -= part.len() as u64;
+            // In the runtime: a part is a task of its own.
+            let put = self.runtime.block_on(async {
+                let ready = write.wait_for_capacity(PARTS).await;
+                if ready.is_ok() {
+                    write.put(part.into());
+                }
+                ready
+            });
+            if let Err(e) = put {
+                break Err(failed("write", name, &e));
+            }
+        };
+        match sent {
+            Ok(()) => {
+                let done = self.runtime.block_on(write.finish());
+                done.map(|_| true).map_err(|e| failed("write", name, &e))
+            }
+            Err(e) => {
+                // Nothing is visible; a server removes the parts itself in time if this fails too.
+                let _ = self.runtime.block_on(write.abort());
+                Err(e)
+            }
+        }
+    }
+
+    fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
+        /// More than any folder of a store that is of use.
+        const MOST: usize = 1_000_000;
+        if !self.lists {
+            return Ok(None);
+        }
+        let path = self.path(folder);
+        let all = self.runtime.block_on(async {
+            let mut found = self.store.list(Some(&path));
+            let mut names = Vec::new();
+            while let Some(meta) = found.next().await {
+                let meta = meta.map_err(|e| failed("list", folder, &e))?;
+                let Some(parts) = meta.location.prefix_match(&self.at) else {
+                    continue;
+                };
+                let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();
+                names.push(parts.join("/"));
+                if names.len() > MOST {
+                    return Err(RemoteError::damaged(
+                        folder,
+                        format!("it has more than {MOST} files"),
+                    ));
+                }
+            }
+            Ok(names)
+        })?;
+        Ok(Some(all))
+    }
+
+    fn delete(&self, name: &str) -> Result<(), RemoteError> {
+        match self.runtime.block_on(self.store.delete(&self.path(name))) {
+            Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(e) => Err(failed("delete", name, &e)),
+        }
+    }
+}
+
+/// A body that arrives.
+struct Streamed {
+    stream: BoxStream<'static, object_store::Result<Bytes>>,
+    now: Bytes,
+    runtime: Arc<Runtime>,
+}
+
+impl Read for Streamed {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.now.is_empty() {
+            match self.runtime.block_on(self.stream.next()) {
+                None => return Ok(0),
+                Some(Ok(more)) => self.now = more,
+                Some(Err(e)) => return Err(io::Error::other(chain(&e))),
+            }
+        }
+        let count = into.len().min(self.now.len());
+        self.now.copy_to_slice(&mut into[..count]);
+        Ok(count)
+    }
+}

@@ -1,0 +1,367 @@
+//! Listings: the manifest of a release with sizes, as a document that travels before the release.
+//!
+//! ```text
+//! {"schema":1,"model":"minilm","targets":[…],"parts":[{"kind":"object","id":"3f…","digest":"3f…","bytes":812,"content":4096},…],
+//!  "release":{…}}
+//! ```
+//!
+//! Another store needs to know what it will get before it asks for the first byte: how much it is, whether this host can
+//! run it, and how long a file may be. A file is named by its kind and ID, never by a path: the listing may come from
+//! anywhere.
+//!
+//! [`Listing::identity`] is the same for equal releases of any two stores: their numbers and sizes are no part of it.
+//!
+//! Two builds of one key differ in bytes (times of compiles, for one), and the first record in a store stays. So a release
+//! that moves to a store with builds of its own may have another identity there; who moves it compares the two.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::{
+    canon, checksum,
+    error::{At, StoreError},
+    layout::{Kind, StoreLayout, name_of},
+    object,
+    objects::Objects,
+    records::Records,
+    releases::{Releases, sequence},
+};
+use crate::{
+    Digest, Target,
+    record::{Artifact, Program, Release, SCHEMA},
+};
+
+/// Maximum bytes of a listing. One of 100,000 parts has 30 MB.
+const LIMIT: usize = 256 << 20;
+
+/// What a part of a release is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PartKind {
+    /// Content by its digest.
+    Object,
+    /// The record of an artifact.
+    Artifact,
+    /// The record of a program.
+    Program,
+}
+
+/// A part of a release that is not the release itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ListedPart {
+    /// What it is.
+    pub kind: PartKind,
+    /// Digest of an object's content, or the key of a record.
+    pub id: Digest,
+    /// Digest of an object's content, or of a record's line.
+    pub digest: Digest,
+    /// Size of its file.
+    pub bytes: u64,
+    /// Size of an object's content, where it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub content: Option<u64>,
+}
+
+/// What a record refers to directly.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct References {
+    /// Digests of objects.
+    pub objects: Vec<Digest>,
+    /// Keys of artifacts.
+    pub artifacts: Vec<Digest>,
+}
+
+impl ListedPart {
+    /// Returns the part for a record whose file has these bytes, and what it refers to. Fails if it is no such record.
+    pub fn of_record(
+        kind: PartKind,
+        id: Digest,
+        text: &[u8],
+    ) -> Result<(Self, References), StoreError> {
+        let mut part = Self {
+            kind,
+            id,
+            digest: id,
+            bytes: text.len() as u64,
+            content: None,
+        };
+        let place = PathBuf::from(part.path());
+        let mut references = References::default();
+        let (found, checksum) = match kind {
+            PartKind::Object => return Err(other(&place)),
+            PartKind::Artifact => {
+                let (artifact, checksum) = checksum::decode::<Artifact>(text, &place)?;
+                references.objects = artifact.objects();
+                (artifact.id, checksum)
+            }
+            PartKind::Program => {
+                let (program, checksum) = checksum::decode::<Program>(text, &place)?;
+                references.artifacts = program.artifacts();
+                (program.id, checksum)
+            }
+        };
+        if found != id {
+            return Err(other(&place));
+        }
+        part.digest = checksum;
+        Ok((part, references))
+    }
+
+    /// Returns the path of its file in a store, with `/` between the names.
+    pub fn path(&self) -> String {
+        let path = match self.kind {
+            PartKind::Object => StoreLayout::object_name(&self.id),
+            PartKind::Artifact => StoreLayout::record_name(Kind::Artifact, &self.id),
+            PartKind::Program => StoreLayout::record_name(Kind::Program, &self.id),
+        };
+        path.to_string_lossy().into_owned()
+    }
+}
+
+/// Everything that a release consists of.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Listing {
+    /// Version of this form.
+    pub schema: u32,
+    /// Name of the model.
+    pub model: String,
+    /// Hosts that its programs run on.
+    pub targets: Vec<Target>,
+    /// All parts. A part comes after everything that it refers to.
+    pub parts: Vec<ListedPart>,
+    /// The release, with its number in the store that the listing is for.
+    pub release: Release,
+}
+
+impl Listing {
+    /// Reads a listing. `path` is its place, for errors.
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self, StoreError> {
+        let wrong = |why: String| StoreError::Record {
+            path: path.to_owned(),
+            why,
+        };
+        if text.len() > LIMIT {
+            return Err(wrong("it is larger than any listing".to_owned()));
+        }
+        let listing: Self = serde_json::from_slice(text).map_err(|e| wrong(e.to_string()))?;
+        if listing.schema > SCHEMA {
+            return Err(StoreError::Newer {
+                path: path.to_owned(),
+                found: listing.schema.into(),
+                known: SCHEMA.into(),
+            });
+        }
+        if listing.model != listing.release.model {
+            return Err(wrong(format!(
+                "it lists a release of `{}`",
+                listing.release.model
+            )));
+        }
+        Ok(listing)
+    }
+
+    /// Returns the bytes of its file.
+    pub fn text(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec(self).unwrap_or_default();
+        text.push(b'\n');
+        text
+    }
+
+    /// Returns the digest that equal releases have in common.
+    pub fn identity(&self) -> Digest {
+        let parts = self.parts.iter();
+        // Without their order, which depends on the records that a store has.
+        let parts: BTreeMap<_, _> = parts.map(|part| (part.path(), part.digest.hex())).collect();
+        let mut release = json!(self.release);
+        if let Some(fields) = release.as_object_mut() {
+            // What belongs to one store.
+            for name in ["schema", "seq", "rollback", "provenance"] {
+                fields.remove(name);
+            }
+        }
+        canon::digest(&json!({"parts": parts, "release": release}))
+    }
+
+    /// Returns the size of all files.
+    pub fn bytes(&self) -> u64 {
+        self.parts
+            .iter()
+            .fold(0, |sum: u64, part| sum.saturating_add(part.bytes))
+    }
+}
+
+/// Returns the path of a listing in a store, with `/` between the names: what is lost there is computed again.
+pub fn listing_path(model: &str, seq: u64) -> Result<String, StoreError> {
+    Ok(format!("cache/listings/{}", in_model(model, seq)?))
+}
+
+/// Returns the path of a release in a store, with `/` between the names.
+pub fn release_path(model: &str, seq: u64) -> Result<String, StoreError> {
+    Ok(format!("releases/{}", in_model(model, seq)?))
+}
+
+/// Returns model and number of the release at a path in a store; none for other paths.
+pub fn release_at(path: &str) -> Option<(String, u64)> {
+    let (model, file) = path.strip_prefix("releases/")?.split_once('/')?;
+    Some((name_of(model)?, sequence(file)?))
+}
+
+fn in_model(model: &str, seq: u64) -> Result<String, StoreError> {
+    let layout = StoreLayout::nowhere();
+    let path = layout.release(model, seq)?;
+    let path = path.strip_prefix("releases").unwrap_or(&path);
+    Ok(path.to_string_lossy().into_owned())
+}
+
+impl Releases {
+    /// Returns the listing of a release. Fails if a part is missing.
+    pub fn listing(&self, release: &Release) -> Result<Listing, StoreError> {
+        let manifest = self.manifest(release)?;
+        let (mut parts, mut targets) = (Vec::new(), Vec::<Target>::new());
+        let size = |path: &Path| Ok::<_, StoreError>(fs::metadata(path).at("look at", path)?.len());
+        for id in manifest.objects() {
+            let (mut file, path) = object::open(&self.base().layout, &id)?;
+            let head = object::head(&mut file, &id, &path)?;
+            parts.push(ListedPart {
+                kind: PartKind::Object,
+                id,
+                digest: id,
+                bytes: head.stored,
+                content: Some(head.size),
+            });
+        }
+        let records = [
+            (Kind::Artifact, PartKind::Artifact),
+            (Kind::Program, PartKind::Program),
+        ];
+        for (kind, listed) in records {
+            for (id, digest) in manifest.checksums(kind) {
+                let bytes = size(&self.base().layout.record(kind, &id))?;
+                parts.push(ListedPart {
+                    kind: listed,
+                    id,
+                    digest,
+                    bytes,
+                    content: None,
+                });
+            }
+        }
+        for id in &release.programs {
+            let program = self.records.program(id)?;
+            let target = program.map(|program| program.target);
+            targets.extend(target.filter(|target| !targets.contains(target)));
+        }
+        Ok(Listing {
+            schema: SCHEMA,
+            model: release.model.clone(),
+            targets,
+            parts,
+            release: release.clone(),
+        })
+    }
+
+    /// Returns the bytes of a release's file under another number, as another store would write them. A rollback names
+    /// a number of this store, so it is left out.
+    pub fn renumbered(
+        &self,
+        release: &Release,
+        seq: u64,
+    ) -> Result<(Release, Vec<u8>), StoreError> {
+        let release = Release {
+            seq,
+            rollback: None,
+            ..release.clone()
+        };
+        let path = self.base().layout.release(&release.model, seq)?;
+        let (text, _) = checksum::encode(&release, &path)?;
+        Ok((release, text))
+    }
+
+    /// Publishes a release of another store, whose parts have been received, under its own number. Fails if another
+    /// release has that number. Returns its listing in this store.
+    pub fn receive(&self, text: &[u8], listing: &Listing) -> Result<Listing, StoreError> {
+        let place = PathBuf::from(release_path(&listing.model, listing.release.seq)?);
+        let (release, _) = checksum::decode::<Release>(text, &place)?;
+        if release != listing.release {
+            return Err(other(&place));
+        }
+        self.put_numbered(&release)?;
+        self.listing(&release)
+    }
+}
+
+impl Records {
+    /// Publishes the record of another store, whose file has these bytes. Everything that it refers to must be in this
+    /// store. An earlier record of the same key stays.
+    pub fn receive(&self, part: &ListedPart, text: &[u8]) -> Result<(), StoreError> {
+        let place = PathBuf::from(part.path());
+        if ListedPart::of_record(part.kind, part.id, text)?.0.digest != part.digest {
+            return Err(other(&place));
+        }
+        match part.kind {
+            PartKind::Artifact => {
+                self.put_artifact(&checksum::decode::<Artifact>(text, &place)?.0)?;
+            }
+            _ => {
+                self.put_program(&checksum::decode::<Program>(text, &place)?.0)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns whether this store has a part of a listing: the same content, or a record with this key.
+    pub fn has_part(&self, part: &ListedPart) -> Result<bool, StoreError> {
+        match part.kind {
+            PartKind::Object => self.objects.has_sound(&part.id),
+            PartKind::Artifact => self.has_artifact(&part.id),
+            PartKind::Program => self.has_program(&part.id),
+        }
+    }
+}
+
+impl Objects {
+    /// Stores an object of another store, whose file `from` reads, unless this store has it. No more than the listed bytes are read, and every
+    /// byte is checked before the object is visible.
+    pub fn receive(&self, part: &ListedPart, from: &mut dyn Read) -> Result<(), StoreError> {
+        if self.present(&part.id)? {
+            return Ok(());
+        }
+        let place = PathBuf::from(part.path());
+        let damaged = |why: &str| StoreError::Corrupt {
+            digest: part.id,
+            path: place.clone(),
+            why: why.to_owned(),
+        };
+        let mut pending = self.leases().pending_file()?;
+        let read = io::copy(&mut from.take(part.bytes.saturating_add(1)), pending.file());
+        let read = read.at("receive", &place)?;
+        if read != part.bytes {
+            return Err(damaged("its file has another size than the listing says"));
+        }
+        // Zeros become a thousandth and less; what is more than that says so in the listing.
+        let most = part.bytes.saturating_mul(1024).saturating_add(1 << 30);
+        self.publish_copy(
+            pending,
+            &part.id,
+            Some(part.content.unwrap_or(most)),
+            &place,
+        )
+    }
+}
+
+/// Returns the error for a record that is not the listed one.
+fn other(place: &Path) -> StoreError {
+    StoreError::Record {
+        path: place.to_owned(),
+        why: "it is another record than was listed".to_owned(),
+    }
+}

@@ -1,0 +1,159 @@
+//! Transfers between a store and a remote: the words that `precast` and the program beside it, `precast-remote`, exchange.
+//!
+//! A request is a line of JSON on the program's stdin. Its events are lines on stdout, the last of which is `done` or
+//! `error`. When stdin ends, the work stops. The words are here because `precast` has no network code, and these two
+//! programs must agree.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Digest, Target};
+
+/// What `precast` asks for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "do", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Request {
+    /// Push a release.
+    Push {
+        /// The folder of the store.
+        store: PathBuf,
+        /// The place.
+        remote: String,
+        /// The model.
+        model: String,
+        /// Number or name of the release; the newest without.
+        which: Option<String>,
+        /// Whether only to say what would move.
+        dry_run: bool,
+    },
+    /// Pull releases.
+    Pull {
+        /// The folder of the store, which is created.
+        store: PathBuf,
+        /// The place.
+        remote: String,
+        /// The models; all without.
+        models: Vec<String>,
+        /// Number or name of the release; the newest without.
+        which: Option<String>,
+        /// What this host is: a release must fit one of them. Any release without.
+        hosts: Vec<Target>,
+        /// The name of the target that a release must have, in place of `hosts`.
+        target: Option<String>,
+        /// Whether every release comes, also those for other hosts.
+        all: bool,
+        /// Whether only to say what would move.
+        dry_run: bool,
+    },
+    /// List the releases.
+    List {
+        /// The place.
+        remote: String,
+    },
+}
+
+/// What `precast-remote` says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Event {
+    /// What will move.
+    Plan(Plan),
+    /// The bytes that have moved of the present plan.
+    Bytes(u64),
+    /// A release has moved.
+    Moved(Moved),
+    /// A release that is there.
+    Listed(Listed),
+    /// The end.
+    Done,
+    /// The end, with an error.
+    Error {
+        /// What was wrong.
+        message: String,
+        /// What to do.
+        hint: String,
+        /// Its causes, the nearest first.
+        causes: Vec<String>,
+        /// What kind of error.
+        kind: Kind,
+    },
+}
+
+/// Kinds of errors, which have exit codes of their own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// The work failed.
+    Failed,
+    /// The request is wrong.
+    Usage,
+    /// What was asked for is not there.
+    Missing,
+    /// It is for another host.
+    Target,
+    /// It was stopped.
+    Interrupted,
+}
+
+/// A release of a remote.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Listed {
+    /// The model.
+    pub model: String,
+    /// The number.
+    pub seq: u64,
+    /// The name that it was given.
+    pub name: Option<String>,
+    /// The digest that equal releases have in common.
+    pub identity: Digest,
+    /// Names of the hosts that it is for.
+    pub targets: Vec<String>,
+    /// Number of programs.
+    pub programs: usize,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// When it was built, in seconds since 1970.
+    pub created: Option<i64>,
+}
+
+/// What moves, before a byte does.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Plan {
+    /// Name of the model.
+    pub model: String,
+    /// Number of the release on the side that has it.
+    pub seq: u64,
+    /// Files that move.
+    pub moves: usize,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Files of the release that are on the other side already.
+    pub there: usize,
+    /// Their bytes.
+    pub there_bytes: u64,
+}
+
+/// A release after a push or a pull.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Moved {
+    /// What moved; with `dry_run` what would.
+    pub plan: Plan,
+    /// The number on the side that it came from.
+    pub from: u64,
+    /// The number on the side that it went to; none for a dry run that would publish a new one.
+    pub to: Option<u64>,
+    /// Whether it is new there.
+    pub published: bool,
+    /// The digest that equal releases have in common, on the side that it came from.
+    pub identity: Digest,
+    /// The same on the other side. It differs where that side has builds of its own for some keys.
+    pub identity_there: Digest,
+    /// Whether the storage refuses to create a file twice; none if it was not tried. Without it two pushes at once can
+    /// take one number.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refuses_twice: Option<bool>,
+}

@@ -1,0 +1,403 @@
+//! `precast push`, `precast pull`, and lists of remotes: what the program beside this one, `precast-remote`, does.
+//!
+//! This program has no network code. It starts the other one, sends it one request, and shows what it says.
+
+use std::{
+    io::{BufRead, BufReader, IsTerminal, Write, stderr},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::atomic::Ordering,
+    thread,
+    time::Duration,
+};
+
+use anyhow::Result;
+use indicatif::{ProgressBar, ProgressStyle};
+use serde::Serialize;
+
+use super::{
+    Context,
+    exit::{self, Refusal},
+    libtorch::LibtorchFolder,
+    table::{self, Column},
+    text::{age, bytes, count},
+};
+use crate::store::{
+    Target,
+    target::{DeviceKind, Torch},
+    transfer::{Event, Kind, Listed, Moved, Plan, Request},
+};
+
+/// The name of the other program.
+const PROGRAM: &str = "precast-remote";
+
+#[derive(clap::Args)]
+pub(super) struct PushArgs {
+    /// The model, with `@NUMBER` or `@NAME` for another release than the newest
+    model: String,
+    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, or `file:///PATH`
+    #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
+    remote: String,
+    /// Print what would move, and write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+}
+
+#[derive(clap::Args)]
+pub(super) struct PullArgs {
+    /// Where from: as for `push`, or `https://HOST/PATH`
+    #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
+    remote: String,
+    /// The model, with `@NUMBER` or `@NAME` for another release than the newest one that this host can run [default: all
+    /// models]
+    model: Option<String>,
+    /// A release for the target of this name, as `torch211-cxx11-cu130-x86_64-linux-sm90`, in place of this host's
+    #[arg(long = "for", value_name = "TARGET")]
+    target: Option<String>,
+    /// Every release, for whatever host
+    #[arg(long, conflicts_with = "target")]
+    all: bool,
+    /// Print what would move, and write nothing
+    #[arg(short = 'n', long)]
+    dry_run: bool,
+    #[command(flatten)]
+    libtorch: LibtorchFolder,
+}
+
+/// `precast push` and `precast pull --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct MovedDocument {
+    remote: String,
+    dry_run: bool,
+    releases: Vec<Moved>,
+}
+
+/// `precast ls REMOTE --format json`
+#[derive(Serialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
+pub(super) struct RemoteDocument {
+    remote: String,
+    releases: Vec<Listed>,
+}
+
+pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
+    let (model, which) = split(&args.model);
+    let request = Request::Push {
+        store: std::path::absolute(&context.store)?,
+        remote: args.remote.clone(),
+        model,
+        which,
+        dry_run: args.dry_run,
+    };
+    let releases = moved(&request, context)?;
+    let to = &args.remote;
+    show(releases, to, args.dry_run, context, |moved| {
+        let model = &moved.plan.model;
+        let own = moved.identity.short();
+        let number = moved
+            .to
+            .map_or("the next number".to_owned(), |to| format!("release {to}"));
+        let done = match (moved.published, args.dry_run) {
+            (true, _) => "is now",
+            (false, true) if moved.to.is_none() => "would be",
+            (false, _) => "is already",
+        };
+        format!(
+            "release {} of {model} ({own}) {done} {number} of {to}",
+            moved.from
+        )
+    })
+}
+
+pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
+    let (model, which) = args.model.as_deref().map(split).unzip();
+    let whole = args.all || args.target.is_some();
+    let request = Request::Pull {
+        store: std::path::absolute(&context.store)?,
+        remote: args.remote.clone(),
+        models: model.into_iter().collect(),
+        which: which.flatten(),
+        hosts: if whole { vec![] } else { hosts(&args.libtorch) },
+        target: args.target.clone(),
+        all: args.all,
+        dry_run: args.dry_run,
+    };
+    let releases = moved(&request, context)?;
+    let from = &args.remote;
+    show(releases, from, args.dry_run, context, |moved| {
+        let (model, seq) = (&moved.plan.model, moved.from);
+        let done = match (moved.published, moved.to) {
+            (true, _) => "is here now".to_owned(),
+            (false, None) => "would come".to_owned(),
+            (false, Some(here)) if here != seq => format!("is here already, as release {here}"),
+            (false, Some(_)) => "is here already".to_owned(),
+        };
+        format!(
+            "release {seq} of {model} ({}) {done}",
+            moved.identity.short()
+        )
+    })
+}
+
+/// Lists the releases of a remote.
+pub(super) fn list(remote: &str, context: &Context) -> Result<u8> {
+    let mut releases = Vec::new();
+    let request = Request::List {
+        remote: remote.to_owned(),
+    };
+    ask(&request, context, &mut |event| {
+        if let Event::Listed(listed) = event {
+            releases.push(listed);
+        }
+    })?;
+    let document = RemoteDocument {
+        remote: remote.to_owned(),
+        releases,
+    };
+    context.show(&document, || {
+        const COLUMNS: [Column; 7] = [
+            Column::left("MODEL", 0),
+            Column::right("RELEASE", 0),
+            Column::left("NAME", 0),
+            Column::left("TARGET", 0),
+            Column::right("PROGRAMS", 0),
+            Column::right("SIZE", 0),
+            Column::left("BUILT", 0),
+        ];
+        let rows = document.releases.iter().map(|one| {
+            vec![
+                one.model.clone(),
+                one.seq.to_string(),
+                one.name.clone().unwrap_or_default(),
+                one.targets.join(", "),
+                one.programs.to_string(),
+                bytes(one.bytes),
+                age(one.created),
+            ]
+        });
+        table::print(&context.out, &COLUMNS, rows)
+    })?;
+    Ok(0)
+}
+
+/// Returns whether an argument is a place of a remote.
+pub(super) fn is_remote(text: &str) -> bool {
+    text.contains("://")
+}
+
+/// Splits `MODEL@7` or `MODEL@NAME`.
+fn split(text: &str) -> (String, Option<String>) {
+    match text.rsplit_once('@') {
+        Some((model, which)) => (model.to_owned(), Some(which.to_owned())),
+        None => (text.to_owned(), None),
+    }
+}
+
+/// Returns what this host is, with the torch that is in use; nothing without one.
+fn hosts(libtorch: &LibtorchFolder) -> Vec<Target> {
+    let folder = libtorch.find();
+    // <site-packages>/torch
+    let packages = folder.as_deref().and_then(Path::parent);
+    let Some(torch) = packages.and_then(|folder| Torch::find(&[folder])) else {
+        return Vec::new();
+    };
+    let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
+    let targets = kinds.map(|kind| Target::with_torch(kind, "native", &torch));
+    let is_there = |target: &Target| target.device == DeviceKind::Cpu || target.sm.is_some();
+    targets.into_iter().filter(is_there).collect()
+}
+
+/// Sends a request; returns the releases that have moved.
+fn moved(request: &Request, context: &Context) -> Result<Vec<Moved>> {
+    let mut releases = Vec::new();
+    ask(request, context, &mut |event| {
+        if let Event::Moved(moved) = event {
+            releases.push(moved);
+        }
+    })?;
+    Ok(releases)
+}
+
+/// Prints releases that have moved.
+fn show(
+    releases: Vec<Moved>,
+    remote: &str,
+    dry_run: bool,
+    context: &Context,
+    line: impl Fn(&Moved) -> String,
+) -> Result<u8> {
+    for moved in &releases {
+        if moved.identity != moved.identity_there {
+            let model = &moved.plan.model;
+            let there = moved.identity_there.short();
+            note!(
+                "the other side has builds of its own for programs of {model}, which stay: its release is {there}"
+            );
+        }
+        if moved.refuses_twice == Some(false) {
+            let text = format!("`{remote}` lets two writers create one file");
+            let hint = "push from one place at a time: two at once could take one number";
+            exit::tell_warning(&text, Some(hint));
+        }
+    }
+    let document = MovedDocument {
+        remote: remote.to_owned(),
+        dry_run,
+        releases,
+    };
+    context.show(&document, || {
+        for moved in &document.releases {
+            let plan = &moved.plan;
+            let (files, size) = (count(plan.moves, "file"), bytes(plan.bytes));
+            let (there, kept) = (plan.there, bytes(plan.there_bytes));
+            let would = if dry_run { "would move" } else { "moved" };
+            writeln!(
+                context.out,
+                "{}; {would} {files} ({size}), {there} were there ({kept})",
+                line(moved)
+            )?;
+        }
+        Ok(())
+    })?;
+    Ok(0)
+}
+
+/// Starts the other program, sends it a request, and hands out its events but those about progress.
+fn ask(request: &Request, context: &Context, each: &mut dyn FnMut(Event)) -> Result<()> {
+    let mut child = start()?;
+    let mut input = child.stdin.take();
+    let mut line = serde_json::to_string(request)?;
+    line.push('\n');
+    if let Some(input) = &mut input {
+        // A program that ended has said why.
+        let _ = input
+            .write_all(line.as_bytes())
+            .and_then(|()| input.flush());
+    }
+    // The end of its input stops it: after Ctrl-C, and when this process is killed.
+    let cancel = context.cancel.clone();
+    let stdin = std::sync::Arc::new(std::sync::Mutex::new(input));
+    let kept = stdin.clone();
+    thread::spawn(move || {
+        while !cancel.load(Ordering::Relaxed) {
+            thread::sleep(Duration::from_millis(50));
+        }
+        if let Ok(mut input) = kept.lock() {
+            input.take();
+        }
+    });
+    let bar = Bar::new(context);
+    let ended = child
+        .stdout
+        .take()
+        .map_or(Ok(false), |output| events(output, &bar, each));
+    bar.clear();
+    // Whatever it said, it does not go on.
+    if let Ok(mut input) = stdin.lock() {
+        input.take();
+    }
+    let status = child.wait();
+    if ended? {
+        return Ok(());
+    }
+    let status = status.map_or_else(|e| e.to_string(), |status| status.to_string());
+    let message = format!("`{PROGRAM}` ended without an answer: {status}");
+    Err(Refusal::failed(message, "run it again; what has moved is kept").into())
+}
+
+/// Reads events until the end. Returns whether the work was done.
+fn events(output: impl std::io::Read, bar: &Bar, each: &mut dyn FnMut(Event)) -> Result<bool> {
+    for line in BufReader::new(output).lines() {
+        let event = serde_json::from_str(&line?);
+        let event = event.map_err(|e| {
+            let message = format!("`{PROGRAM}` says what this precast does not understand: {e}");
+            Refusal::failed(message, "install both programs from one release of precast")
+        })?;
+        match event {
+            Event::Plan(plan) => bar.begin(&plan),
+            Event::Bytes(moved) => bar.at(moved),
+            Event::Done => return Ok(true),
+            Event::Error {
+                message,
+                hint,
+                causes,
+                kind,
+            } => {
+                let message = [&[message][..], &causes].concat().join(": ");
+                let refusal = match kind {
+                    Kind::Usage => Refusal::usage(message, hint),
+                    Kind::Missing => Refusal::missing(message, hint),
+                    Kind::Target => Refusal::target(message, hint),
+                    Kind::Interrupted => Refusal::interrupted(message, hint),
+                    Kind::Failed => Refusal::failed(message, hint),
+                };
+                return Err(refusal.into());
+            }
+            other => each(other),
+        }
+    }
+    Ok(false)
+}
+
+/// Starts the program: the one beside this one, else that of the path.
+fn start() -> Result<Child> {
+    let own = std::env::current_exe().ok();
+    let beside = own.and_then(|own| Some(own.parent()?.join(PROGRAM)));
+    let program = beside.filter(|path| path.is_file());
+    let program = program.unwrap_or_else(|| PathBuf::from(PROGRAM));
+    let mut command = Command::new(&program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped());
+    command.spawn().map_err(|error| {
+        let message = format!(
+            "can't start `{}`, which has the network code: {error}",
+            program.display()
+        );
+        let hint = "`make remote` builds it beside `precast`; the wheel has it";
+        Refusal::usage(message, hint).into()
+    })
+}
+
+/// The bytes that have moved, on a terminal.
+struct Bar(Option<ProgressBar>);
+
+impl Bar {
+    fn new(context: &Context) -> Self {
+        if context.out.json() || !stderr().is_terminal() {
+            return Self(None);
+        }
+        let style =
+            ProgressStyle::with_template("{bar:30} {bytes} of {total_bytes}, {bytes_per_sec}");
+        let bar = ProgressBar::new(0);
+        Self(Some(match style {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        }))
+    }
+
+    fn begin(&self, plan: &Plan) {
+        let (files, size) = (count(plan.moves, "file"), bytes(plan.bytes));
+        let there = bytes(plan.there_bytes);
+        note!(
+            "{}@{}: {files} to move ({size}); {there} are there",
+            plan.model,
+            plan.seq
+        );
+        if let Self(Some(bar)) = self {
+            bar.set_length(plan.bytes);
+            bar.set_position(0);
+        }
+    }
+
+    fn at(&self, moved: u64) {
+        if let Self(Some(bar)) = self {
+            bar.set_position(moved);
+        }
+    }
+
+    fn clear(&self) {
+        if let Self(Some(bar)) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
