@@ -26,7 +26,10 @@ const GROUPS: [(&str, &[&str]); 4] = [
             "ls", "show", "du", "log", "why", "diff", "verify", "report", "inspect",
         ],
     ),
-    ("Keeping house", &["release", "gc", "completions", "man"]),
+    (
+        "Keeping house",
+        &["release", "push", "pull", "gc", "completions", "man"],
+    ),
 ];
 
 /// Common questions, each with its commands.

@@ -4,6 +4,7 @@
 
 use std::{
     io::{BufRead, BufReader, IsTerminal, Write, stderr},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::Ordering,
@@ -20,7 +21,7 @@ use super::{
     exit::{self, Refusal},
     libtorch::LibtorchFolder,
     table::{self, Column},
-    text::{age, bytes, count},
+    text::{age, bytes, count, plain},
 };
 use crate::store::{
     Target,
@@ -54,7 +55,7 @@ pub(super) struct PullArgs {
     /// A release for the target of this name, as `torch211-cxx11-cu130-x86_64-linux-sm90`, in place of this host's
     #[arg(long = "for", value_name = "TARGET")]
     target: Option<String>,
-    /// Every release, for whatever host
+    /// Every release of the model, or of all models, for whatever host
     #[arg(long, conflicts_with = "target")]
     all: bool,
     /// Print what would move, and write nothing
@@ -89,6 +90,8 @@ pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
         model,
         which,
         dry_run: args.dry_run,
+        shared: context.shared,
+        trusted: context.options().trusted,
     };
     let releases = moved(&request, context)?;
     let to = &args.remote;
@@ -112,16 +115,29 @@ pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
 
 pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
     let (model, which) = args.model.as_deref().map(split).unzip();
-    let whole = args.all || args.target.is_some();
+    let which = which.flatten();
+    if args.all && which.is_some() {
+        let hint = "leave out `@…`, or `--all`";
+        return Err(Refusal::usage("`--all` asks for every release of a model", hint).into());
+    }
+    let hosts = match args.all || args.target.is_some() || which.is_some() {
+        true => Vec::new(),
+        false => hosts(&args.libtorch),
+    };
+    if hosts.is_empty() && !args.all && args.target.is_none() && which.is_none() {
+        note!("there is no torch here: the newest release comes, whatever host it is for");
+    }
     let request = Request::Pull {
         store: std::path::absolute(&context.store)?,
         remote: args.remote.clone(),
         models: model.into_iter().collect(),
-        which: which.flatten(),
-        hosts: if whole { vec![] } else { hosts(&args.libtorch) },
+        which,
+        hosts,
         target: args.target.clone(),
         all: args.all,
         dry_run: args.dry_run,
+        shared: context.shared,
+        trusted: context.options().trusted,
     };
     let releases = moved(&request, context)?;
     let from = &args.remote;
@@ -167,10 +183,10 @@ pub(super) fn list(remote: &str, context: &Context) -> Result<u8> {
         ];
         let rows = document.releases.iter().map(|one| {
             vec![
-                one.model.clone(),
+                plain(&one.model),
                 one.seq.to_string(),
-                one.name.clone().unwrap_or_default(),
-                one.targets.join(", "),
+                plain(one.name.as_deref().unwrap_or_default()),
+                plain(&one.targets.join(", ")),
                 one.programs.to_string(),
                 bytes(one.bytes),
                 age(one.created),
@@ -301,6 +317,10 @@ fn ask(request: &Request, context: &Context, each: &mut dyn FnMut(Event)) -> Res
     if ended? {
         return Ok(());
     }
+    if context.cancel.load(Ordering::Relaxed) {
+        let hint = "run it again; what has moved is kept";
+        return Err(Refusal::interrupted("interrupted", hint).into());
+    }
     let status = status.map_or_else(|e| e.to_string(), |status| status.to_string());
     let message = format!("`{PROGRAM}` ended without an answer: {status}");
     Err(Refusal::failed(message, "run it again; what has moved is kept").into())
@@ -324,7 +344,8 @@ fn events(output: impl std::io::Read, bar: &Bar, each: &mut dyn FnMut(Event)) ->
                 causes,
                 kind,
             } => {
-                let message = [&[message][..], &causes].concat().join(": ");
+                // Names and messages of a server.
+                let message = plain(&[&[message][..], &causes].concat().join(": "));
                 let refusal = match kind {
                     Kind::Usage => Refusal::usage(message, hint),
                     Kind::Missing => Refusal::missing(message, hint),
@@ -347,6 +368,8 @@ fn start() -> Result<Child> {
     let program = beside.filter(|path| path.is_file());
     let program = program.unwrap_or_else(|| PathBuf::from(PROGRAM));
     let mut command = Command::new(&program);
+    // Ctrl-C is for this process, which ends the other one.
+    command.process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped());
     command.spawn().map_err(|error| {
         let message = format!(

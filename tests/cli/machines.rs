@@ -11,7 +11,10 @@ const PAGE: &str = "docs/src/guide/machines.md";
 
 /// Returns the paths that each `rsync` of the page copies, in order.
 fn copies() -> Vec<Vec<String>> {
-    let block = blocks(PAGE, "console").remove(1);
+    let mut blocks = blocks(PAGE, "console").into_iter();
+    let block = blocks
+        .find(|block| block.contains("$ rsync -a artifacts/"))
+        .unwrap();
     let lines = block
         .lines()
         .filter_map(|line| line.strip_prefix("$ rsync"));

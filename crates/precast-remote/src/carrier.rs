@@ -19,7 +19,9 @@ pub struct Body {
 pub enum How {
     /// Only if there is none of this name: a record, a release.
     New,
-    /// Whatever is there. For what has the same bytes whoever writes it (an object), and for what can be computed again.
+    /// As [`Self::New`], but two writers of a large file may both win: an object, whose content is the same.
+    Content,
+    /// Whatever is there: what can be computed again.
     Any,
 }
 
@@ -31,8 +33,8 @@ pub trait Carrier: Send + Sync {
     /// Opens a file; none if there is no such file.
     fn get(&self, name: &str) -> Result<Option<Body>, RemoteError>;
 
-    /// Creates a file of `bytes` bytes, visible whole or not at all. Returns false if there was one and `how` is
-    /// [`How::New`].
+    /// Creates a file of `bytes` bytes, visible whole or not at all. Returns false if there was one, unless
+    /// `how` is [`How::Any`].
     fn create(
         &self,
         name: &str,
@@ -48,11 +50,15 @@ pub trait Carrier: Send + Sync {
     fn delete(&self, name: &str) -> Result<(), RemoteError>;
 }
 
+/// Maximum bytes of a file that is read whole: a record or a listing.
+pub const LARGEST: u64 = 256 << 20;
+
 /// Reads a file of at most `most` bytes.
 pub fn small(carrier: &dyn Carrier, name: &str, most: u64) -> Result<Option<Vec<u8>>, RemoteError> {
     let Some(body) = carrier.get(name)? else {
         return Ok(None);
     };
+    let most = most.min(LARGEST);
     let large = || RemoteError::damaged(name, format!("it has more than {most} bytes"));
     if body.bytes > most {
         return Err(large());

@@ -136,7 +136,7 @@ impl RemoteError {
                 "build a release for this host, or take one for another with `--for TARGET` or `--all`"
             }
             Self::Damaged { .. } | Self::Lost { .. } => {
-                "push the release again from a store that has it"
+                "delete this file there, then push the release again from a store that has it"
             }
             Self::Interrupted => "run it again",
             Self::Store(error) => error.hint(),

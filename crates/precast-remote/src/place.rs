@@ -10,7 +10,7 @@
 //! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …), or from the
 //! machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Duration};
 
 use object_store::{
     ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
@@ -35,7 +35,7 @@ pub enum For {
 /// Opens the carrier for a URL.
 pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
     let wrong = |why: String| RemoteError::Url {
-        url: text.to_owned(),
+        url: shown(text),
         why,
     };
     let url = Url::parse(text).map_err(|e| wrong(e.to_string()))?;
@@ -46,7 +46,7 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
         return Err(wrong("it has more than a path".to_owned()));
     }
     let failed = |e: object_store::Error| wrong(e.to_string());
-    let (client, retry) = (client(&url), retry());
+    let retry = retry();
     let inside = || Path::from_url_path(url.path()).map_err(|e| wrong(e.to_string()));
     let (store, at, lists): (Arc<dyn ObjectStore>, Path, bool) = match url.scheme() {
         "file" => {
@@ -69,17 +69,23 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
             let builder = AmazonS3Builder::from_env().with_url(url.as_str());
             // For a server of this machine, as in tests.
             let local = std::env::var("AWS_ENDPOINT_URL").is_ok_and(|url| is_local(&url));
-            let builder = builder.with_allow_http(local).with_retry(retry);
+            let builder = builder.with_client_options(client(local)).with_retry(retry);
             (Arc::new(builder.build().map_err(failed)?), inside()?, true)
         }
         "gs" => {
             let builder = GoogleCloudStorageBuilder::from_env().with_url(url.as_str());
-            let builder = builder.with_retry(retry).build();
+            let builder = builder
+                .with_client_options(client(false))
+                .with_retry(retry)
+                .build();
             (Arc::new(builder.map_err(failed)?), inside()?, true)
         }
         "az" => {
             let builder = MicrosoftAzureBuilder::from_env().with_url(url.as_str());
-            let builder = builder.with_retry(retry).build();
+            let builder = builder
+                .with_client_options(client(false))
+                .with_retry(retry)
+                .build();
             (Arc::new(builder.map_err(failed)?), inside()?, true)
         }
         "https" | "http" => {
@@ -89,8 +95,8 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
                 ));
             }
             let builder = HttpBuilder::new()
-                .with_url(text)
-                .with_client_options(client)
+                .with_url(text.trim_end_matches('/'))
+                .with_client_options(client(url.scheme() == "http"))
                 .with_retry(retry);
             let store = builder.build().map_err(failed)?;
             let carrier = Storage::new(Arc::new(store), Path::default(), false)?;
@@ -113,6 +119,18 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
     }))
 }
 
+/// Returns a URL without what could be a secret.
+fn shown(text: &str) -> String {
+    let Ok(url) = Url::parse(text) else {
+        return text.to_owned();
+    };
+    if url.username().is_empty() && url.password().is_none() && url.query().is_none() {
+        return text.to_owned();
+    }
+    let host = url.host_str().unwrap_or_default();
+    format!("{}://{host}{}", url.scheme(), url.path())
+}
+
 /// Returns whether a URL names this machine.
 fn is_local(url: &str) -> bool {
     let Ok(url) = Url::parse(url) else {
@@ -126,18 +144,21 @@ fn is_local(url: &str) -> bool {
     }
 }
 
-fn client(url: &Url) -> ClientOptions {
+fn client(allow_http: bool) -> ClientOptions {
     // A large file may take long; a connection that says nothing may not.
+    const SILENCE: Duration = Duration::from_secs(120);
     ClientOptions::new()
-        .with_allow_http(url.scheme() == "http")
+        .with_allow_http(allow_http)
         .with_timeout_disabled()
+        .with_read_timeout(SILENCE)
 }
 
-/// How long a failing storage is tried again.
+/// How often a failing storage is tried again. The time counts from the start of a request, which may be that of a file
+/// that takes an hour.
 fn retry() -> RetryConfig {
     RetryConfig {
         max_retries: 8,
-        retry_timeout: std::time::Duration::from_secs(120),
+        retry_timeout: Duration::from_secs(6 * 3600),
         ..RetryConfig::default()
     }
 }
@@ -161,7 +182,11 @@ mod tests {
         ] {
             let error = open(url, For::Reading).err().unwrap();
             let text = error.to_string();
-            assert!(text.contains(why) && text.contains(url), "{text}");
+            assert!(text.contains(why) && text.contains(&shown(url)), "{text}");
+            assert!(
+                !text.contains("secret") && !text.contains("token=1"),
+                "{text}"
+            );
             assert!(error.hint().contains("s3://"));
         }
     }

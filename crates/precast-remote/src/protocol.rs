@@ -1,7 +1,8 @@
 //! Answers the requests of `precast`, in the words of [`precast_store::transfer`].
 
 use std::{
-    io::{BufRead, Write},
+    io::Write,
+    path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
@@ -10,7 +11,7 @@ use std::{
 };
 
 use precast_store::{
-    Store, Target,
+    Options, Store, Target,
     transfer::{Event, Kind, Listed, Request},
 };
 
@@ -20,9 +21,8 @@ use crate::{
     remote::{Remote, Wanted},
 };
 
-/// Answers the request that comes first from `input`, in lines to `output`. Returns whether it was done.
-pub fn answer(input: impl BufRead + Send + 'static, output: impl Write + Send) -> bool {
-    let stop = Arc::new(AtomicBool::new(false));
+/// Answers the request in a line, in lines to `output`. Returns whether it was done.
+pub fn answer(line: &str, stop: &Arc<AtomicBool>, output: impl Write + Send) -> bool {
     let output = Mutex::new(output);
     let say = |event: &Event| {
         let mut text = serde_json::to_vec(event).unwrap_or_default();
@@ -32,33 +32,21 @@ pub fn answer(input: impl BufRead + Send + 'static, output: impl Write + Send) -
             let _ = output.write_all(&text).and_then(|()| output.flush());
         }
     };
-    let result = request(input, &stop).and_then(|request| serve(request, &stop, &say));
+    let request = serde_json::from_str(line).map_err(|e| RemoteError::Url {
+        url: "the request".to_owned(),
+        why: e.to_string(),
+    });
+    let result = request.and_then(|request| serve(request, stop, &say));
+    // A transfer that was stopped ends with whatever it was doing.
+    let result = result.map_err(|error| match stop.load(Ordering::Relaxed) {
+        true => RemoteError::Interrupted,
+        false => error,
+    });
     match &result {
         Ok(()) => say(&Event::Done),
         Err(error) => say(&told(error)),
     }
     result.is_ok()
-}
-
-/// Reads the request; then a thread waits for the end of the input.
-fn request(
-    mut input: impl BufRead + Send + 'static,
-    stop: &Arc<AtomicBool>,
-) -> Result<Request, RemoteError> {
-    let mut line = String::new();
-    let read = input.read_line(&mut line);
-    let wrong = |why: String| RemoteError::Url {
-        url: "the request".to_owned(),
-        why,
-    };
-    read.map_err(|e| wrong(e.to_string()))?;
-    let request = serde_json::from_str(&line).map_err(|e| wrong(e.to_string()))?;
-    let stop = stop.clone();
-    std::thread::spawn(move || {
-        let _ = std::io::copy(&mut input, &mut std::io::sink());
-        stop.store(true, Ordering::Relaxed);
-    });
-    Ok(request)
 }
 
 fn told(error: &RemoteError) -> Event {
@@ -83,9 +71,31 @@ fn told(error: &RemoteError) -> Event {
     }
 }
 
+/// Opens the store of a request as its caller would.
+fn open(
+    path: &Path,
+    create: bool,
+    shared: bool,
+    trusted: bool,
+    stop: &Arc<AtomicBool>,
+) -> Result<Store, RemoteError> {
+    let options = Options {
+        shared,
+        trusted,
+        ..Options::default()
+    };
+    let store = if create {
+        Store::create_with(path, options)?
+    } else {
+        Store::open_with(path, options)?
+    };
+    store.stop_waiting_when(stop.clone());
+    Ok(store)
+}
+
 fn serve(
     request: Request,
-    stop: &AtomicBool,
+    stop: &Arc<AtomicBool>,
     say: &(dyn Fn(&Event) + Sync),
 ) -> Result<(), RemoteError> {
     let progress = Progress::new(say);
@@ -104,8 +114,10 @@ fn serve(
             model,
             which,
             dry_run,
+            shared,
+            trusted,
         } => {
-            let store = Store::open(store)?;
+            let store = open(&store, false, shared, trusted, stop)?;
             let found = store.releases().get(&model, which.as_deref())?;
             let release = found.ok_or_else(|| {
                 let which = which.map_or(String::new(), |which| format!("@{which}"));
@@ -132,9 +144,18 @@ fn serve(
             target,
             all,
             dry_run,
+            shared,
+            trusted,
         } => {
             let remote = Remote::open(&remote)?;
-            let store = Store::create(store)?;
+            // A dry run writes nothing: it compares with an empty store where there is none.
+            let nothing = tempfile::tempdir();
+            let path = match &nothing {
+                Ok(nothing) if dry_run && !store.exists() => nothing.path().join("store"),
+                _ => store.clone(),
+            };
+            let create = !dry_run || path != store;
+            let store = open(&path, create, shared, trusted, stop)?;
             let wanted = match target {
                 Some(name) => Wanted::Target(name),
                 None if hosts.is_empty() => Wanted::Any,
@@ -149,7 +170,11 @@ fn serve(
                     let numbers = numbers.get(&model).cloned().unwrap_or_default();
                     let mut listings = Vec::new();
                     for seq in numbers {
-                        listings.extend(remote.listing(&model, seq)?);
+                        listings.push(remote.find(&model, Some(&seq.to_string()), &Wanted::Any)?);
+                    }
+                    if listings.is_empty() {
+                        // Says that there is none.
+                        remote.find(&model, None, &Wanted::Any)?;
                     }
                     listings
                 } else {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use precast_store::{
-    Digest, ListedPart, Listing, PartKind, Store,
+    Digest, ListedPart, Listing, PartKind, Store, StoreError,
     transfer::{Moved, Plan},
 };
 
@@ -36,6 +36,16 @@ impl Remote {
         if let Some(had) = there(store, listing)? {
             (tell.plan)(&had.plan);
             return Ok(had);
+        }
+        // Said before anything moves.
+        let other = store.releases().at(model, seq)?;
+        let had = other.as_ref() == Some(&listing.release);
+        if other.is_some() && !had {
+            return Err(StoreError::TakenNumber {
+                model: model.clone(),
+                seq,
+            }
+            .into());
         }
         let text = self.release(model, seq)?;
         let text = text.ok_or_else(|| RemoteError::NoRelease {
@@ -102,7 +112,7 @@ impl Remote {
         let own = store.releases().receive(&text, listing).map_err(foreign)?;
         moved.identity_there = own.identity();
         moved.to = Some(seq);
-        moved.published = true;
+        moved.published = !had;
         Ok(moved)
     }
 
@@ -112,17 +122,29 @@ impl Remote {
         store: &Store,
         listing: &'a Listing,
     ) -> Result<Vec<(&'a ListedPart, Vec<u8>)>, RemoteError> {
+        /// More than the records of any release.
+        const MOST: u64 = 1 << 30;
         let mut parts = Vec::new();
         for part in &listing.parts {
-            if part.kind != PartKind::Object && !store.records().has_part(part)? {
+            let has = match part.kind {
+                PartKind::Object => continue,
+                // With all that it needs, or it is taken again.
+                PartKind::Artifact => store.records().keep_artifact(&part.id)?,
+                PartKind::Program => store.records().has_part(part)?,
+            };
+            if !has {
                 parts.push(part);
             }
         }
-        let wanted: Vec<_> = parts
-            .iter()
-            .map(|part| (part.kind, part.path(), part.bytes))
-            .collect();
-        let texts = self.records(&wanted)?;
+        let sizes = parts.iter().map(|part| part.bytes);
+        if sizes.fold(0, u64::saturating_add) > MOST {
+            let name = precast_store::listing_path(&listing.model, listing.release.seq)?;
+            return Err(RemoteError::damaged(
+                &name,
+                "its records have more than 1 GiB",
+            ));
+        }
+        let texts = self.records(&parts)?;
         let found = parts.into_iter().zip(texts).map(|(part, text)| {
             let text = text.ok_or_else(|| RemoteError::damaged(&part.path(), "it is missing"))?;
             let (found, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
@@ -152,16 +174,26 @@ impl Remote {
     }
 }
 
-/// Returns the release of the store that is equal to a listed one, if it has one, under whatever number.
+/// Returns the release of the store that is equal to a listed one, if it has one: of its number, or the newest.
 fn there(store: &Store, listing: &Listing) -> Result<Option<Moved>, RemoteError> {
     let (model, identity) = (&listing.model, listing.identity());
-    for release in store.releases().all(model)?.into_iter().rev() {
+    // An older one is no answer: a load would take the newest. So a rollback of the remote arrives as one.
+    let newest = store.releases().get(model, None)?;
+    let same = store.releases().at(model, listing.release.seq)?;
+    for release in same.into_iter().chain(newest) {
         if !release.same_content(&listing.release) {
             continue;
         }
-        // One that lacks a part is no answer.
-        let own = store.releases().listing(&release).ok();
-        if own.is_none_or(|own| own.identity() != identity) {
+        // Neither is one that lacks a part.
+        let Ok(own) = store.releases().listing(&release) else {
+            continue;
+        };
+        let mut objects = own
+            .parts
+            .iter()
+            .filter(|part| part.kind == PartKind::Object);
+        let is_whole = objects.all(|part| store.objects().has_sound(&part.id).unwrap_or(false));
+        if own.identity() != identity || !is_whole {
             continue;
         }
         return Ok(Some(Moved {

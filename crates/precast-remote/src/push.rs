@@ -20,11 +20,11 @@ use precast_store::{
 };
 
 use crate::{
-    carrier::How,
+    carrier::{How, small},
     error::RemoteError,
     event::Tell,
     probe,
-    remote::{LARGE, Remote},
+    remote::{LARGE, Remote, foreign},
     work,
 };
 
@@ -43,7 +43,7 @@ impl Remote {
         let goal = self.goal(store, &own)?;
         let plan = goal.plan(&own);
         (tell.plan)(&plan);
-        let newest = self.newest(&own.model)?;
+        let newest = self.newest(&own.model, release.is_partial())?;
         let mut moved = Moved {
             plan,
             from: release.seq,
@@ -54,15 +54,15 @@ impl Remote {
             refuses_twice: None,
         };
         // The newest release has the same content: there is nothing to publish.
-        if let Some(there) = newest.filter(|there| there.identity() == moved.identity_there) {
-            moved.to = Some(there.release.seq);
-            if !dry_run {
-                // Of a push that died behind the release.
-                self.keep_numbers()?;
-            }
+        let same = newest.filter(|there| there.identity() == moved.identity_there);
+        moved.to = same.map(|there| there.release.seq);
+        if dry_run {
             return Ok(moved);
         }
-        if dry_run {
+        if moved.to.is_some() {
+            // What it lost meanwhile, and the list of a push that died behind the release.
+            self.send(store, &goal, tell)?;
+            self.keep_numbers()?;
             return Ok(moved);
         }
         if is_new {
@@ -76,17 +76,13 @@ impl Remote {
         Ok(moved)
     }
 
-    fn newest(&self, model: &str) -> Result<Option<Listing>, RemoteError> {
-        for seq in self
-            .numbers()?
-            .remove(model)
-            .unwrap_or_default()
-            .into_iter()
-            .rev()
-        {
-            match self.listing(model, seq)? {
-                Some(listing) if !listing.release.is_partial() => return Ok(Some(listing)),
-                _ => {}
+    /// Returns the newest whole release, or with `partial` the newest of all.
+    fn newest(&self, model: &str, partial: bool) -> Result<Option<Listing>, RemoteError> {
+        let numbers = self.numbers()?.remove(model).unwrap_or_default();
+        for seq in numbers.into_iter().rev() {
+            let listing = self.listing(model, seq)?;
+            if let Some(listing) = listing.filter(|it| partial || !it.release.is_partial()) {
+                return Ok(Some(listing));
             }
         }
         Ok(None)
@@ -112,13 +108,7 @@ impl Remote {
         let objects: Vec<ListedPart> = (objects.into_iter())
             .map(|id| match known.get(&id) {
                 Some(part) => (*part).clone(),
-                None => ListedPart {
-                    kind: PartKind::Object,
-                    id,
-                    digest: id,
-                    bytes: 0,
-                    content: None,
-                },
+                None => ListedPart::of(PartKind::Object, id),
             })
             .collect();
         let names: Vec<String> = objects.iter().map(ListedPart::path).collect();
@@ -146,36 +136,26 @@ impl Remote {
         kind: PartKind,
         ids: &[Digest],
     ) -> Result<Vec<(ListedPart, precast_store::References)>, RemoteError> {
-        let name = |id: &Digest| ListedPart {
-            kind,
-            id: *id,
-            digest: *id,
-            bytes: 0,
-            content: None,
-        };
-        let wanted: Vec<(PartKind, String, u64)> = ids
-            .iter()
-            .map(|id| (kind, name(id).path(), LARGE))
-            .collect();
-        let mut all = Vec::new();
-        for (id, there) in ids.iter().zip(self.records(&wanted)?) {
+        let found = work::all(ids, work::SMALL, |id| {
+            let name = ListedPart::of(kind, *id).path();
             // A damaged record of the remote is an error: it can't be replaced, and the release would have it.
-            let (part, to) = if let Some(text) = &there {
-                ListedPart::of_record(kind, *id, text).map_err(crate::remote::foreign)?
-            } else {
-                let path = store.path().join(name(id).path());
-                let mut text = Vec::new();
-                let file = store.open_file(&path);
-                let read = file.and_then(|file| file.take(LARGE).read_to_end(&mut text));
-                read.map_err(|_| RemoteError::Lost {
-                    name: name(id).path(),
-                })?;
-                let found = ListedPart::of_record(kind, *id, &text)?;
+            if let Some(text) = small(&*self.carrier, &name, LARGE)? {
+                let found = ListedPart::of_record(kind, *id, &text).map_err(foreign)?;
+                return Ok((found, None));
+            }
+            let mut text = Vec::new();
+            let file = store.open_file(&store.path().join(&name));
+            let read = file.and_then(|file| file.take(LARGE).read_to_end(&mut text));
+            read.map_err(|_| RemoteError::Lost { name })?;
+            Ok((ListedPart::of_record(kind, *id, &text)?, Some(text)))
+        })?;
+        let mut all = Vec::new();
+        for (id, (found, own)) in ids.iter().zip(found) {
+            if let Some(text) = own {
                 goal.moves.insert(*id);
                 goal.texts.insert(*id, text);
-                found
-            };
-            all.push((part, to));
+            }
+            all.push(found);
         }
         Ok(all)
     }
@@ -203,7 +183,7 @@ impl Remote {
                 } else {
                     let file = open(store, part)?;
                     let mut from = Counted { file, tell };
-                    (self.carrier).create(&name, &mut from, part.bytes, How::Any)?;
+                    (self.carrier).create(&name, &mut from, part.bytes, How::Content)?;
                 }
                 Ok(())
             })?;
@@ -214,10 +194,9 @@ impl Remote {
     /// Fails if a record was created meanwhile, and is another one.
     fn is_this(&self, part: &ListedPart) -> Result<(), RemoteError> {
         let name = part.path();
-        let text = crate::carrier::small(&*self.carrier, &name, LARGE)?;
+        let text = small(&*self.carrier, &name, LARGE)?;
         let text = text.ok_or_else(|| RemoteError::Lost { name: name.clone() })?;
-        let (there, _) =
-            ListedPart::of_record(part.kind, part.id, &text).map_err(crate::remote::foreign)?;
+        let (there, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
         if there.digest == part.digest {
             return Ok(());
         }
@@ -249,10 +228,9 @@ impl Remote {
             if !self.write_new(&listing_path(model, seq)?, &listing.text())? {
                 continue;
             }
-            if !self.write_new(&release_path(model, seq)?, &text)? {
-                continue;
-            }
-            // Some servers let both of two pushes win: the last one has the number.
+            // The answer is not the last word: some servers let both of two pushes win, and a write that was tried again
+            // meets itself.
+            self.write_new(&release_path(model, seq)?, &text)?;
             if self.release(model, seq)?.as_deref() == Some(&text) {
                 return Ok(seq);
             }
@@ -291,7 +269,7 @@ impl Goal {
                 (&mut plan.there, &mut plan.there_bytes)
             };
             *count += 1;
-            *bytes += part.bytes;
+            *bytes = bytes.saturating_add(part.bytes);
         }
         plan
     }

@@ -13,7 +13,7 @@ use std::{
     path::Path,
 };
 
-use precast_store::{Listing, PartKind, StoreError, Target, listing_path, marker, release_path};
+use precast_store::{ListedPart, Listing, StoreError, Target, listing_path, marker, release_path};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Maximum bytes of a listing, of a record and of the list of releases.
-pub(crate) const LARGE: u64 = 256 << 20;
+pub(crate) const LARGE: u64 = crate::carrier::LARGEST;
 const NUMBERS: &str = "cache/releases.json";
 pub(crate) const MARKER: &str = "precast-store.json";
 
@@ -111,7 +111,9 @@ impl Remote {
         if let Some(names) = self.carrier.list("releases")? {
             let mut numbers = Numbers::new();
             for name in names {
-                if let Some((model, seq)) = precast_store::release_at(&name) {
+                if let Some((model, seq)) = precast_store::release_at(&name)
+                    && precast_store::is_foreign_number(seq)
+                {
                     numbers.entry(model).or_default().insert(seq);
                 }
             }
@@ -127,7 +129,11 @@ impl Remote {
         };
         let kept: Kept = serde_json::from_slice(&text)
             .map_err(|e| RemoteError::damaged(NUMBERS, e.to_string()))?;
-        Ok(kept.models)
+        let mut models = kept.models;
+        for numbers in models.values_mut() {
+            numbers.retain(|seq| precast_store::is_foreign_number(*seq));
+        }
+        Ok(models)
     }
 
     /// Writes the list of releases where it does not say what the storage does. Others push too, so it looks again.
@@ -197,19 +203,18 @@ impl Remote {
                 }
                 continue;
             };
-            if asked.is_some() {
-                return Ok(listing);
-            }
-            if listing.release.is_partial() {
+            let is_other = match which {
+                _ if asked.is_some() => false,
+                _ if listing.release.is_partial() => true,
+                Some(name) => listing.release.name.as_deref() != Some(name),
+                None => false,
+            };
+            if is_other {
                 continue;
             }
-            match which {
-                Some(name) if listing.release.name.as_deref() != Some(name) => {}
-                Some(_) => return Ok(listing),
-                None => match wanted.misfit(&listing) {
-                    None => return Ok(listing),
-                    Some(why) => unfit = unfit.or(Some(format!("release {seq} {why}"))),
-                },
+            match wanted.misfit(&listing) {
+                None => return Ok(listing),
+                Some(why) => unfit = unfit.or(Some(format!("release {seq} {why}"))),
             }
         }
         Err(match (unfit, which) {
@@ -230,10 +235,10 @@ impl Remote {
     /// Reads the records of some parts, those that are there.
     pub(crate) fn records(
         &self,
-        wanted: &[(PartKind, String, u64)],
+        wanted: &[&ListedPart],
     ) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
-        crate::work::all(wanted, crate::work::SMALL, |(_, name, most)| {
-            small(&*self.carrier, name, *most)
+        crate::work::all(wanted, crate::work::SMALL, |part| {
+            small(&*self.carrier, &part.path(), part.bytes)
         })
     }
 }

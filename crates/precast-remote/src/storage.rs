@@ -1,6 +1,6 @@
 //! Storage that `object_store` knows: a folder, a bucket, plain files over HTTPS.
 //!
-//! It retries what a server refuses for a while, resumes reads that break off, and knows every dialect of a conditional
+//! It retries what a server refuses for a while, resumes reads that break off where the server names versions of files, and knows every dialect of a conditional
 //! create. Its futures run on a few threads of this process; the callers wait, each in a thread of its own.
 
 use std::{
@@ -22,6 +22,10 @@ use crate::{
 
 /// Files up to this size are written in one request; larger ones in parts of it.
 const PART: u64 = 8 << 20;
+/// Files up to this size are created in one request where that must fail if there is one.
+const WHOLE: u64 = 256 << 20;
+/// Most parts of a file: S3 takes 10,000.
+const MOST_PARTS: u64 = 9_000;
 /// Parts of one file that are on their way.
 const PARTS: usize = 3;
 
@@ -56,9 +60,14 @@ impl Storage {
         })
     }
 
-    fn path(&self, name: &str) -> Path {
-        let parts = name.split('/').filter(|part| !part.is_empty());
-        parts.fold(self.at.clone(), |path, part| path.join(part))
+    /// Returns the path of a file, letter by letter: the names of a store are safe, and have `%` in them.
+    fn path(&self, name: &str) -> Result<Path, RemoteError> {
+        let path = match (self.at.as_ref(), name) {
+            ("", name) => Path::parse(name),
+            (at, "") => Path::parse(at),
+            (at, name) => Path::parse(format!("{at}/{name}")),
+        };
+        path.map_err(|e| RemoteError::damaged(name, e.to_string()))
     }
 }
 
@@ -95,7 +104,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 
 impl Carrier for Storage {
     fn head(&self, name: &str) -> Result<Option<u64>, RemoteError> {
-        match self.runtime.block_on(self.store.head(&self.path(name))) {
+        match self.runtime.block_on(self.store.head(&self.path(name)?)) {
             Ok(meta) => Ok(Some(meta.size)),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(failed("look at", name, &e)),
@@ -103,7 +112,7 @@ impl Carrier for Storage {
     }
 
     fn get(&self, name: &str) -> Result<Option<Body>, RemoteError> {
-        match self.runtime.block_on(self.store.get(&self.path(name))) {
+        match self.runtime.block_on(self.store.get(&self.path(name)?)) {
             Ok(found) => Ok(Some(Body {
                 bytes: found.meta.size,
                 read: Box::new(Streamed {
@@ -124,16 +133,17 @@ impl Carrier for Storage {
         bytes: u64,
         how: How,
     ) -> Result<bool, RemoteError> {
-        let path = self.path(name);
+        let path = self.path(name)?;
         let wrong = |source| RemoteError::Read {
             name: name.to_owned(),
             source,
         };
-        if bytes <= PART {
+        // What is not an object is in memory anyway, and a file in parts has no condition.
+        if bytes <= PART || (how == How::New && bytes <= WHOLE) {
             let mut content = Vec::with_capacity(bytes as usize);
             from.take(bytes).read_to_end(&mut content).map_err(wrong)?;
             let mode = match how {
-                How::New => PutMode::Create,
+                How::New | How::Content => PutMode::Create,
                 How::Any => PutMode::Overwrite,
             };
             let options = PutOptions::from(mode);
@@ -145,25 +155,26 @@ impl Carrier for Storage {
                     Error::AlreadyExists { .. }
                     | Error::Precondition { .. }
                     | Error::NotModified { .. },
-                ) if how == How::New => Ok(false),
-                Err(Error::NotFound { .. }) if how == How::New && self.head(name)?.is_some() => {
+                ) if how != How::Any => Ok(false),
+                Err(Error::NotFound { .. }) if how != How::Any && self.head(name)?.is_some() => {
                     Ok(false)
                 }
                 Err(e) => Err(failed("write", name, &e)),
             };
         }
-        if how == How::New && self.head(name)?.is_some() {
+        if how != How::Any && self.head(name)?.is_some() {
             return Ok(false);
         }
+        let part_size = PART.max(bytes / MOST_PARTS);
         let upload = self.runtime.block_on(self.store.put_multipart(&path));
         let upload = upload.map_err(|e| failed("write", name, &e))?;
-        let mut write = WriteMultipart::new_with_chunk_size(upload, PART as usize);
+        let mut write = WriteMultipart::new_with_chunk_size(upload, part_size as usize);
         let mut left = bytes;
         let sent = loop {
             if left == 0 {
                 break Ok(());
             }
-            let mut part = vec![0; left.min(PART) as usize];
+            let mut part = vec![0; left.min(part_size) as usize];
             if let Err(e) = from.read_exact(&mut part) {
                 break Err(wrong(e));
             }
@@ -199,7 +210,7 @@ impl Carrier for Storage {
         if !self.lists {
             return Ok(None);
         }
-        let path = self.path(folder);
+        let path = self.path(folder)?;
         let all = self.runtime.block_on(async {
             let mut found = self.store.list(Some(&path));
             let mut names = Vec::new();
@@ -223,7 +234,7 @@ impl Carrier for Storage {
     }
 
     fn delete(&self, name: &str) -> Result<(), RemoteError> {
-        match self.runtime.block_on(self.store.delete(&self.path(name))) {
+        match self.runtime.block_on(self.store.delete(&self.path(name)?)) {
             Ok(()) | Err(Error::NotFound { .. }) => Ok(()),
             Err(e) => Err(failed("delete", name, &e)),
         }

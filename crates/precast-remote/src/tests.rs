@@ -13,7 +13,7 @@ use std::{
 
 use object_store::{ObjectStore, memory::InMemory, path::Path};
 use precast_store::{
-    Digest, Store,
+    Digest, PartKind, Store,
     record::Release,
     testing::{self, put_artifact, put_program},
     transfer::Moved,
@@ -155,6 +155,92 @@ fn a_release_goes_to_a_folder_and_comes_back_from_it_and_from_a_web_server() {
 }
 
 #[test]
+fn a_name_with_other_letters_is_the_same_everywhere() {
+    const MODEL: &str = "org/modèle 1";
+    let (_from, from) = testing::store();
+    let artifact = put_artifact(&from, "block");
+    let program = put_program(&from, MODEL, 1, &[artifact.id]);
+    let release = testing::release(MODEL, None, &[program.id]);
+    let release = from.releases().put(&release).unwrap().0;
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("file://{}", folder.path().display());
+    let server = Server::of(folder.path());
+    push(&Remote::open_to_write(&url).unwrap(), &from, &release).unwrap();
+    let path = precast_store::release_path(MODEL, 1).unwrap();
+    assert!(folder.path().join(path).is_file());
+    for url in [&url, &server.url, &format!("{}/", server.url)] {
+        let there = Remote::open(url).unwrap();
+        assert_eq!(there.numbers().unwrap().keys().collect::<Vec<_>>(), [MODEL]);
+        let (_to, to) = testing::store();
+        let listing = there.find(MODEL, None, &Wanted::Any).unwrap();
+        there.pull_release(&to, &listing, false, &tell()).unwrap();
+        is_sound(&to);
+    }
+    let again = push(&Remote::open_to_write(&url).unwrap(), &from, &release).unwrap();
+    assert!(!again.published);
+}
+
+#[test]
+fn a_rollback_of_the_remote_arrives_as_the_newest_release() {
+    let store = Arc::new(InMemory::new());
+    let there = remote(memory(&store));
+    let (_from, from, first) = source("a");
+    let mut second = first.clone();
+    second.weights = Some(from.objects().put_bytes(b"others").unwrap());
+    let (second, _) = from.releases().put(&second).unwrap();
+    let (_to, to) = testing::store();
+    for release in [&first, &second] {
+        push(&there, &from, release).unwrap();
+        pull(&there, &to, None).unwrap();
+    }
+    let (back, _) = from.releases().rollback("m", Some(1)).unwrap();
+    assert_eq!(push(&there, &from, &back).unwrap().to, Some(3));
+    let pulled = pull(&there, &to, None).unwrap();
+    assert_eq!(
+        (pulled.to, pulled.published, pulled.plan.moves),
+        (Some(3), true, 0)
+    );
+    assert_eq!(
+        to.releases().get("m", None).unwrap().unwrap().weights,
+        first.weights
+    );
+    // A store that built it has it under its own number.
+    assert_eq!(pull(&there, &from, None).unwrap().to, Some(3));
+}
+
+#[test]
+fn what_was_lost_on_either_side_comes_back_with_the_next_transfer() {
+    let store = Arc::new(InMemory::new());
+    let (carrier, there) = (memory(&store), remote(memory(&store)));
+    let (_from, from, release) = source("a");
+    push(&there, &from, &release).unwrap();
+    let (_to, to) = testing::store();
+    pull(&there, &to, None).unwrap();
+    let listing = from.releases().listing(&release).unwrap();
+    let objects = listing
+        .parts
+        .iter()
+        .filter(|part| part.kind == PartKind::Object);
+    for part in objects {
+        carrier.delete(&part.path()).unwrap();
+        let (_new, new) = testing::store();
+        let missing = pull(&there, &new, None).unwrap_err();
+        assert_eq!(
+            missing.to_string(),
+            format!("`{}` of the remote is damaged: it is missing", part.path())
+        );
+        let pushed = push(&there, &from, &release).unwrap();
+        assert_eq!((pushed.published, pushed.plan.moves), (false, 1));
+        pull(&there, &new, None).unwrap();
+        is_sound(&new);
+        // In a store that has the record.
+        std::fs::remove_file(to.path().join(part.path())).unwrap();
+        pull(&there, &to, None).unwrap();
+        is_sound(&to);
+    }
+}
+
+#[test]
 fn builders_of_one_key_push_two_releases_and_the_first_record_stays() {
     let store = Arc::new(InMemory::new());
     let there = remote(memory(&store));
@@ -172,6 +258,14 @@ fn builders_of_one_key_push_two_releases_and_the_first_record_stays() {
     is_sound(&to);
     let got = to.releases().get("m", None).unwrap().unwrap();
     assert_eq!((got.seq, got.weights), (2, second.weights));
+    // A build of a store stays, and a pull again changes nothing.
+    let (_own, own, _) = source("c");
+    let own_first = own.releases().get("m", None).unwrap().unwrap();
+    assert_eq!(own_first.seq, 1);
+    let pulled = pull(&there, &own, Some("2")).unwrap();
+    assert!(pulled.published && pulled.identity != pulled.identity_there);
+    assert!(!pull(&there, &own, Some("2")).unwrap().published);
+    is_sound(&own);
     // The other builder has another release 1.
     let refused = pull(&there, &b, Some("1")).unwrap_err();
     assert_eq!(refused.to_string(), "`m` has another release 1 already");
@@ -498,6 +592,7 @@ fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
         ("\"bytes\":", "\"path\":\"/etc/passwd\",\"bytes\":"),
         ("\"model\":\"m\"", "\"model\":\"../m\""),
         ("\"schema\":1", "\"schema\":99"),
+        ("\"bytes\":", "\"bytes\":18446744073709551615,\"was\":"),
     ] {
         let bad = text.replacen(from, into, 1);
         assert_ne!(bad, text, "{from}");

@@ -70,6 +70,8 @@ fn a_push_and_a_pull_say_what_moves_and_what_has_moved() {
         model: "m".to_owned(),
         which: None,
         dry_run: false,
+        shared: false,
+        trusted: false,
     };
     let (events, good) = ask(&push);
     assert!(good, "{events:?}");
@@ -88,6 +90,8 @@ fn a_push_and_a_pull_say_what_moves_and_what_has_moved() {
         target: None,
         all: true,
         dry_run: false,
+        shared: false,
+        trusted: false,
     };
     let (events, good) = ask(&pull);
     assert!(good, "{events:?}");

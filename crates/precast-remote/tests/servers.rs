@@ -112,6 +112,8 @@ impl Server {
             model: "m".to_owned(),
             which: None,
             dry_run: false,
+            shared: false,
+            trusted: false,
         });
         moved(&events)
     }
@@ -126,6 +128,8 @@ impl Server {
             target: None,
             all: false,
             dry_run: false,
+            shared: false,
+            trusted: false,
         });
         moved(&events)
     }

@@ -154,7 +154,8 @@ pub use gc::{Collector, GcPlan, OldRelease, Policy, Victim};
 pub use layout::marker;
 pub use leases::{Hold, Leases};
 pub use listing::{
-    ListedPart, Listing, PartKind, References, listing_path, release_at, release_path,
+    ListedPart, Listing, PartKind, References, is_foreign_number, listing_path, release_at,
+    release_path,
 };
 pub use lock::Waiting;
 pub use manifest::{Manifest, Part};

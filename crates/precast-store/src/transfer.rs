@@ -26,6 +26,10 @@ pub enum Request {
         which: Option<String>,
         /// Whether only to say what would move.
         dry_run: bool,
+        /// Whether a whole group may write the store.
+        shared: bool,
+        /// Whether the store may belong to another user.
+        trusted: bool,
     },
     /// Pull releases.
     Pull {
@@ -45,6 +49,10 @@ pub enum Request {
         all: bool,
         /// Whether only to say what would move.
         dry_run: bool,
+        /// Whether a whole group may write the store.
+        shared: bool,
+        /// Whether the store may belong to another user.
+        trusted: bool,
     },
     /// List the releases.
     List {

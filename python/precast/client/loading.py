@@ -83,7 +83,7 @@ def load(
     if isinstance(store, str) and "://" in store:
         from . import remotes
 
-        store = remotes.pulled(store, model, libtorch)
+        store, model = remotes.pulled(store, model, libtorch)
     store = Path(store)
     again = None if weights is not None else functools.partial(_again, store.absolute(), model, options)
     _end_before_libtorch()

@@ -7,8 +7,17 @@ import os
 import warnings
 from pathlib import Path
 
-from ..errors import BuildError, PrecastWarning
+from ..errors import BuildError, NotFound, PrecastWarning
 from . import building
+
+# What the command says of a remote that is not there, or does not answer.
+UNREACHED = (
+    "is no remote: can't open",
+    "has no `precast-store.json`",
+    "can't read `",
+    "can't look at `",
+    "can't list `",
+)
 
 
 def folder(remote: str) -> Path:
@@ -17,17 +26,19 @@ def folder(remote: str) -> Path:
     return Path(caches) / "precast" / "remotes" / hashlib.sha256(remote.encode()).hexdigest()[:16]
 
 
-def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> Path:
-    """Pulls a release, and returns the store that has it. Without the remote an earlier pull has to do; it is said."""
+def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> tuple[Path, str]:
+    """Pulls a release; returns the store that has it, and its name there. Where the remote can't be reached, an earlier
+    pull has to do; it is said."""
     store = folder(remote)
     try:
-        building.pull(remote, model, store=store, libtorch=libtorch)
-    except BuildError as error:
-        if not _has(store, model):
+        moved = building.pull(remote, model, store=store, libtorch=libtorch)["releases"][0]
+    except (BuildError, NotFound) as error:
+        if not any(sign in str(error) for sign in UNREACHED) or not _has(store, model):
             raise
-        text = f"{remote} can't be read ({error}): {model} is answered by an earlier pull"
+        text = f"{remote} can't be reached ({error}): {model} is answered by an earlier pull"
         warnings.warn(PrecastWarning(text), stacklevel=3)
-    return store
+        return store, model
+    return store, f"{model.partition('@')[0]}@{moved['to']}"
 
 
 def _has(store: Path, model: str) -> bool:
