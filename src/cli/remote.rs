@@ -114,7 +114,15 @@ pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
 }
 
 pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
-    let (model, which) = args.model.as_deref().map(split).unzip();
+    // `precast pull MODEL`, with the place in the environment.
+    let place = std::env::var("PRECAST_REMOTE").ok();
+    let (from, model) = match place {
+        Some(place) if args.model.is_none() && !is_remote(&args.remote) => {
+            (place, Some(args.remote.clone()))
+        }
+        _ => (args.remote.clone(), args.model.clone()),
+    };
+    let (model, which) = model.as_deref().map(split).unzip();
     let which = which.flatten();
     if args.all && which.is_some() {
         let hint = "leave out `@…`, or `--all`";
@@ -129,7 +137,7 @@ pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
     }
     let request = Request::Pull {
         store: std::path::absolute(&context.store)?,
-        remote: args.remote.clone(),
+        remote: from.clone(),
         models: model.into_iter().collect(),
         which,
         hosts,
@@ -140,7 +148,7 @@ pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
         trusted: context.options().trusted,
     };
     let releases = moved(&request, context)?;
-    let from = &args.remote;
+    let from = &from;
     show(releases, from, args.dry_run, context, |moved| {
         let (model, seq) = (&moved.plan.model, moved.from);
         let done = match (moved.published, moved.to) {

@@ -46,6 +46,15 @@ fn a_release_goes_from_one_store_to_another_by_a_folder() {
     sandbox.run(&pull).prints("release 1 of fake");
     sandbox.run(&pull).prints("is here already; moved 0 files");
     sandbox.ok(&["verify", "--store", "other"]);
+    // With the place in the environment.
+    let mut command = sandbox.command(&["pull", "fake", "--store", "fourth", "--all"]);
+    sandbox
+        .output(command.env("PRECAST_REMOTE", &url))
+        .prints("release 1 of fake");
+    let mut command = sandbox.command(&["push", "fake"]);
+    sandbox
+        .output(command.env("PRECAST_REMOTE", &url))
+        .prints("is already release 1 of file://");
     let elsewhere = sandbox.run(&["pull", &url, "--store", "third", "--for", "mars"]);
     assert_eq!(elsewhere.code, 4);
     elsewhere.says("no release of `fake` fits this host: release 1 is for");
