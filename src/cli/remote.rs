@@ -128,19 +128,19 @@ pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
         let hint = "leave out `@…`, or `--all`";
         return Err(Refusal::usage("`--all` asks for every release of a model", hint).into());
     }
-    let hosts = match args.all || args.target.is_some() || which.is_some() {
-        true => Vec::new(),
-        false => hosts(&args.libtorch),
-    };
-    if hosts.is_empty() && !args.all && args.target.is_none() && which.is_none() {
-        note!("there is no torch here: the newest release comes, whatever host it is for");
+    let mut own = Vec::new();
+    if !args.all && args.target.is_none() && which.is_none() {
+        own = hosts(&args.libtorch);
+        if own.is_empty() {
+            note!("there is no torch here: the newest release comes, whatever host it is for");
+        }
     }
     let request = Request::Pull {
         store: std::path::absolute(&context.store)?,
         remote: from.clone(),
         models: model.into_iter().collect(),
         which,
-        hosts,
+        hosts: own,
         target: args.target.clone(),
         all: args.all,
         dry_run: args.dry_run,

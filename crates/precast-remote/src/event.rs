@@ -1,6 +1,9 @@
 //! What a push or a pull says while it works.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    io::{self, Read},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use precast_store::transfer::Plan;
 
@@ -22,5 +25,20 @@ impl Tell<'_> {
             return Err(RemoteError::Interrupted);
         }
         Ok(())
+    }
+}
+
+/// A file whose bytes are told as they move, and which ends where the caller stops.
+pub(crate) struct Counted<'a, R> {
+    pub read: R,
+    pub tell: &'a Tell<'a>,
+}
+
+impl<R: Read> Read for Counted<'_, R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        self.tell.go_on().map_err(io::Error::other)?;
+        let count = self.read.read(into)?;
+        (self.tell.moved)(count as u64);
+        Ok(count)
     }
 }

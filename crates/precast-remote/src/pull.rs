@@ -6,19 +6,16 @@
 //!
 //! Where the store has a build of its own for a key, that one stays and answers: nothing of the remote's is moved for it.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io::Read,
-};
+use std::collections::{BTreeMap, BTreeSet};
 
 use precast_store::{
-    Digest, ListedPart, Listing, PartKind, Store, StoreError,
+    Digest, ListedPart, Listing, PartKind, References, Store, StoreError,
     transfer::{Moved, Plan},
 };
 
 use crate::{
     error::RemoteError,
-    event::Tell,
+    event::{Counted, Tell},
     remote::{Remote, foreign},
     work,
 };
@@ -61,9 +58,8 @@ impl Remote {
             .keep(&listing.parts.iter().map(|part| part.id).collect::<Vec<_>>())?;
         let records = self.missing(store, listing)?;
         let mut needed: BTreeSet<Digest> = listing.release.objects().into_iter().collect();
-        for (part, text) in &records {
-            let (_, to) = ListedPart::of_record(part.kind, part.id, text).map_err(foreign)?;
-            needed.extend(to.objects);
+        for record in &records {
+            needed.extend(&record.needs.objects);
         }
         let mut objects = Vec::new();
         for id in needed {
@@ -79,7 +75,7 @@ impl Remote {
             }
         }
         let moving = objects.iter().map(|part| part.bytes);
-        let moving = moving.chain(records.iter().map(|(part, _)| part.bytes));
+        let moving = moving.chain(records.iter().map(|record| record.part.bytes));
         let bytes = moving.fold(0, u64::saturating_add);
         let moves = objects.len() + records.len();
         let plan = Plan {
@@ -105,7 +101,7 @@ impl Remote {
             return Ok(moved);
         }
         work::all(&objects, work::BIG, |part| self.object(store, part, tell))?;
-        for (part, text) in &records {
+        for Arrived { part, text, .. } in &records {
             tell.go_on()?;
             store.records().receive(part, text).map_err(foreign)?;
         }
@@ -116,12 +112,12 @@ impl Remote {
         Ok(moved)
     }
 
-    /// Returns the records that the store lacks, with their bytes, in the order of the listing.
+    /// Returns the records that the store lacks, in the order of the listing.
     fn missing<'a>(
         &self,
         store: &Store,
         listing: &'a Listing,
-    ) -> Result<Vec<(&'a ListedPart, Vec<u8>)>, RemoteError> {
+    ) -> Result<Vec<Arrived<'a>>, RemoteError> {
         /// More than the records of any release.
         const MOST: u64 = 1 << 30;
         let mut parts = Vec::new();
@@ -147,14 +143,15 @@ impl Remote {
         let texts = self.records(&parts)?;
         let found = parts.into_iter().zip(texts).map(|(part, text)| {
             let text = text.ok_or_else(|| RemoteError::damaged(&part.path(), "it is missing"))?;
-            let (found, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
+            let (found, needs) =
+                ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
             if found.digest != part.digest {
                 return Err(RemoteError::damaged(
                     &part.path(),
                     "it is another record than was listed",
                 ));
             }
-            Ok((part, text))
+            Ok(Arrived { part, text, needs })
         });
         found.collect()
     }
@@ -172,6 +169,13 @@ impl Remote {
         store.objects().receive(part, &mut from).map_err(foreign)?;
         tell.go_on()
     }
+}
+
+/// A record of the remote, which is the listed one.
+struct Arrived<'a> {
+    part: &'a ListedPart,
+    text: Vec<u8>,
+    needs: References,
 }
 
 /// Returns the release of the store that is equal to a listed one, if it has one: of its number, or the newest.
@@ -213,19 +217,4 @@ fn there(store: &Store, listing: &Listing) -> Result<Option<Moved>, RemoteError>
         }));
     }
     Ok(None)
-}
-
-/// A body whose bytes are told as they come, and which ends where the caller stops.
-struct Counted<'a> {
-    read: Box<dyn Read + Send>,
-    tell: &'a Tell<'a>,
-}
-
-impl Read for Counted<'_> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.tell.go_on().map_err(std::io::Error::other)?;
-        let count = self.read.read(into)?;
-        (self.tell.moved)(count as u64);
-        Ok(count)
-    }
 }

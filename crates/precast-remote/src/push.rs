@@ -20,11 +20,11 @@ use precast_store::{
 };
 
 use crate::{
-    carrier::{How, small},
+    carrier::{How, LARGEST, small},
     error::RemoteError,
-    event::Tell,
+    event::{Counted, Tell},
     probe,
-    remote::{LARGE, Remote, foreign},
+    remote::{Remote, foreign},
     work,
 };
 
@@ -59,19 +59,16 @@ impl Remote {
         if dry_run {
             return Ok(moved);
         }
-        if moved.to.is_some() {
-            // What it lost meanwhile, and the list of a push that died behind the release.
-            self.send(store, &goal, tell)?;
-            self.keep_numbers()?;
-            return Ok(moved);
-        }
         if is_new {
             self.mark()?;
             moved.refuses_twice = Some(probe::refuses_twice(&*self.carrier)?);
         }
+        // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
         self.send(store, &goal, tell)?;
-        moved.to = Some(self.publish(store, release, goal.listing)?);
-        moved.published = true;
+        if moved.to.is_none() {
+            moved.to = Some(self.publish(store, release, goal.listing)?);
+            moved.published = true;
+        }
         self.keep_numbers()?;
         Ok(moved)
     }
@@ -139,13 +136,13 @@ impl Remote {
         let found = work::all(ids, work::SMALL, |id| {
             let name = ListedPart::of(kind, *id).path();
             // A damaged record of the remote is an error: it can't be replaced, and the release would have it.
-            if let Some(text) = small(&*self.carrier, &name, LARGE)? {
+            if let Some(text) = small(&*self.carrier, &name, LARGEST)? {
                 let found = ListedPart::of_record(kind, *id, &text).map_err(foreign)?;
                 return Ok((found, None));
             }
             let mut text = Vec::new();
             let file = store.open_file(&store.path().join(&name));
-            let read = file.and_then(|file| file.take(LARGE).read_to_end(&mut text));
+            let read = file.and_then(|file| file.take(LARGEST).read_to_end(&mut text));
             read.map_err(|_| RemoteError::Lost { name })?;
             Ok((ListedPart::of_record(kind, *id, &text)?, Some(text)))
         })?;
@@ -181,8 +178,8 @@ impl Remote {
                         self.is_this(part)?;
                     }
                 } else {
-                    let file = open(store, part)?;
-                    let mut from = Counted { file, tell };
+                    let read = open(store, part)?;
+                    let mut from = Counted { read, tell };
                     (self.carrier).create(&name, &mut from, part.bytes, How::Content)?;
                 }
                 Ok(())
@@ -194,7 +191,7 @@ impl Remote {
     /// Fails if a record was created meanwhile, and is another one.
     fn is_this(&self, part: &ListedPart) -> Result<(), RemoteError> {
         let name = part.path();
-        let text = small(&*self.carrier, &name, LARGE)?;
+        let text = small(&*self.carrier, &name, LARGEST)?;
         let text = text.ok_or_else(|| RemoteError::Lost { name: name.clone() })?;
         let (there, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
         if there.digest == part.digest {
@@ -291,19 +288,4 @@ fn open(store: &Store, part: &ListedPart) -> Result<File, RemoteError> {
         path,
         source,
     })?)
-}
-
-/// A file whose bytes are told as they go, and which ends where the caller stops.
-struct Counted<'a> {
-    file: File,
-    tell: &'a Tell<'a>,
-}
-
-impl Read for Counted<'_> {
-    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
-        self.tell.go_on().map_err(std::io::Error::other)?;
-        let count = self.file.read(into)?;
-        (self.tell.moved)(count as u64);
-        Ok(count)
-    }
 }

@@ -17,13 +17,11 @@ use precast_store::{ListedPart, Listing, StoreError, Target, listing_path, marke
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    carrier::{Carrier, How, small},
+    carrier::{Carrier, How, LARGEST, small},
     error::RemoteError,
     place::{self, For},
 };
 
-/// Maximum bytes of a listing, of a record and of the list of releases.
-pub(crate) const LARGE: u64 = crate::carrier::LARGEST;
 const NUMBERS: &str = "cache/releases.json";
 pub(crate) const MARKER: &str = "precast-store.json";
 
@@ -74,11 +72,6 @@ impl Remote {
         })
     }
 
-    /// Returns the place.
-    pub fn url(&self) -> &str {
-        &self.url
-    }
-
     /// Returns whether nothing was pushed there yet. Fails if a newer precast wrote it.
     pub(crate) fn is_new(&self) -> Result<bool, RemoteError> {
         let Some(text) = small(&*self.carrier, MARKER, 1 << 16)? else {
@@ -124,7 +117,7 @@ impl Remote {
 
     /// Returns what the list of releases says.
     fn kept(&self) -> Result<Numbers, RemoteError> {
-        let Some(text) = small(&*self.carrier, NUMBERS, LARGE)? else {
+        let Some(text) = small(&*self.carrier, NUMBERS, LARGEST)? else {
             return Ok(Numbers::new());
         };
         let kept: Kept = serde_json::from_slice(&text)
@@ -161,7 +154,7 @@ impl Remote {
     /// Returns the listing of a release.
     pub fn listing(&self, model: &str, seq: u64) -> Result<Option<Listing>, RemoteError> {
         let name = listing_path(model, seq)?;
-        let Some(text) = small(&*self.carrier, &name, LARGE)? else {
+        let Some(text) = small(&*self.carrier, &name, LARGEST)? else {
             return Ok(None);
         };
         let listing = Listing::parse(&text, Path::new(&name)).map_err(foreign)?;
@@ -173,7 +166,7 @@ impl Remote {
 
     /// Returns the bytes of a release's file.
     pub(crate) fn release(&self, model: &str, seq: u64) -> Result<Option<Vec<u8>>, RemoteError> {
-        small(&*self.carrier, &release_path(model, seq)?, LARGE)
+        small(&*self.carrier, &release_path(model, seq)?, LARGEST)
     }
 
     /// Finds a release of a model: number or name `which`, or the newest whole one that is wanted.
@@ -227,7 +220,7 @@ impl Remote {
         })
     }
 
-    /// Returns the sizes of files that are there, as many at a time as `width`.
+    /// Returns the sizes of files, none for those that are not there.
     pub(crate) fn heads(&self, names: &[String]) -> Result<Vec<Option<u64>>, RemoteError> {
         crate::work::all(names, crate::work::SMALL, |name| self.carrier.head(name))
     }
