@@ -37,13 +37,15 @@
 //! probe, readonly, storage
 //! place
 //! remote
-//! pull, push
+//! fetch, lease, pull, push
 //! protocol
 //! ```
 
 mod carrier;
 mod error;
 mod event;
+mod fetch;
+mod lease;
 mod place;
 mod probe;
 pub mod protocol;

@@ -18,6 +18,7 @@ use precast_store::{
 use crate::{
     error::RemoteError,
     event::Tell,
+    lease::TIMES,
     remote::{Remote, Wanted},
 };
 
@@ -186,6 +187,61 @@ fn serve(
                 }
             }
         }
+        Request::Releases { remote, model } => {
+            /// A build asks for those that its sources may have made.
+            const MOST: usize = 8;
+            let Some(remote) = in_use(&remote)? else {
+                return Ok(());
+            };
+            let releases = remote.releases(&model, MOST)?;
+            if let Some(newest) = releases.first() {
+                for program in remote.programs(&newest.programs)? {
+                    say(&Event::Program(Box::new(program)));
+                }
+            }
+            for release in releases {
+                say(&Event::Release(Box::new(release)));
+            }
+        }
+        Request::Fetch {
+            store,
+            remote,
+            kind,
+            ids,
+            shared,
+            trusted,
+        } => {
+            let Some(remote) = in_use(&remote)? else {
+                return Ok(());
+            };
+            let store = open(&store, true, shared, trusted, stop)?;
+            for id in remote.fetch(&store, kind, &ids, &tell)? {
+                say(&Event::Has(id));
+            }
+        }
+        Request::Offer {
+            store,
+            remote,
+            kind,
+            ids,
+            shared,
+            trusted,
+        } => {
+            let store = open(&store, false, shared, trusted, stop)?;
+            let remote = Remote::open_to_write(&remote)?;
+            remote.offer(&store, kind, &ids, &tell)?;
+            ids.into_iter().for_each(|id| say(&Event::Has(id)));
+        }
+        Request::Lease {
+            remote,
+            kind,
+            id,
+            wait,
+        } => {
+            let remote = Remote::open_to_write(&remote)?;
+            let held = |leased| say(&Event::Lease(leased));
+            remote.lease(kind, id, wait, TIMES, stop, &held)?;
+        }
         Request::List { remote } => {
             let remote = Remote::open(&remote)?;
             for (model, numbers) in remote.numbers()? {
@@ -208,6 +264,12 @@ fn serve(
         }
     }
     Ok(())
+}
+
+/// Opens a remote that a build asks; none where nothing was pushed there yet.
+fn in_use(url: &str) -> Result<Option<Remote>, RemoteError> {
+    let remote = Remote::open_if_there(url)?;
+    Ok(if remote.is_new()? { None } else { Some(remote) })
 }
 
 /// Says how many bytes have moved, a few times a second.

@@ -40,9 +40,13 @@ impl Remote {
         let _hold = store.releases().hold(release)?;
         let own = store.releases().listing(release)?;
         let is_new = self.is_new()?;
-        let goal = self.goal(store, &own)?;
-        let plan = goal.plan(&own);
+        let goal = self.goal(store, &release.programs, &[], &release.objects())?;
+        let plan = goal.plan(&own.model, release.seq);
         (tell.plan)(&plan);
+        let there = Listing {
+            parts: goal.parts.clone(),
+            ..own.clone()
+        };
         let newest = self.newest(&own.model, release.is_partial())?;
         let mut moved = Moved {
             plan,
@@ -50,7 +54,7 @@ impl Remote {
             to: None,
             published: false,
             identity: own.identity(),
-            identity_there: goal.listing.identity(),
+            identity_there: there.identity(),
             refuses_twice: None,
         };
         // The newest release has the same content: there is nothing to publish.
@@ -66,7 +70,7 @@ impl Remote {
         // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
         self.send(store, &goal, tell)?;
         if moved.to.is_none() {
-            moved.to = Some(self.publish(store, release, goal.listing)?);
+            moved.to = Some(self.publish(store, release, there)?);
             moved.published = true;
         }
         self.keep_numbers()?;
@@ -85,43 +89,70 @@ impl Remote {
         Ok(None)
     }
 
-    /// Returns the release as it will be in the remote, and what has to move for that.
-    fn goal(&self, store: &Store, own: &Listing) -> Result<Goal, RemoteError> {
-        let known: BTreeMap<Digest, &ListedPart> =
-            own.parts.iter().map(|part| (part.id, part)).collect();
-        let mut goal = Goal {
-            listing: Listing {
-                parts: Vec::new(),
-                ..own.clone()
-            },
-            texts: BTreeMap::new(),
-            moves: BTreeSet::new(),
+    /// Sends programs or artifacts with everything that they need. No release names them there: they are found by key.
+    pub fn offer(
+        &self,
+        store: &Store,
+        kind: PartKind,
+        ids: &[Digest],
+        tell: &Tell<'_>,
+    ) -> Result<(), RemoteError> {
+        if self.is_new()? {
+            self.mark()?;
+        }
+        let goal = match kind {
+            PartKind::Object => self.goal(store, &[], &[], ids)?,
+            PartKind::Artifact => self.goal(store, &[], ids, &[])?,
+            PartKind::Program => self.goal(store, ids, &[], &[])?,
         };
-        let programs = self.side(store, &mut goal, PartKind::Program, &own.release.programs)?;
-        let keys: Vec<Digest> = unique(programs.iter().flat_map(|(_, to)| to.artifacts.clone()));
+        self.send(store, &goal, tell)
+    }
+
+    /// Returns programs, artifacts and objects, with everything that they need, as they will be in the remote, and what
+    /// has to move for that.
+    fn goal(
+        &self,
+        store: &Store,
+        programs: &[Digest],
+        artifacts: &[Digest],
+        objects: &[Digest],
+    ) -> Result<Goal, RemoteError> {
+        let mut goal = Goal::default();
+        let programs = self.side(store, &mut goal, PartKind::Program, programs)?;
+        let called = programs.iter().flat_map(|(_, to)| to.artifacts.clone());
+        let keys = unique(called.chain(artifacts.iter().copied()));
         let artifacts = self.side(store, &mut goal, PartKind::Artifact, &keys)?;
-        let objects = artifacts.iter().flat_map(|(_, to)| to.objects.clone());
-        let objects = unique(objects.chain(own.release.objects()));
-        let objects: Vec<ListedPart> = (objects.into_iter())
-            .map(|id| match known.get(&id) {
-                Some(part) => (*part).clone(),
-                None => ListedPart::of(PartKind::Object, id),
-            })
-            .collect();
-        let names: Vec<String> = objects.iter().map(ListedPart::path).collect();
-        for (mut part, there) in objects.into_iter().zip(self.heads(&names)?) {
-            match there {
-                Some(bytes) => part.bytes = bytes,
-                None if known.contains_key(&part.id) => {
-                    goal.moves.insert(part.id);
+        let needed = artifacts.iter().flat_map(|(_, to)| to.objects.clone());
+        let objects = unique(needed.chain(objects.iter().copied()));
+        let names = objects
+            .iter()
+            .map(|id| ListedPart::of(PartKind::Object, *id).path());
+        let sizes = self.heads(&names.collect::<Vec<String>>())?;
+        for (id, there) in objects.into_iter().zip(sizes) {
+            let own = match store.objects().listed(&id) {
+                Ok(own) => Some(own),
+                Err(StoreError::Missing { .. }) => None,
+                Err(error) => return Err(error.into()),
+            };
+            let part = match (own, there) {
+                (own, Some(bytes)) => ListedPart {
+                    bytes,
+                    ..own.unwrap_or(ListedPart::of(PartKind::Object, id))
+                },
+                (Some(own), None) => {
+                    goal.moves.insert(id);
+                    own
                 }
                 // A record that only the remote has, without its object.
-                None => return Err(RemoteError::Lost { name: part.path() }),
-            }
-            goal.listing.parts.push(part);
+                (None, None) => {
+                    let name = ListedPart::of(PartKind::Object, id).path();
+                    return Err(RemoteError::Lost { name });
+                }
+            };
+            goal.parts.push(part);
         }
         let records = artifacts.into_iter().chain(programs);
-        goal.listing.parts.extend(records.map(|(part, _)| part));
+        goal.parts.extend(records.map(|(part, _)| part));
         Ok(goal)
     }
 
@@ -164,7 +195,7 @@ impl Remote {
             (PartKind::Artifact, work::SMALL),
             (PartKind::Program, work::SMALL),
         ] {
-            let parts = goal.listing.parts.iter();
+            let parts = goal.parts.iter();
             let parts: Vec<&ListedPart> = parts
                 .filter(|part| part.kind == kind && goal.moves.contains(&part.id))
                 .collect();
@@ -244,22 +275,23 @@ impl Remote {
     }
 }
 
-/// A release as it will be in the remote.
+/// What will be in the remote.
+#[derive(Default)]
 struct Goal {
-    listing: Listing,
+    parts: Vec<ListedPart>,
     /// The bytes of the store's own records that move.
     texts: BTreeMap<Digest, Vec<u8>>,
     moves: BTreeSet<Digest>,
 }
 
 impl Goal {
-    fn plan(&self, own: &Listing) -> Plan {
+    fn plan(&self, model: &str, seq: u64) -> Plan {
         let mut plan = Plan {
-            model: own.model.clone(),
-            seq: own.release.seq,
+            model: model.to_owned(),
+            seq,
             ..Plan::default()
         };
-        for part in &self.listing.parts {
+        for part in &self.parts {
             let (count, bytes) = if self.moves.contains(&part.id) {
                 (&mut plan.moves, &mut plan.bytes)
             } else {

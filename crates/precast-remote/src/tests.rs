@@ -28,6 +28,8 @@ use crate::{
     storage::Storage,
 };
 
+mod keyed;
+
 static GO_ON: AtomicBool = AtomicBool::new(false);
 
 fn tell() -> Tell<'static> {

@@ -70,7 +70,7 @@
 //! ```text
 //! digest, elf, mapped, out_of_memory, reason, sync, target, tensors, time
 //! chunks, defect, error, record
-//! canon, pages, publish, rows, transfer
+//! canon, pages, publish, rows
 //! permissions
 //! layout
 //! checksum, lock, manifest, object
@@ -85,7 +85,7 @@
 //! find
 //! releases
 //! listing, quarantine
-//! gc
+//! gc, transfer
 //! files, sweep, usage
 //! verify
 //! repair

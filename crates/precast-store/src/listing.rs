@@ -121,6 +121,11 @@ impl ListedPart {
         Ok((part, references))
     }
 
+    /// Returns the program whose record has these bytes.
+    pub fn program(&self, text: &[u8]) -> Result<Program, StoreError> {
+        Ok(checksum::decode(text, &PathBuf::from(self.path()))?.0)
+    }
+
     /// Returns the path of its file in a store, with `/` between the names.
     pub fn path(&self) -> String {
         let path = match self.kind {
@@ -240,15 +245,7 @@ impl Releases {
         let (mut parts, mut targets) = (Vec::new(), Vec::<Target>::new());
         let size = |path: &Path| Ok::<_, StoreError>(fs::metadata(path).at("look at", path)?.len());
         for id in manifest.objects() {
-            let (mut file, path) = object::open(&self.base().layout, &id)?;
-            let head = object::head(&mut file, &id, &path)?;
-            parts.push(ListedPart {
-                kind: PartKind::Object,
-                id,
-                digest: id,
-                bytes: head.stored,
-                content: Some(head.size),
-            });
+            parts.push(self.records.objects.listed(&id)?);
         }
         let records = [
             (Kind::Artifact, PartKind::Artifact),
@@ -340,6 +337,17 @@ impl Records {
 }
 
 impl Objects {
+    /// Returns an object with its sizes. Fails if it is missing.
+    pub fn listed(&self, id: &Digest) -> Result<ListedPart, StoreError> {
+        let (mut file, path) = object::open(&self.base().layout, id)?;
+        let head = object::head(&mut file, id, &path)?;
+        Ok(ListedPart {
+            bytes: head.stored,
+            content: Some(head.size),
+            ..ListedPart::of(PartKind::Object, *id)
+        })
+    }
+
     /// Stores an object of another store, whose file `from` reads, unless this store has it. No more than the listed bytes are read, and every
     /// byte is checked before the object is visible.
     pub fn receive(&self, part: &ListedPart, from: &mut dyn Read) -> Result<(), StoreError> {

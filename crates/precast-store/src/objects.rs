@@ -41,7 +41,7 @@ impl Objects {
         &self.ready.leases
     }
 
-    fn base(&self) -> &Arc<Base> {
+    pub(crate) fn base(&self) -> &Arc<Base> {
         &self.leases().base
     }
 

@@ -8,7 +8,10 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Digest, Target};
+use crate::{
+    Digest, PartKind, Target,
+    record::{Program, Release},
+};
 
 /// What `precast` asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,6 +62,55 @@ pub enum Request {
         /// The place.
         remote: String,
     },
+    /// Say the newest releases of a model.
+    Releases {
+        /// The place.
+        remote: String,
+        /// The model.
+        model: String,
+    },
+    /// Bring what is named by key, with everything that it needs, into a store. What is not there is no error.
+    Fetch {
+        /// The folder of the store.
+        store: PathBuf,
+        /// The place.
+        remote: String,
+        /// What the keys are of.
+        kind: PartKind,
+        /// The keys.
+        ids: Vec<Digest>,
+        /// Whether a whole group may write the store.
+        shared: bool,
+        /// Whether the store may belong to another user.
+        trusted: bool,
+    },
+    /// Send what is named by key, with everything that it needs, to a remote. No release names it there: it is found by
+    /// its key.
+    Offer {
+        /// The folder of the store.
+        store: PathBuf,
+        /// The place.
+        remote: String,
+        /// What the keys are of.
+        kind: PartKind,
+        /// The keys.
+        ids: Vec<Digest>,
+        /// Whether a whole group may write the store.
+        shared: bool,
+        /// Whether the store may belong to another user.
+        trusted: bool,
+    },
+    /// Hold a lease until stdin ends.
+    Lease {
+        /// The place.
+        remote: String,
+        /// What the key is of.
+        kind: PartKind,
+        /// The key that the holder makes.
+        id: Digest,
+        /// Whether to wait while another one holds it.
+        wait: bool,
+    },
 }
 
 /// What `precast-remote` says.
@@ -73,6 +125,14 @@ pub enum Event {
     Moved(Moved),
     /// A release that is there.
     Listed(Listed),
+    /// A release that is there, whole.
+    Release(Box<Release>),
+    /// A program of the newest release.
+    Program(Box<Program>),
+    /// What was named by this key is in the store now, or in the remote.
+    Has(Digest),
+    /// What became of a lease.
+    Lease(Leased),
     /// The end.
     Done,
     /// The end, with an error.
@@ -86,6 +146,18 @@ pub enum Event {
         /// What kind of error.
         kind: Kind,
     },
+}
+
+/// What became of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Leased {
+    /// It is held from now on.
+    Held,
+    /// Another one holds it.
+    Taken,
+    /// There is no need for one: what it is for is in the remote.
+    There,
 }
 
 /// Kinds of errors, which have exit codes of their own.
