@@ -196,8 +196,7 @@ test: ## lints, then all tests of this machine but the long ones, and a table of
 	$(MAKE) --no-print-directory --keep-going -j 3 format test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
 		code=$$?; $(PYTHON) tests/lane.py; exit $$code
 
-# After the wheel, which the longest lane waits for: cargo does one thing at a time in one folder. Besides, the wheel's
-# command has no features, and would take the place of the one that the tests run.
+# After the wheel, which the longest lane waits for: cargo does one thing at a time in one folder.
 test-build: wheel-of-tests
 	$(LANE) build $(CARGO) test --no-run $(FEATURES)
 
@@ -282,7 +281,7 @@ PROFILE_DIR   := $(if $(filter dev,$(WHEEL_PROFILE)),debug,$(WHEEL_PROFILE))
 # Each run has a copy of the package in a folder of its own, with the command and a `pyproject.toml` that names the crate,
 # and moves what it made: two at once do not disturb each other, and none writes beside the sources.
 wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, and its source distribution: target/wheels/release
-	$(BUILD) --profile $(WHEEL_PROFILE) --bin precast --bin precast-remote
+	$(BUILD) --profile $(WHEEL_PROFILE) $(WHEEL_FEATURES) --bin precast --bin precast-remote
 	@mkdir -p $(WHEELS)
 	run=$$(mktemp -d target/wheels/.run-XXXXXX) && trap 'rm -rf $(CURDIR)/'$$run EXIT && mkdir -p $$run/precast.data/scripts && \
 		cp -rL python/precast LICENSE-APACHE LICENSE-MIT $$run && cp -r python/precast.data/data $$run/precast.data && \
@@ -293,7 +292,9 @@ wheel: $(PACKAGE) ## the Python package as one wheel, with the command in it, an
 		for old in $(WHEELS)/*; do test -e "$$run/out/$${old##*/}" || rm -rf "$$old"; done && mv -f $$run/out/* $(WHEELS)
 	@ls -l $(WHEELS)
 
+# With the features of the tests, which need these programs too: nothing is compiled for the wheel alone but the extension.
 wheel-of-tests: export WHEEL_PROFILE = dev
+wheel-of-tests: export WHEEL_FEATURES = --features sync-points,ndarray,tch
 wheel-of-tests: $(PACKAGE)
 	@$(LANE) wheel $(MAKE) --no-print-directory wheel
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,6 +95,10 @@ class CompileConfig:
     """The name of the release. A second process with the same name and the same sources starts without a build."""
     store: str | Path = "artifacts"
     """The folder of the store."""
+    remote: str | None = None
+    """A remote as for `precast pull`, to look for releases and artifacts before a build; else `PRECAST_REMOTE`."""
+    push: bool = False
+    """`True`: what was built is pushed to the remote. Of several processes that lack one artifact, one compiles it."""
     rtol: float | None = None
     """Relative tolerance of the comparison with eager. `None`: by dtype."""
     atol: float | None = None
@@ -127,6 +132,8 @@ class CompileConfig:
             self._check_options()
         elif self.tune:
             raise ValueError(f'`tune` is given with `backend = "{self.backend}"`: only "precast" tries option sets')
+        if self.push and not (self.remote or os.environ.get("PRECAST_REMOTE")):
+            raise ValueError("`push` is given without `remote`, which names the place")
         if self.release is not None:
             self._check_release()
         used = {axis for axes in self.shapes.values() for axis in axes}

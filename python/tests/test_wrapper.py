@@ -17,6 +17,7 @@ import wrapped_encoder
 from conftest import HERE, in_threads, python
 from fake_engine import counts
 from precast import CompileConfig, CompiledModule, maybe_compile
+from precast.client import remotes
 from precast.compare.batches import difference
 from torch import Tensor, nn
 from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
@@ -278,6 +279,25 @@ def test_a_second_process_starts_without_a_capture(store: Path) -> None:
     for report in found:
         attempt = report["regions"][""]["attempt"]
         assert report["artifact"] == 1 and attempt["built"] is False and attempt["smoketest_steps"] == 3
+
+
+def test_a_fresh_machine_takes_it_from_a_remote(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = f"file://{tmp_path}/there"
+    for one in precast.releases(store=store)["releases"]:
+        if one["model"] == "encoder":
+            precast.push(f"encoder@{one['seq']}", remote, store=store)
+    monkeypatch.setenv("PRECAST_REMOTE", remote)
+    # Another machine has the sources elsewhere.
+    (tmp_path / "wrapped_encoder.py").write_text(Path(wrapped_encoder.__file__).read_text())
+    (report,) = second(tmp_path / "fresh", [""], tmp_path)
+    assert report["artifact"] == 1 and report["regions"][""]["attempt"]["built"] is False
+    # One that does not answer is said, and the module is built here: `second` has no capture.
+    monkeypatch.setenv("PRECAST_REMOTE", "https://localhost:1/models")
+    with pytest.warns(precast.PrecastWarning, match="nothing of encoder came from https://localhost:1/models"):
+        assert not remotes.bring("https://localhost:1/models", "encoder", "x", tmp_path / "fresh")
+    with pytest.raises(ValueError, match="`push` is given without `remote`"):
+        monkeypatch.delenv("PRECAST_REMOTE")
+        precast.CompileConfig(push=True)
 
 
 def test_a_changed_module_is_another_release(store: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ use super::{
     exit::Refusal,
     internal, progress,
     python::PythonArgs,
+    remote::{BuildRemote, RemoteArgs},
     spec::{SpecArgs, default_jobs},
     trace,
 };
@@ -36,6 +37,8 @@ pub(super) struct BuildArgs {
     /// The most time of one capture, compile or check [default: from 15 minutes for a check to 2 hours for a compile]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     timeout: Option<u64>,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Fail instead of compiling
     #[arg(long)]
     locked: bool,
@@ -80,6 +83,8 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     known_modules(&args.without, &spec)?;
     let store = context.create()?;
     let launcher = args.python.launcher(&spec.root);
+    let progress = progress::reporter(context);
+    let remote = args.remote.of(context, progress.as_ref())?;
     let options = build::Options {
         gate: gate_command(&args.python, &launcher)?,
         launcher,
@@ -88,6 +93,7 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         jobs: args.jobs.map_or_else(|| default_jobs(&spec), usize::from),
         memory: args.memory,
         timeout: args.timeout.map(Duration::from_secs),
+        remote: remote.as_ref().map(|remote| remote as &dyn build::Remote),
         locked: args.locked,
         release: args.release.clone(),
         without: args.without.clone(),
@@ -96,16 +102,20 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         spec: &spec,
         store: &store,
     };
-    let progress = progress::reporter(context);
     let traced = trace::Traced::new(progress.as_ref());
     let result = build::build(&options, &traced);
     if let Some(path) = &args.trace {
         traced.write(path)?;
     }
+    // Nothing is told any more: the bars go.
+    let push = remote.as_ref().and_then(BuildRemote::push);
     drop(progress);
     let summary = result?;
     let instead = summary::instead(&summary, &store)?;
     summary::print(&summary, instead, context)?;
+    if let (Some(push), Some(release)) = (push, &summary.release) {
+        push.send(release, context)?;
+    }
     if !summary.unanswered.is_empty() {
         let modules = summary.unanswered.clone();
         return Err(BuildError::Unanswered { modules }.into());

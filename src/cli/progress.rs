@@ -14,7 +14,7 @@ use owo_colors::Style;
 use super::{
     Context,
     printer::{Printer, fitted},
-    text::count,
+    text::{count, plain},
 };
 use crate::{
     build::progress::{Event, Progress},
@@ -162,6 +162,7 @@ impl PlainLines {
             } => {
                 format!("failed: {module} {bucket}: {message}")
             }
+            Event::Fetched { .. } => fetched(event)?,
             Event::Note { message } => format!("note: {message}"),
             _ => return self.detail(event),
         })
@@ -186,6 +187,18 @@ impl PlainLines {
             }
             _ => None,
         }
+    }
+}
+
+/// Returns the line about what came from a remote.
+fn fetched(event: &Event<'_>) -> Option<String> {
+    match event {
+        Event::Fetched {
+            remote,
+            what,
+            count: number,
+        } => Some(format!("from {}: {}", plain(remote), count(*number, what))),
+        _ => None,
     }
 }
 
@@ -327,6 +340,11 @@ impl Progress for Bars {
                 *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
             }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
+            Event::Fetched { .. } => {
+                if let Some(line) = fetched(event) {
+                    self.line(line);
+                }
+            }
             Event::Note { message } => {
                 let note = painted("note:", Style::new().cyan().bold());
                 self.line(format_args!("{note} {message}"));

@@ -2,20 +2,19 @@
 //!
 //! This program has no network code. It starts the other one, sends it one request, and shows what it says.
 
+mod build;
+mod program;
+
 use std::{
-    io::{BufRead, BufReader, IsTerminal, Write, stderr},
-    os::unix::process::CommandExt,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::atomic::Ordering,
-    thread,
-    time::Duration,
+    io::{IsTerminal, stderr},
+    path::Path,
 };
 
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
+pub(super) use self::build::{BuildRemote, RemoteArgs};
 use super::{
     Context,
     exit::{self, Refusal},
@@ -26,11 +25,8 @@ use super::{
 use crate::store::{
     Target,
     target::{DeviceKind, Torch},
-    transfer::{Event, Kind, Listed, Moved, Plan, Request},
+    transfer::{Event, Listed, Moved, Plan, Request},
 };
-
-/// The name of the other program.
-const PROGRAM: &str = "precast-remote";
 
 #[derive(clap::Args)]
 pub(super) struct PushArgs {
@@ -84,33 +80,58 @@ pub(super) struct RemoteDocument {
 
 pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
     let (model, which) = split(&args.model);
+    let releases = pushed(&args.remote, model, which, args.dry_run, context)?;
+    let to = &args.remote;
+    show(releases, to, args.dry_run, context, |moved| {
+        push_line(moved, to, args.dry_run)
+    })
+}
+
+/// Pushes a release after its build, and notes what moved.
+fn push_release(to: &str, model: &str, seq: u64, context: &Context) -> Result<()> {
+    let which = Some(seq.to_string());
+    let releases = pushed(to, model.to_owned(), which, false, context)?;
+    for moved in &releases {
+        remarks(moved, to);
+        note!("{}", push_line(moved, to, false));
+    }
+    Ok(())
+}
+
+fn pushed(
+    to: &str,
+    model: String,
+    which: Option<String>,
+    dry_run: bool,
+    context: &Context,
+) -> Result<Vec<Moved>> {
     let request = Request::Push {
         store: std::path::absolute(&context.store)?,
-        remote: args.remote.clone(),
+        remote: to.to_owned(),
         model,
         which,
-        dry_run: args.dry_run,
+        dry_run,
         shared: context.shared,
         trusted: context.options().trusted,
     };
-    let releases = moved(&request, context)?;
-    let to = &args.remote;
-    show(releases, to, args.dry_run, context, |moved| {
-        let model = &moved.plan.model;
-        let own = moved.identity.short();
-        let number = moved
-            .to
-            .map_or("the next number".to_owned(), |to| format!("release {to}"));
-        let done = match (moved.published, args.dry_run) {
-            (true, _) => "is now",
-            (false, true) if moved.to.is_none() => "would be",
-            (false, _) => "is already",
-        };
-        format!(
-            "release {} of {model} ({own}) {done} {number} of {to}",
-            moved.from
-        )
-    })
+    moved(&request, context)
+}
+
+fn push_line(moved: &Moved, to: &str, dry_run: bool) -> String {
+    let model = &moved.plan.model;
+    let own = moved.identity.short();
+    let number = moved
+        .to
+        .map_or("the next number".to_owned(), |to| format!("release {to}"));
+    let done = match (moved.published, dry_run) {
+        (true, _) => "is now",
+        (false, true) if moved.to.is_none() => "would be",
+        (false, _) => "is already",
+    };
+    format!(
+        "release {} of {model} ({own}) {done} {number} of {to}",
+        moved.from
+    )
 }
 
 pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
@@ -243,6 +264,22 @@ fn moved(request: &Request, context: &Context) -> Result<Vec<Moved>> {
     Ok(releases)
 }
 
+/// Says what a user may not expect of a release that has moved.
+fn remarks(moved: &Moved, remote: &str) {
+    if moved.identity != moved.identity_there {
+        let model = &moved.plan.model;
+        let there = moved.identity_there.short();
+        note!(
+            "the other side has builds of its own for programs of {model}, which stay: its release is {there}"
+        );
+    }
+    if moved.refuses_twice == Some(false) {
+        let text = format!("`{remote}` lets two writers create one file");
+        let hint = "push from one place at a time: two at once could take one number";
+        exit::tell_warning(&text, Some(hint));
+    }
+}
+
 /// Prints releases that have moved.
 fn show(
     releases: Vec<Moved>,
@@ -252,18 +289,7 @@ fn show(
     line: impl Fn(&Moved) -> String,
 ) -> Result<u8> {
     for moved in &releases {
-        if moved.identity != moved.identity_there {
-            let model = &moved.plan.model;
-            let there = moved.identity_there.short();
-            note!(
-                "the other side has builds of its own for programs of {model}, which stay: its release is {there}"
-            );
-        }
-        if moved.refuses_twice == Some(false) {
-            let text = format!("`{remote}` lets two writers create one file");
-            let hint = "push from one place at a time: two at once could take one number";
-            exit::tell_warning(&text, Some(hint));
-        }
+        remarks(moved, remote);
     }
     let document = MovedDocument {
         remote: remote.to_owned(),
@@ -287,106 +313,16 @@ fn show(
     Ok(0)
 }
 
-/// Starts the other program, sends it a request, and hands out its events but those about progress.
+/// Sends a request, shows its progress, and hands out the other events.
 fn ask(request: &Request, context: &Context, each: &mut dyn FnMut(Event)) -> Result<()> {
-    let mut child = start()?;
-    let mut input = child.stdin.take();
-    let mut line = serde_json::to_string(request)?;
-    line.push('\n');
-    if let Some(input) = &mut input {
-        // A program that ended has said why.
-        let _ = input
-            .write_all(line.as_bytes())
-            .and_then(|()| input.flush());
-    }
-    // The end of its input stops it: after Ctrl-C, and when this process is killed.
-    let cancel = context.cancel.clone();
-    let stdin = std::sync::Arc::new(std::sync::Mutex::new(input));
-    let kept = stdin.clone();
-    thread::spawn(move || {
-        while !cancel.load(Ordering::Relaxed) {
-            thread::sleep(Duration::from_millis(50));
-        }
-        if let Ok(mut input) = kept.lock() {
-            input.take();
-        }
-    });
     let bar = Bar::new(context);
-    let ended = child
-        .stdout
-        .take()
-        .map_or(Ok(false), |output| events(output, &bar, each));
+    let done = program::ask(request, &context.cancel, &mut |event| match event {
+        Event::Plan(plan) => bar.begin(&plan),
+        Event::Bytes(moved) => bar.at(moved),
+        other => each(other),
+    });
     bar.clear();
-    // Whatever it said, it does not go on.
-    if let Ok(mut input) = stdin.lock() {
-        input.take();
-    }
-    let status = child.wait();
-    if ended? {
-        return Ok(());
-    }
-    if context.cancel.load(Ordering::Relaxed) {
-        let hint = "run it again; what has moved is kept";
-        return Err(Refusal::interrupted("interrupted", hint).into());
-    }
-    let status = status.map_or_else(|e| e.to_string(), |status| status.to_string());
-    let message = format!("`{PROGRAM}` ended without an answer: {status}");
-    Err(Refusal::failed(message, "run it again; what has moved is kept").into())
-}
-
-/// Reads events until the end. Returns whether the work was done.
-fn events(output: impl std::io::Read, bar: &Bar, each: &mut dyn FnMut(Event)) -> Result<bool> {
-    for line in BufReader::new(output).lines() {
-        let event = serde_json::from_str(&line?);
-        let event = event.map_err(|e| {
-            let message = format!("`{PROGRAM}` says what this precast does not understand: {e}");
-            Refusal::failed(message, "install both programs from one release of precast")
-        })?;
-        match event {
-            Event::Plan(plan) => bar.begin(&plan),
-            Event::Bytes(moved) => bar.at(moved),
-            Event::Done => return Ok(true),
-            Event::Error {
-                message,
-                hint,
-                causes,
-                kind,
-            } => {
-                // Names and messages of a server.
-                let message = plain(&[&[message][..], &causes].concat().join(": "));
-                let refusal = match kind {
-                    Kind::Usage => Refusal::usage(message, hint),
-                    Kind::Missing => Refusal::missing(message, hint),
-                    Kind::Target => Refusal::target(message, hint),
-                    Kind::Interrupted => Refusal::interrupted(message, hint),
-                    Kind::Failed => Refusal::failed(message, hint),
-                };
-                return Err(refusal.into());
-            }
-            other => each(other),
-        }
-    }
-    Ok(false)
-}
-
-/// Starts the program: the one beside this one, else that of the path.
-fn start() -> Result<Child> {
-    let own = std::env::current_exe().ok();
-    let beside = own.and_then(|own| Some(own.parent()?.join(PROGRAM)));
-    let program = beside.filter(|path| path.is_file());
-    let program = program.unwrap_or_else(|| PathBuf::from(PROGRAM));
-    let mut command = Command::new(&program);
-    // Ctrl-C is for this process, which ends the other one.
-    command.process_group(0);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped());
-    command.spawn().map_err(|error| {
-        let message = format!(
-            "can't start `{}`, which has the network code: {error}",
-            program.display()
-        );
-        let hint = "`make remote` builds it beside `precast`; the wheel has it";
-        Refusal::usage(message, hint).into()
-    })
+    done
 }
 
 /// The bytes that have moved, on a terminal.

@@ -69,3 +69,91 @@ fn a_release_goes_from_one_store_to_another_by_a_folder() {
         "{text}"
     );
 }
+
+/// Returns what `build` printed in this store, with a remote.
+fn build(sandbox: &Sandbox, store: &str, url: &str, more: &[&str]) -> crate::sandbox::Ran {
+    let args = ["build", "--store", store, "--remote", url];
+    let mut command = sandbox.command(&[&args[..], more].concat());
+    let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
+    sandbox.output(command.env("PRECAST_PYTHON", python))
+}
+
+#[test]
+fn a_build_takes_from_a_remote_what_another_machine_made() {
+    beside();
+    let sandbox = Sandbox::new();
+    let url = format!("file://{}", sandbox.path("there").display());
+    let first = build(&sandbox, "a", &url, &["--push"]).exits(0);
+    first.says("has no release of `fake`");
+    first.says("is now release 1 of file://");
+    // Without a worker, on a machine that knows nothing of the model.
+    let worker = fs::read(sandbox.path("worker")).unwrap();
+    sandbox.script("worker", "exit 1");
+    let second = build(&sandbox, "b", &url, &["--format", "json"]).exits(0);
+    let last = second.last();
+    assert_eq!(
+        (&last["compiled"], &last["published"]),
+        (&0.into(), &true.into())
+    );
+    let programs = last["programs"].as_array().unwrap();
+    for program in &programs[..2] {
+        assert_eq!(
+            (&program["state"], &program["from"]),
+            (&"hit".into(), &"file://[ROOT]/there".into())
+        );
+    }
+    // What can't be built there can't be built here.
+    assert_eq!(programs[2]["state"], "skipped");
+    second.shows("release 1 of file://[ROOT]/there leaves it out");
+    build(&sandbox, "c", &url, &[]).says("programs from file://");
+    sandbox.ok(&["verify", "--store", "b"]);
+    // A changed source: other programs of the same artifacts, and the reason.
+    fs::write(sandbox.path("worker"), worker).unwrap();
+    sandbox.append("model.py", "# another line");
+    let third = build(&sandbox, "d", &url, &[]).exits(0);
+    third.says("it is not in file://");
+    third.says("since its release `model.py` changed");
+    third.says("artifact");
+    third.says(", 0 artifacts compiled");
+    let artifacts = sandbox.files("there/artifacts").len();
+    let last = build(&sandbox, "e", &url, &["--format", "json"]).last();
+    assert_eq!(
+        (&last["compiled"], &last["fetched"]),
+        (&0.into(), &artifacts.into())
+    );
+    // One that does not answer costs the help, and a push after it is an error.
+    let nowhere = "https://localhost:1/models";
+    let alone = build(&sandbox, "f", nowhere, &[]).exits(0);
+    alone.says("the build goes on without https://localhost:1/models: can't read");
+    let unpushed = build(&sandbox, "g", nowhere, &["--push"]).exits(1);
+    unpushed.says("release 1 of fake was not pushed to https://localhost:1/models");
+    unpushed.says("`precast push fake@1 https://localhost:1/models` pushes it");
+}
+
+#[test]
+fn builders_at_once_compile_each_artifact_once() {
+    beside();
+    let sandbox = Sandbox::new();
+    let url = format!("file://{}", sandbox.path("there").display());
+    let stores: Vec<String> = (0..4).map(|number| format!("s{number}")).collect();
+    let lasts: Vec<serde_json::Value> = std::thread::scope(|scope| {
+        let builds: Vec<_> = (stores.iter())
+            .map(|store| {
+                scope.spawn(|| build(&sandbox, store, &url, &["--push", "--format", "json"]))
+            })
+            .collect();
+        let ended = builds
+            .into_iter()
+            .map(|build| build.join().unwrap().exits(0).last());
+        ended.collect()
+    });
+    let compiled: u64 = lasts
+        .iter()
+        .map(|last| last["compiled"].as_u64().unwrap())
+        .sum();
+    let artifacts = sandbox.files("there/artifacts").len();
+    assert_eq!(compiled, artifacts as u64, "{lasts:?}");
+    assert!(sandbox.files("there/leases").is_empty());
+    sandbox.ok(&["pull", &url, "fake", "--store", "z", "--all"]);
+    sandbox.ok(&["verify", "--store", "z"]);
+}

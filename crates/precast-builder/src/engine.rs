@@ -16,6 +16,7 @@ use super::{
     progress::{Event, Progress},
     protocol::{Request, SavedWeights},
     release::{Parts, summarise},
+    remote::FromRemote,
     scratch::{BUILD, Scratch, sweep},
     shims,
     weights::{self, FromFile},
@@ -23,7 +24,7 @@ use super::{
     worker::Worker,
     workers::Workers,
 };
-use crate::plan::{self, Known, Plan, State};
+use crate::plan::{self, Item, Known, Plan, Reason, State};
 
 /// Builds the missing programs and publishes the release. Finished programs stay in the store, also after an error.
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
@@ -53,17 +54,32 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         let message = format!("the record of release {seq} was damaged: it is in `quarantine/`");
         progress.event(&Event::Note { message: &message });
     }
-    let known = plan::known(spec, store, options.launcher.torch.as_deref())?;
-    let plan = plan::plan(spec, Some(store), known, &options.request)?;
+    let torch = options.launcher.torch.as_deref();
+    let mut known = plan::known(spec, store, torch)?;
+    let mut plan = plan::plan(spec, Some(store), known.clone(), &options.request)?;
+    let lacks = plan.missing().next().is_some();
+    let remote = options.remote.filter(|_| lacks);
+    let remote = remote.map(|remote| FromRemote::ask(remote, spec, progress));
+    if let Some(remote) = &remote {
+        if known.is_none() {
+            known = remote.known(spec, store, torch)?;
+            plan = plan::plan(spec, Some(store), known.clone(), &options.request)?;
+        }
+        if remote.fetch_programs(&plan) {
+            plan = plan::plan(spec, Some(store), known, &options.request)?;
+        }
+        remote.leave_out(&mut plan, store)?;
+    }
+    let remote = remote.as_ref();
     let missing = plan.missing().count();
     progress.event(&Event::Planned {
         programs: plan.wanted(),
         missing,
     });
     if missing == 0
-        && let Some(parts) = without_python(options, &plan)?
+        && let Some(parts) = without_python(options, &plan, remote)?
     {
-        return summarise(options, &plan, Done::default(), parts, started);
+        return summarise(options, &plan, Done::default(), parts, (remote, started));
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -78,6 +94,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         options,
         scratch: scratch.path(),
         progress,
+        remote,
         limits: Limits::new(options.memory),
         stop: Stop::new(&options.cancel),
     };
@@ -92,15 +109,18 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
 }
 
 /// Returns the parts of the release when its programs are all there, and no worker is needed for its weights and shim.
-fn without_python(options: &Options<'_>, plan: &Plan) -> Result<Option<Parts>, BuildError> {
-    let Options { spec, store, .. } = options;
+fn without_python(
+    options: &Options<'_>,
+    plan: &Plan,
+    remote: Option<&FromRemote<'_>>,
+) -> Result<Option<Parts>, BuildError> {
     let Some(known) = &plan.known else {
         return Ok(None);
     };
-    let Some(shim) = shims::known(store, &spec.model.name, &known.target)? else {
+    let Some(shim) = shim(options, known, remote)? else {
         return Ok(None);
     };
-    let Some(same) = same_entry(options, plan, known)? else {
+    let Some(same) = same_entry(options, plan, known, remote)? else {
         return Ok(None);
     };
     if !weights::restored(options, &same)? {
@@ -153,27 +173,30 @@ fn with_weights(
     started: Instant,
 ) -> Result<Summary, BuildError> {
     let options = workers.options;
-    let Options { spec, store, .. } = options;
+    let spec = options.spec;
     let known = &model.known;
-    let plan = held_plan(options, known)?;
+    let plan = held_plan(workers, known)?;
+    if let Some(remote) = workers.remote {
+        remote.explain(spec, &plan);
+    }
     for item in plan.missing() {
         if let State::Miss { reasons, .. } = &item.state {
             workers.progress.event(&Event::Missing {
                 module: &spec.modules[item.module].name,
                 bucket: &item.form.name(),
-                reasons,
+                reasons: &remote_too(workers, item, reasons),
             });
         }
     }
     let out = workers.scratch.join("weights");
     let saved: SavedWeights = worker.call(&Request::Weights { out }, OPEN_LIMIT, &mut |_| {})?;
-    let shim = shims::known(store, &spec.model.name, &known.target)?;
+    let shim = shim(options, known, workers.remote)?;
     if options.locked && shim.is_none() {
         return Err(BuildError::LockedShim {
             torch: known.target.torch.clone(),
         });
     }
-    let same = same_entry(options, &plan, known)?;
+    let same = same_entry(options, &plan, known, workers.remote)?;
     let try_file = |shim: Option<&Shim>| match file {
         Some(file) => {
             let aliases = &saved.aliases;
@@ -194,15 +217,24 @@ fn with_weights(
         weights,
         shim,
     };
-    summarise(options, &plan, done, parts, started)
+    summarise(options, &plan, done, parts, (workers.remote, started))
 }
 
 /// Computes the plan, and holds the programs that it found: gc keeps them until the release has them. If gc has deleted
 /// one before, the plan is computed again.
-fn held_plan(options: &Options<'_>, known: &Known) -> Result<Plan, BuildError> {
+fn held_plan(workers: &Workers<'_>, known: &Known) -> Result<Plan, BuildError> {
+    let options = workers.options;
     let Options { spec, store, .. } = options;
+    let mut remote = workers.remote;
     loop {
         let plan = plan::plan(spec, Some(store), Some(known.clone()), &options.request)?;
+        // Once: the keys may be others than those before the model was open.
+        if remote
+            .take()
+            .is_some_and(|remote| remote.fetch_programs(&plan))
+        {
+            continue;
+        }
         let found = plan.found();
         store.leases().keep(&found)?;
         let mut there = store.records().known(&found)?;
@@ -221,12 +253,42 @@ fn same_entry(
     options: &Options<'_>,
     plan: &Plan,
     known: &Known,
+    remote: Option<&FromRemote<'_>>,
 ) -> Result<Option<Release>, StoreError> {
     let Options { spec, store, .. } = options;
     // The key of every program has the fact that weights come from a file: no release of the other kind has such a
     // program.
     let hits: HashSet<Digest> = plan.hits().into_iter().collect();
-    store.releases().find(&spec.model.name, |release| {
+    let own = store.releases().find(&spec.model.name, |release| {
         release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))
-    })
+    })?;
+    match (own, remote) {
+        (None, Some(remote)) => remote.same_entry(plan, &known.entry, store),
+        (own, _) => Ok(own),
+    }
+}
+
+/// Returns the shim for a target that an earlier release of the model has, here or in the remote.
+fn shim(
+    options: &Options<'_>,
+    known: &Known,
+    remote: Option<&FromRemote<'_>>,
+) -> Result<Option<Shim>, StoreError> {
+    let Options { spec, store, .. } = options;
+    match (
+        shims::known(store, &spec.model.name, &known.target)?,
+        remote,
+    ) {
+        (None, Some(remote)) => remote.shim(known, store),
+        (own, _) => Ok(own),
+    }
+}
+
+/// Returns the reasons why a program is missing, with its difference from that of the remote.
+fn remote_too(workers: &Workers<'_>, item: &Item, reasons: &[Reason]) -> Vec<Reason> {
+    let spec = workers.options.spec;
+    let more = workers
+        .remote
+        .and_then(|remote| remote.difference(spec, item));
+    reasons.iter().cloned().chain(more).collect()
 }

@@ -22,6 +22,7 @@
 //! | `describe` | the modules and inputs of a model, for a new spec |
 //! | `estimate` | the remaining time of a build |
 //! | `shims` | the shim of a release: found, or compiled by a worker |
+//! | `remote` | what another machine's builds have of a model, by key |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
 //! | `chain` | `prefill` and `decode` of a release in one session, compared with eager |
 //! | `checkpoint` | the files of a weight set, in one or in several |
@@ -46,6 +47,7 @@
 //! checkpoint, executor, launcher, scratch, task
 //! weight_file
 //! estimate, shims, worker
+//! remote
 //! describe, options
 //! workers
 //! model
@@ -81,6 +83,7 @@ pub mod progress;
 pub mod protocol;
 mod publish;
 mod release;
+mod remote;
 mod schedule;
 pub mod scratch;
 mod shims;
@@ -103,5 +106,6 @@ pub use self::{
     launcher::{Forks, GateCommand, Launcher, WHAT_IS_OFF},
     limits::machine_memory,
     options::{Built, Options, Outcome, Summary},
+    remote::{Remote, Turn},
     task::LARGE as LARGE_WEIGHTS,
 };

@@ -9,7 +9,7 @@ use std::{
 use precast_store::{Digest, Store, record::Release};
 use serde::Serialize;
 
-use super::{GateCommand, Launcher, protocol::Finding};
+use super::{GateCommand, Launcher, protocol::Finding, remote::Remote};
 use crate::{plan, spec::Spec};
 
 /// The arguments of a build.
@@ -32,6 +32,8 @@ pub struct Options<'a> {
     pub memory: Option<u64>,
     /// Time limit of one capture, compile or check; none for the default limits.
     pub timeout: Option<Duration>,
+    /// Where to look for what the store lacks, before it is made.
+    pub remote: Option<&'a dyn Remote>,
     /// Fail instead of compiling.
     pub locked: bool,
     /// Publishes the result under this name, or not at all.
@@ -53,6 +55,8 @@ pub enum Outcome {
     Hit {
         /// The request key.
         id: Digest,
+        /// The remote that it came from in this build; none if the store had it before.
+        from: Option<String>,
     },
     /// It was built.
     Built(Built),
@@ -81,7 +85,7 @@ impl Outcome {
     /// Returns the program, if it is in the store.
     pub fn id(&self) -> Option<Digest> {
         match self {
-            Self::Hit { id } => Some(*id),
+            Self::Hit { id, .. } => Some(*id),
             Self::Built(built) => Some(built.id),
             Self::Failed { .. } | Self::Skipped { .. } => None,
         }
@@ -115,6 +119,8 @@ pub struct Summary {
     pub findings: Vec<(String, Vec<Finding>)>,
     /// Artifacts compiled in this build.
     pub compiled: usize,
+    /// Artifacts that came from the remote in this build, in place of a compile.
+    pub fetched: usize,
     /// The release that now holds the programs.
     pub release: Option<Release>,
     /// Whether that release was published by this build.

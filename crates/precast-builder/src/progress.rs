@@ -17,6 +17,15 @@ pub enum Event<'a> {
         /// Number of those that are not in the store.
         missing: usize,
     },
+    /// Something came from the remote, so that it is not built.
+    Fetched {
+        /// Name of the remote.
+        remote: &'a str,
+        /// `program` or `artifact`.
+        what: &'a str,
+        /// Number of those.
+        count: usize,
+    },
     /// A program is missing, and why.
     Missing {
         /// Title of the module.

@@ -11,6 +11,7 @@ use super::{
     BuildError, chain,
     gate::StoredWeights,
     options::{Options, Outcome, Summary},
+    remote::FromRemote,
     shims,
     work::Done,
 };
@@ -32,13 +33,21 @@ pub(super) fn summarise(
     plan: &Plan,
     mut done: Done,
     parts: Parts,
-    started: Instant,
+    (remote, started): (Option<&FromRemote<'_>>, Instant),
 ) -> Result<Summary, BuildError> {
     let spec = options.spec;
+    let came = remote.map(FromRemote::came).unwrap_or_default();
+    let from = |id: &Digest| {
+        let remote = remote.filter(|_| came.programs.contains(id))?;
+        Some(remote.remote.name().to_owned())
+    };
     let (mut programs, mut eager_unasked) = (Vec::new(), Vec::new());
     for (index, item) in plan.items.iter().enumerate() {
         let outcome = match (&item.state, done.outcomes.remove(&index)) {
-            (State::Hit { id }, _) => Outcome::Hit { id: *id },
+            (State::Hit { id }, _) => Outcome::Hit {
+                id: *id,
+                from: from(id),
+            },
             (State::Skipped { why, .. }, _) => Outcome::Skipped { why: why.clone() },
             (State::Miss { .. }, Some(outcome)) => outcome,
             (State::Miss { .. }, None) => return Err(BuildError::Interrupted),
@@ -56,6 +65,7 @@ pub(super) fn summarise(
             .map(|(module, findings)| (spec.title(module), findings))
             .collect(),
         compiled: done.compiled,
+        fetched: came.artifacts.len(),
         release: plan.release.clone(),
         published: false,
         before: None,

@@ -32,7 +32,7 @@ pub(crate) struct CompiledShim {
 
 /// Returns whether a shim fits a target and the current sources. One without a CUDA half is compiled again for CUDA:
 /// its headers may be there by now.
-fn fits(shim: &Shim, target: &Target) -> bool {
+pub(super) fn fits(shim: &Shim, target: &Target) -> bool {
     shim.source == precast_shim::source()
         && shim.arch == target.arch
         && shim.torch == target.torch

@@ -19,6 +19,7 @@ use super::{
     options::Options,
     progress::{Event, Progress},
     protocol::{Hello, Request, WarmedUp},
+    remote::FromRemote,
     worker::Worker,
 };
 use crate::plan::{Plan, Reason, State};
@@ -31,6 +32,7 @@ pub(super) struct Workers<'a> {
     pub options: &'a Options<'a>,
     pub scratch: &'a Path,
     pub progress: &'a dyn Progress,
+    pub remote: Option<&'a FromRemote<'a>>,
     pub limits: Limits,
     pub stop: Stop,
 }

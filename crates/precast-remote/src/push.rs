@@ -40,35 +40,42 @@ impl Remote {
         let _hold = store.releases().hold(release)?;
         let own = store.releases().listing(release)?;
         let is_new = self.is_new()?;
-        let goal = self.goal(store, &release.programs, &[], &release.objects())?;
-        let plan = goal.plan(&own.model, release.seq);
-        (tell.plan)(&plan);
+        let all = Wanted {
+            programs: &release.programs,
+            artifacts: &[],
+            objects: &release.objects(),
+        };
+        let mut goal = self.goal(store, &all)?;
+        (tell.plan)(&goal.plan(&own.model, release.seq));
+        let mut refuses_twice = None;
+        if !dry_run {
+            if is_new {
+                self.mark()?;
+                refuses_twice = Some(probe::refuses_twice(&*self.carrier)?);
+            }
+            // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
+            goal = self.send(store, &all, goal, tell)?;
+        }
         let there = Listing {
             parts: goal.parts.clone(),
             ..own.clone()
         };
+        let identity_there = there.identity();
+        // The newest release has the same content: there is nothing to publish.
         let newest = self.newest(&own.model, release.is_partial())?;
+        let same = newest.filter(|newest| newest.identity() == identity_there);
         let mut moved = Moved {
-            plan,
+            plan: goal.plan(&own.model, release.seq),
             from: release.seq,
-            to: None,
+            to: same.map(|same| same.release.seq),
             published: false,
             identity: own.identity(),
-            identity_there: there.identity(),
-            refuses_twice: None,
+            identity_there,
+            refuses_twice,
         };
-        // The newest release has the same content: there is nothing to publish.
-        let same = newest.filter(|there| there.identity() == moved.identity_there);
-        moved.to = same.map(|there| there.release.seq);
         if dry_run {
             return Ok(moved);
         }
-        if is_new {
-            self.mark()?;
-            moved.refuses_twice = Some(probe::refuses_twice(&*self.carrier)?);
-        }
-        // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
-        self.send(store, &goal, tell)?;
         if moved.to.is_none() {
             moved.to = Some(self.publish(store, release, there)?);
             moved.published = true;
@@ -100,30 +107,26 @@ impl Remote {
         if self.is_new()? {
             self.mark()?;
         }
-        let goal = match kind {
-            PartKind::Object => self.goal(store, &[], &[], ids)?,
-            PartKind::Artifact => self.goal(store, &[], ids, &[])?,
-            PartKind::Program => self.goal(store, ids, &[], &[])?,
+        let only = |of: PartKind| if kind == of { ids } else { &[] };
+        let all = Wanted {
+            programs: only(PartKind::Program),
+            artifacts: only(PartKind::Artifact),
+            objects: only(PartKind::Object),
         };
-        self.send(store, &goal, tell)
+        let goal = self.goal(store, &all)?;
+        self.send(store, &all, goal, tell).map(drop)
     }
 
     /// Returns programs, artifacts and objects, with everything that they need, as they will be in the remote, and what
     /// has to move for that.
-    fn goal(
-        &self,
-        store: &Store,
-        programs: &[Digest],
-        artifacts: &[Digest],
-        objects: &[Digest],
-    ) -> Result<Goal, RemoteError> {
+    fn goal(&self, store: &Store, wanted: &Wanted<'_>) -> Result<Goal, RemoteError> {
         let mut goal = Goal::default();
-        let programs = self.side(store, &mut goal, PartKind::Program, programs)?;
+        let programs = self.side(store, &mut goal, PartKind::Program, wanted.programs)?;
         let called = programs.iter().flat_map(|(_, to)| to.artifacts.clone());
-        let keys = unique(called.chain(artifacts.iter().copied()));
+        let keys = unique(called.chain(wanted.artifacts.iter().copied()));
         let artifacts = self.side(store, &mut goal, PartKind::Artifact, &keys)?;
         let needed = artifacts.iter().flat_map(|(_, to)| to.objects.clone());
-        let objects = unique(needed.chain(objects.iter().copied()));
+        let objects = unique(needed.chain(wanted.objects.iter().copied()));
         let names = objects
             .iter()
             .map(|id| ListedPart::of(PartKind::Object, *id).path());
@@ -188,8 +191,32 @@ impl Remote {
         Ok(all)
     }
 
-    /// Sends what the remote lacks: objects, then artifacts, then programs.
-    fn send(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<(), RemoteError> {
+    /// Sends what the remote lacks: objects, then artifacts, then programs. Returns what is there now: where another push
+    /// has created a record meanwhile, that one stays.
+    fn send(
+        &self,
+        store: &Store,
+        wanted: &Wanted<'_>,
+        mut goal: Goal,
+        tell: &Tell<'_>,
+    ) -> Result<Goal, RemoteError> {
+        /// Each time, others created records of ours: there are not more of these than that.
+        const TRIES: usize = 1000;
+        for _ in 0..TRIES {
+            if self.send_once(store, &goal, tell)? {
+                return Ok(goal);
+            }
+            goal = self.goal(store, wanted)?;
+        }
+        Err(RemoteError::Storage {
+            what: "push to",
+            name: self.url.clone(),
+            why: "others create the same records all the time".to_owned(),
+        })
+    }
+
+    /// Returns false if a record was created meanwhile, and is another one.
+    fn send_once(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<bool, RemoteError> {
         for (kind, width) in [
             (PartKind::Object, work::BIG),
             (PartKind::Artifact, work::SMALL),
@@ -199,40 +226,23 @@ impl Remote {
             let parts: Vec<&ListedPart> = parts
                 .filter(|part| part.kind == kind && goal.moves.contains(&part.id))
                 .collect();
-            work::all(&parts, width, |part| {
+            let sent = work::all(&parts, width, |part| {
                 tell.go_on()?;
                 let name = part.path();
-                if let Some(text) = goal.texts.get(&part.id) {
-                    // Another push may have been quicker: its record stays.
-                    let new = (self.carrier).create(&name, &mut &text[..], part.bytes, How::New)?;
-                    if !new {
-                        self.is_this(part)?;
-                    }
-                } else {
+                let Some(text) = goal.texts.get(&part.id) else {
                     let read = open(store, part)?;
                     let mut from = Counted { read, tell };
                     (self.carrier).create(&name, &mut from, part.bytes, How::Content)?;
-                }
-                Ok(())
+                    return Ok(true);
+                };
+                let new = (self.carrier).create(&name, &mut &text[..], part.bytes, How::New)?;
+                Ok(new || small(&*self.carrier, &name, LARGEST)?.as_ref() == Some(text))
             })?;
+            if sent.contains(&false) {
+                return Ok(false);
+            }
         }
-        Ok(())
-    }
-
-    /// Fails if a record was created meanwhile, and is another one.
-    fn is_this(&self, part: &ListedPart) -> Result<(), RemoteError> {
-        let name = part.path();
-        let text = small(&*self.carrier, &name, LARGEST)?;
-        let text = text.ok_or_else(|| RemoteError::Lost { name: name.clone() })?;
-        let (there, _) = ListedPart::of_record(part.kind, part.id, &text).map_err(foreign)?;
-        if there.digest == part.digest {
-            return Ok(());
-        }
-        Err(RemoteError::Storage {
-            what: "publish",
-            name,
-            why: "another push has created it meanwhile, from a build of its own".to_owned(),
-        })
+        Ok(true)
     }
 
     /// Publishes the release under the next free number, which it returns.
@@ -273,6 +283,13 @@ impl Remote {
     fn write_new(&self, name: &str, text: &[u8]) -> Result<bool, RemoteError> {
         (self.carrier).create(name, &mut &text[..], text.len() as u64, How::New)
     }
+}
+
+/// What is to be in the remote, with all that it needs.
+struct Wanted<'a> {
+    programs: &'a [Digest],
+    artifacts: &'a [Digest],
+    objects: &'a [Digest],
 }
 
 /// What will be in the remote.

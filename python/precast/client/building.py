@@ -35,6 +35,8 @@ def build_spec(
     without: Sequence[str] = (),
     allow_lost: bool = False,
     locked: bool = False,
+    remote: str | None = None,
+    push: bool = False,
     jobs: int | None = None,
     memory: str | None = None,
     timeout: float | None = None,
@@ -46,6 +48,7 @@ def build_spec(
 ) -> objects.BuildResult:
     """Builds the programs of a spec that the store lacks, and publishes a release.
 
+    `remote` is a place to look for programs and artifacts before they are made; `push` also sends there what was made.
     `settings` decides keys of `[compile]` for this build, as `{"mode": "max-autotune", "encode.dynamic": True}`.
     `progress` shows the build: a bar on a terminal and in a notebook, else lines on standard error. A build that ends
     with an error after its plan raises a `BuildError` with the `BuildResult` as its attribute `result`, else None. Its
@@ -74,6 +77,8 @@ def build_spec(
         without=without,
         allow_lost=allow_lost,
         locked=locked,
+        remote=remote,
+        push=push,
         jobs=jobs,
         memory=memory,
         timeout=timeout,

@@ -41,6 +41,21 @@ def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> 
     return store, f"{model.partition('@')[0]}@{moved['to']}"
 
 
+def bring(remote: str, model: str, begins: str, store: os.PathLike[str] | str) -> bool:
+    """Pulls the releases of a model whose names begin so. Returns whether any came. A remote that fails is said, and is
+    no error: the caller makes the release itself."""
+    try:
+        listed = building.ls(remote)["releases"]
+        names = {one["name"] for one in listed if one["model"] == model and (one["name"] or "").startswith(begins)}
+        moved = [building.pull(remote, f"{model}@{name}", store=store)["releases"] for name in sorted(names)]
+    except NotFound:
+        return False
+    except BuildError as error:
+        warnings.warn(PrecastWarning(f"nothing of {model} came from {remote}: {error}"), stacklevel=3)
+        return False
+    return bool(moved)
+
+
 def _has(store: Path, model: str) -> bool:
     if not store.exists():
         return False

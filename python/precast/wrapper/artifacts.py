@@ -409,7 +409,8 @@ def gate(config: CompileConfig) -> Gate | None:
 def build_settings(config: CompileConfig) -> dict[str, Any]:
     """Returns the settings of each build."""
     compile_ = Compile(fail_policy="raise", smoketest_steps=max(config.smoketest_steps, 1))
-    return {"compile": compile_, "store": config.store, "progress": False, "tune": config.tune}
+    remote = {"remote": config.remote, "push": config.push}
+    return {"compile": compile_, "store": config.store, "progress": False, "tune": config.tune, **remote}
 
 
 def _defaults(net: nn.Module) -> dict[str, Any]:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ..client import remotes
 from ..compare.rounding import checked
 from ..compare.truth import Shares
 from ..errors import LoadError, NotFound
@@ -87,11 +88,15 @@ class Candidates:
     def __init__(self) -> None:
         self._read: dict[tuple[str, str, str], list[tuple[str, Contract]]] = {}
 
-    def of(self, store: str | Path, model: str, key: str) -> list[tuple[str, Contract]]:
-        """Returns the names of releases and their contracts, the newest first."""
+    def of(self, store: str | Path, model: str, key: str, remote: str | None) -> list[tuple[str, Contract]]:
+        """Returns the names of releases and their contracts, the newest first. If the store has none, those of a remote
+        come into it."""
         place = (str(store), model, key)
         if place not in self._read:
-            self._read[place] = list(_contracts(store, model, key))
+            found = list(_contracts(store, model, key))
+            if not found and remote and remotes.bring(remote, model, key, store):
+                found = list(_contracts(store, model, key))
+            self._read[place] = found
         return self._read[place]
 
 

@@ -1,6 +1,6 @@
 //! The summary of `precast build`, as text and as JSON.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use owo_colors::OwoColorize;
@@ -128,6 +128,12 @@ fn last_line(summary: &Summary) -> String {
     let gated = count(|outcome| matches!(outcome, Outcome::Built(it) if it.gated_by.is_some()));
     let (failed, _) = summary.failed();
     let (time, total) = (seconds(summary.seconds), summary.programs.len());
+    let from: BTreeSet<&str> = (summary.programs.iter())
+        .filter_map(|(_, outcome)| match outcome {
+            Outcome::Hit { from, .. } => from.as_deref(),
+            _ => None,
+        })
+        .collect();
     let mut line = if (built, failed) == (0, 0) {
         let fresh = "fresh".green().bold().to_string();
         format!("{fresh} {hits} of {total} programs are in the store, nothing to compile ({time})")
@@ -143,6 +149,14 @@ fn last_line(summary: &Summary) -> String {
             "built".green().bold()
         )
     };
+    let came = count(|outcome| matches!(outcome, Outcome::Hit { from: Some(_), .. }));
+    for remote in from {
+        line += &format!(
+            ", {} from {}",
+            text::count(came, "program"),
+            text::plain(remote)
+        );
+    }
     if gated > 0 {
         line += &format!(", {gated} not gated again");
     }
@@ -255,6 +269,8 @@ pub(in crate::cli) enum Last<'a> {
         findings: Vec<Stopped<'a>>,
         /// Number of compiled artifacts.
         compiled: usize,
+        /// Number of artifacts that came from the remote, in place of a compile.
+        fetched: usize,
         /// The newest release; null if there is none.
         release: Option<Newest<'a>>,
         /// Whether that release is new.
@@ -312,6 +328,7 @@ fn document(summary: &Summary, eager_instead: Vec<Instead>) -> Last<'_> {
             .map(|(module, findings)| Stopped { module, findings })
             .collect(),
         compiled: summary.compiled,
+        fetched: summary.fetched,
         release: release.map(|release| Newest {
             seq: release.seq,
             name: release.name.as_deref(),

@@ -44,6 +44,7 @@ pub use self::{
 pub(crate) use self::{
     form::left_to_eager,
     key::{ArtifactKey, PROTOCOL, Pass},
+    sources::known_of,
 };
 
 use crate::spec::{CommandLine, Compile, Effective, Module, Origin, Overrides, Spec};

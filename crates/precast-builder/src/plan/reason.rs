@@ -152,6 +152,13 @@ pub enum Reason {
         /// The field with its old and new value.
         field: Field,
     },
+    /// A remote has this program with another key.
+    OtherInRemote {
+        /// Name of the remote.
+        remote: String,
+        /// What differs: then is the remote's, now is this build's.
+        reasons: Vec<Reason>,
+    },
     /// Nothing was rebuilt: the entry neither imports nor reads the changed file.
     NotASource {
         /// Relative to the spec's folder, with `/`.
@@ -236,6 +243,14 @@ impl fmt::Display for Reason {
             Self::GraphChanged => write!(f, "the captured graph changed"),
             Self::LayoutChanged { what } => write!(f, "the layout of the {what} changed"),
             Self::FieldChanged { field } => write!(f, "{field}"),
+            Self::OtherInRemote { remote, reasons } => {
+                let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+                write!(
+                    f,
+                    "it is not in {remote}: since its release {}",
+                    reasons.join(", ")
+                )
+            }
             Self::NotASource { path } => write!(f, "`{path}` is not a source"),
             Self::Unchanged => write!(f, "nothing changed"),
         }
@@ -507,7 +522,7 @@ fn rank(reason: &Reason) -> u8 {
         Reason::FormatChanged { .. }
         | Reason::ProtocolChanged { .. }
         | Reason::FieldChanged { .. } => 6,
-        Reason::NotASource { .. } | Reason::Unchanged => 7,
+        Reason::OtherInRemote { .. } | Reason::NotASource { .. } | Reason::Unchanged => 7,
     }
 }
 

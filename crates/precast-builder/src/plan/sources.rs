@@ -197,12 +197,22 @@ pub fn known(spec: &Spec, store: &Store, torch: Option<&Path>) -> Result<Option<
         // Nothing was built with it: the model is the same, in another environment.
         entry.site_packages = vec![site.to_string_lossy().into_owned()];
     }
+    known_of(spec, store, &entry)
+}
+
+/// Returns the parts of keys with the current state of an entry's files and packages; none if its torch or the GPU is
+/// missing.
+pub(crate) fn known_of(
+    spec: &Spec,
+    store: &Store,
+    entry: &Entry,
+) -> Result<Option<Known>, PlanError> {
     let Some(target) = Target::of_host(spec.target.device, &spec.target.isa, &entry.site_packages)
     else {
         return Ok(None);
     };
     let mut cache = cache(store);
-    let entry = refresh(&spec.root, &entry, &mut cache)?;
+    let entry = refresh(&spec.root, entry, &mut cache)?;
     // A store that can't be written costs the time of hashing again.
     cache.save().ok();
     Ok(Some(Known { entry, target }))

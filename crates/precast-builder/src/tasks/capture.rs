@@ -1,6 +1,6 @@
 //! Captures a program, and finds the artifacts that it lacks.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use precast_store::{
     Digest, StoreError,
@@ -203,6 +203,15 @@ fn missing(
     captured: &Captured,
 ) -> Result<Vec<MissingArtifact>, StoreError> {
     let store = context.options().store;
+    if let Some(remote) = context.workers.remote {
+        let mut lacked = BTreeSet::new();
+        for key in candidates.iter().flat_map(|candidate| &candidate.keys) {
+            if !store.records().keep_artifact(key)? {
+                lacked.insert(*key);
+            }
+        }
+        remote.fetch_artifacts(&lacked.into_iter().collect::<Vec<Digest>>());
+    }
     let mut compiles: Vec<MissingArtifact> = Vec::new();
     // Of equally large artifacts, the last one in the schedule is compiled first.
     for candidate in candidates.iter().rev() {

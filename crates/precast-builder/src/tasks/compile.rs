@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use precast_store::PartKind;
+
 use crate::{
     BuildError,
     protocol::{Compiled, Request},
     publish::{self, MissingArtifact},
+    remote::Turn,
     slot::Slot,
     task::{Action, TaskFailure},
 };
@@ -25,6 +28,16 @@ pub(crate) fn compile(slot: &mut Slot<'_>, compile: MissingArtifact) -> Result<b
     if options.store.records().keep_artifact(&compile.key)? {
         return Ok(false);
     }
+    // So may another machine. Its lease is held until the artifact can be found.
+    let remote = context.workers.remote;
+    let turn = remote.and_then(|remote| remote.remote.lease(&compile.key));
+    if let (Some(remote), Some(Turn::Made)) = (remote, &turn)
+        && !remote.fetch_artifacts(&[compile.key]).is_empty()
+        && options.store.records().keep_artifact(&compile.key)?
+    {
+        return Ok(false);
+    }
+    let key = compile.key;
     let folder = format!("artifact-{}", compile.key.short());
     let request = Request::Compile {
         file: compile.segment.file.clone(),
@@ -38,5 +51,8 @@ pub(crate) fn compile(slot: &mut Slot<'_>, compile: MissingArtifact) -> Result<b
     let (compiled, log) = slot.ask::<Compiled>(Action::Compile, &compile.name, &request, LIMIT)?;
     publish::artifact(options.store, &context.model.known, compile, compiled, &log)
         .map_err(|error| TaskFailure { error, log })?;
+    if let (Some(remote), Some(Turn::Own(_))) = (remote, &turn) {
+        remote.remote.offer(PartKind::Artifact, &[key]);
+    }
     Ok(true)
 }

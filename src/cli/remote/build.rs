@@ -1,0 +1,232 @@
+//! The remote that a build looks into, and pushes to.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
+
+use anyhow::{Error, Result};
+
+use super::{
+    super::{Context, exit::Refusal, text::count},
+    program::{Program, ask},
+};
+use crate::{
+    Digest,
+    build::{
+        Remote, Turn,
+        progress::{Event as Told, Progress},
+    },
+    record::{Program as Record, Release},
+    store::{
+        PartKind,
+        transfer::{Event, Leased, Request},
+    },
+};
+
+/// The remote of a build and its options.
+#[derive(clap::Args)]
+pub(in crate::cli) struct RemoteArgs {
+    /// Look there for what the store lacks, before it is made: a place as for `pull`
+    #[arg(
+        long,
+        env = "PRECAST_REMOTE",
+        value_name = "REMOTE",
+        hide_env_values = true
+    )]
+    remote: Option<String>,
+    /// Push what the build made: of several builds that lack one artifact at once, one makes it
+    #[arg(long, requires = "remote")]
+    push: bool,
+}
+
+impl RemoteArgs {
+    /// Returns the remote, if one was named.
+    pub(in crate::cli) fn of<'a>(
+        &self,
+        context: &'a Context,
+        progress: &'a dyn Progress,
+    ) -> Result<Option<BuildRemote<'a>>> {
+        let Some(place) = self.remote.as_deref().filter(|place| !place.is_empty()) else {
+            return Ok(None);
+        };
+        Ok(Some(BuildRemote {
+            name: place.to_owned(),
+            place: place.to_owned(),
+            store: std::path::absolute(&context.store)?,
+            push: self.push,
+            failed: AtomicBool::new(false),
+            context,
+            progress,
+        }))
+    }
+}
+
+/// A remote of a build.
+pub(in crate::cli) struct BuildRemote<'a> {
+    name: String,
+    place: String,
+    store: std::path::PathBuf,
+    /// Whether the build may write there.
+    push: bool,
+    /// Whether it failed: then it is left alone.
+    failed: AtomicBool,
+    context: &'a Context,
+    progress: &'a dyn Progress,
+}
+
+impl BuildRemote<'_> {
+    fn cancel(&self) -> &Arc<AtomicBool> {
+        &self.context.cancel
+    }
+
+    /// Sends a request. An error is told once; the build goes on without the remote.
+    fn ask(&self, request: &Request, each: &mut dyn FnMut(Event)) {
+        if self.failed.load(Ordering::Relaxed) {
+            return;
+        }
+        if let Err(error) = ask(request, self.cancel(), each) {
+            self.fails(&error);
+        }
+    }
+
+    fn fails(&self, error: &Error) {
+        let first = !self.failed.swap(true, Ordering::Relaxed);
+        if first && !self.cancel().load(Ordering::Relaxed) {
+            let message = format!("the build goes on without {}: {error:#}", self.name);
+            self.progress.event(&Told::Note { message: &message });
+        }
+    }
+
+    /// Returns what is left to do after the build; none if it may not write.
+    pub(in crate::cli) fn push(&self) -> Option<Push> {
+        self.push.then(|| Push {
+            name: self.name.clone(),
+            place: self.place.clone(),
+            offer: self.offered(PartKind::Program, &[]),
+            failed: self.failed.load(Ordering::Relaxed),
+        })
+    }
+
+    fn offered(&self, kind: PartKind, ids: &[Digest]) -> Request {
+        Request::Offer {
+            store: self.store.clone(),
+            remote: self.place.clone(),
+            kind,
+            ids: ids.to_vec(),
+            shared: self.context.shared,
+            trusted: self.context.options().trusted,
+        }
+    }
+}
+
+/// The push of a build's result.
+pub(in crate::cli) struct Push {
+    name: String,
+    place: String,
+    /// A request without keys.
+    offer: Request,
+    failed: bool,
+}
+
+impl Push {
+    /// Sends the result of a build: a whole release as a release, the programs of another one by key.
+    pub(in crate::cli) fn send(mut self, release: &Release, context: &Context) -> Result<()> {
+        let (model, seq) = (&release.model, release.seq);
+        if self.failed {
+            let message = format!("release {seq} of {model} was not pushed to {}", self.name);
+            let hint = format!("`precast push {model}@{seq} {}` pushes it", self.name);
+            return Err(Refusal::failed(message, hint).into());
+        }
+        if !release.is_partial() {
+            return super::push_release(&self.place, model, seq, context);
+        }
+        if let Request::Offer { ids, .. } = &mut self.offer {
+            ids.clone_from(&release.programs);
+        }
+        ask(&self.offer, &context.cancel, &mut |_| {})?;
+        let programs = count(release.programs.len(), "program");
+        note!(
+            "{programs} can be found by key in {}: the release is a partial one",
+            self.name
+        );
+        Ok(())
+    }
+}
+
+impl Remote for BuildRemote<'_> {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn releases(&self, model: &str) -> (Vec<Release>, Vec<Record>) {
+        let (mut releases, mut programs) = (Vec::new(), Vec::new());
+        let request = Request::Releases {
+            remote: self.place.clone(),
+            model: model.to_owned(),
+        };
+        self.ask(&request, &mut |event| match event {
+            Event::Release(release) => releases.push(*release),
+            Event::Program(program) => programs.push(*program),
+            _ => {}
+        });
+        (releases, programs)
+    }
+
+    fn fetch(&self, kind: PartKind, ids: &[Digest]) -> Vec<Digest> {
+        let mut has = Vec::new();
+        let request = Request::Fetch {
+            store: self.store.clone(),
+            remote: self.place.clone(),
+            kind,
+            ids: ids.to_vec(),
+            shared: self.context.shared,
+            trusted: self.context.options().trusted,
+        };
+        self.ask(&request, &mut |event| {
+            if let Event::Has(id) = event {
+                has.push(id);
+            }
+        });
+        has
+    }
+
+    fn lease(&self, artifact: &Digest) -> Option<Turn> {
+        if !self.push || self.failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let request = Request::Lease {
+            remote: self.place.clone(),
+            kind: PartKind::Artifact,
+            id: *artifact,
+            wait: true,
+        };
+        let mut leased = None;
+        let mut program = match Program::start(&request, self.cancel()) {
+            Ok(program) => program,
+            Err(error) => {
+                self.fails(&error);
+                return None;
+            }
+        };
+        let listened = program.events(&mut |event| {
+            if let Event::Lease(told) = event {
+                leased = Some(told);
+            }
+            leased.is_none()
+        });
+        if let Err(error) = listened {
+            self.fails(&error);
+        }
+        match leased? {
+            Leased::Held => Some(Turn::Own(Box::new(program))),
+            Leased::There => Some(Turn::Made),
+            // Somebody makes it for longer than anybody waits.
+            Leased::Taken => None,
+        }
+    }
+
+    fn offer(&self, kind: PartKind, ids: &[Digest]) {
+        self.ask(&self.offered(kind, ids), &mut |_| {});
+    }
+}
