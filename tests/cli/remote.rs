@@ -2,7 +2,7 @@
 
 use std::{fs, path::Path};
 
-use crate::sandbox::Sandbox;
+use crate::sandbox::{Sandbox, states};
 
 /// Returns the program beside `precast`, which `cargo test --workspace` builds.
 fn beside() {
@@ -131,9 +131,10 @@ fn a_build_takes_from_a_remote_what_another_machine_made() {
 }
 
 #[test]
-fn builders_at_once_compile_each_artifact_once() {
+fn builders_at_once_share_the_programs_and_compile_each_artifact_once() {
     beside();
     let sandbox = Sandbox::new();
+    sandbox.buckets("1, 2, 3, 4, 5, 6, 7, 8");
     let url = format!("file://{}", sandbox.path("there").display());
     let stores: Vec<String> = (0..4).map(|number| format!("s{number}")).collect();
     let lasts: Vec<serde_json::Value> = std::thread::scope(|scope| {
@@ -153,6 +154,21 @@ fn builders_at_once_compile_each_artifact_once() {
         .sum();
     let artifacts = sandbox.files("there/artifacts").len();
     assert_eq!(compiled, artifacts as u64, "{lasts:?}");
+    let made = lasts
+        .iter()
+        .flat_map(states)
+        .filter(|state| state == "built");
+    assert_eq!(made.count(), 8, "{lasts:?}");
+    for last in &lasts {
+        assert_eq!(
+            states(last)[..8]
+                .iter()
+                .filter(|state| *state == "failed")
+                .count(),
+            0
+        );
+        assert_eq!(last["release"]["lacks"], serde_json::json!([]));
+    }
     assert!(sandbox.files("there/leases").is_empty());
     sandbox.ok(&["pull", &url, "fake", "--store", "z", "--all"]);
     sandbox.ok(&["verify", "--store", "z"]);

@@ -16,8 +16,8 @@ use super::{
     progress::{Event, Progress},
     protocol::{Request, SavedWeights},
     release::{Parts, summarise},
-    remote::FromRemote,
     scratch::{BUILD, Scratch, sweep},
+    sharing::FromRemote,
     shims,
     weights::{self, FromFile},
     work::{self, Done, Starting},
@@ -28,19 +28,29 @@ use crate::plan::{self, Item, Known, Plan, Reason, State};
 
 /// Builds the missing programs and publishes the release. Finished programs stay in the store, also after an error.
 pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
-    let built = match build_all(options, progress) {
-        Err(error) if error.is_index() => {
-            options.store.audit().reindex()?;
-            let message = "the index was damaged: it was made again from the files";
-            progress.event(&Event::Note { message });
-            build_all(options, progress)
+    let (mut mended, mut again) = (false, false);
+    loop {
+        match build_all(options, progress, !again) {
+            Err(error) if error.is_index() && !mended => {
+                mended = true;
+                options.store.audit().reindex()?;
+                let message = "the index was damaged: it was made again from the files";
+                progress.event(&Event::Note { message });
+            }
+            // What this build has made is in the store: the second time it makes the rest.
+            Ok(None) => again = true,
+            Ok(Some(summary)) => return Ok(summary),
+            Err(error) => return Err(in_spec(options.spec, error)),
         }
-        built => built,
-    };
-    built.map_err(|error| in_spec(options.spec, error))
+    }
 }
 
-fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, BuildError> {
+/// Returns none if programs are missing that other builds began to make. With `leave` it leaves them to others.
+fn build_all(
+    options: &Options<'_>,
+    progress: &dyn Progress,
+    leave: bool,
+) -> Result<Option<Summary>, BuildError> {
     let started = Instant::now();
     let Options { spec, store, .. } = options;
     if let Some(name) = &options.release {
@@ -79,7 +89,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
     if missing == 0
         && let Some(parts) = without_python(options, &plan, remote)?
     {
-        return summarise(options, &plan, Done::default(), parts, (remote, started));
+        return summarise(options, &plan, Done::default(), parts, (remote, started)).map(Some);
     }
     if options.locked && missing > 0 {
         return Err(BuildError::Locked {
@@ -95,6 +105,7 @@ fn build_all(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
         scratch: scratch.path(),
         progress,
         remote,
+        leave,
         limits: Limits::new(options.memory),
         stop: Stop::new(&options.cancel),
     };
@@ -140,7 +151,7 @@ fn with_model(
     workers: &Workers<'_>,
     starting: Vec<Starting<'_>>,
     started: Instant,
-) -> Result<Summary, BuildError> {
+) -> Result<Option<Summary>, BuildError> {
     let options = workers.options;
     let (worker, file) = thread::scope(|scope| {
         let worker = scope.spawn(|| workers.start(0));
@@ -171,7 +182,7 @@ fn with_weights(
     file: Option<&FromFile>,
     starting: Vec<Starting<'_>>,
     started: Instant,
-) -> Result<Summary, BuildError> {
+) -> Result<Option<Summary>, BuildError> {
     let options = workers.options;
     let spec = options.spec;
     let known = &model.known;
@@ -208,16 +219,22 @@ fn with_weights(
     let compiled = shim.is_none();
     let first = (worker, &model);
     let weights = (&saved, file);
-    let (done, weights, shim) = work::run(workers, &plan, first, starting, weights, shim)?;
+    let (mut done, weights, shim) = work::run(workers, &plan, first, starting, weights, shim)?;
     if compiled && !plan.hits().is_empty() {
         try_file(Some(&shim))?;
+    }
+    if let Some(remote) = workers.remote {
+        match remote.wait(&done.taken) {
+            Some(came) => done.outcomes.extend(came),
+            None => return Ok(None),
+        }
     }
     let parts = Parts {
         known: model.known,
         weights,
         shim,
     };
-    summarise(options, &plan, done, parts, (workers.remote, started))
+    summarise(options, &plan, done, parts, (workers.remote, started)).map(Some)
 }
 
 /// Computes the plan, and holds the programs that it found: gc keeps them until the release has them. If gc has deleted

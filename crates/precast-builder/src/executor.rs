@@ -49,9 +49,9 @@ impl<T: Node> Executor<T> {
         body(&mut self.lock().schedule)
     }
 
-    /// Waits for the next task; none when all tasks have ended. `started`: whether the thread's worker counted as
-    /// starting.
-    pub fn next(&self, able: Able, started: bool) -> Option<Next<T>> {
+    /// Waits for the next task; none when all tasks have ended. `able` is asked again after each wait. `started`: whether
+    /// the thread's worker counted as starting.
+    pub fn next(&self, able: impl Fn() -> Able, started: bool) -> Option<Next<T>> {
         let mut shared = self.lock();
         // Under the lock of its first choice: otherwise another thread could start a worker for a task that this one
         // can do.
@@ -64,6 +64,7 @@ impl<T: Node> Executor<T> {
                 return None;
             }
             let (may_load, idle) = (shared.more_models > 0, shared.idle);
+            let able = able();
             match shared.schedule.next(able, may_load, idle) {
                 Next::Over => return None,
                 Next::Wait => {

@@ -22,7 +22,7 @@
 //! | `describe` | the modules and inputs of a model, for a new spec |
 //! | `estimate` | the remaining time of a build |
 //! | `shims` | the shim of a release: found, or compiled by a worker |
-//! | `remote` | what another machine's builds have of a model, by key |
+//! | `remote`, `sharing` | another machine's builds, by key; what a build takes from them, and how several share their work |
 //! | `options`, `model` | arguments and result of a build; the model in a worker |
 //! | `chain` | `prefill` and `decode` of a release in one session, compared with eager |
 //! | `checkpoint` | the files of a weight set, in one or in several |
@@ -49,6 +49,7 @@
 //! estimate, shims, worker
 //! remote
 //! describe, options
+//! sharing
 //! workers
 //! model
 //! slot
@@ -86,6 +87,7 @@ mod release;
 mod remote;
 mod schedule;
 pub mod scratch;
+mod sharing;
 mod shims;
 mod slot;
 mod task;

@@ -9,7 +9,7 @@ use std::{
 use precast_store::{Digest, Store, record::Release};
 use serde::Serialize;
 
-use super::{GateCommand, Launcher, protocol::Finding, remote::Remote};
+use super::{GateCommand, Launcher, protocol::Finding};
 use crate::{plan, spec::Spec};
 
 /// The arguments of a build.
@@ -33,7 +33,7 @@ pub struct Options<'a> {
     /// Time limit of one capture, compile or check; none for the default limits.
     pub timeout: Option<Duration>,
     /// Where to look for what the store lacks, before it is made.
-    pub remote: Option<&'a dyn Remote>,
+    pub remote: Option<&'a dyn super::Remote>,
     /// Fail instead of compiling.
     pub locked: bool,
     /// Publishes the result under this name, or not at all.

@@ -11,7 +11,7 @@ use super::{
     BuildError, chain,
     gate::StoredWeights,
     options::{Options, Outcome, Summary},
-    remote::FromRemote,
+    sharing::FromRemote,
     shims,
     work::Done,
 };

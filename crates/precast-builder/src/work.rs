@@ -11,7 +11,7 @@ use std::{
     thread::{self, ScopedJoinHandle},
 };
 
-use precast_store::{Digest, record::Shim};
+use precast_store::{Digest, PartKind, record::Shim};
 
 use super::{
     BuildError,
@@ -23,7 +23,9 @@ use super::{
     progress::Event,
     protocol::{Finding, SavedWeights},
     publish::{self, MissingArtifact},
-    schedule::{Next, Schedule},
+    remote::Turn,
+    schedule::{Able, Captures, Next, Schedule},
+    sharing::FromRemote,
     slot::{Context, Slot},
     task::{Job, LARGE, Task, TaskFailure, jobs},
     tasks::{self, CaptureFailure, CapturedProgram},
@@ -39,6 +41,8 @@ pub(super) struct Done {
     /// By index into the plan's items.
     pub outcomes: HashMap<usize, Outcome>,
     pub compiled: usize,
+    /// Programs that other builds make, by index into the plan's items.
+    pub taken: Vec<(usize, Digest)>,
     /// The findings that stop the build of modules that can't be captured, by their place in the spec.
     pub findings: BTreeMap<usize, Vec<Finding>>,
 }
@@ -65,6 +69,8 @@ struct Results {
     captured: HashMap<usize, CapturedProgram>,
     compiles: HashMap<Digest, MissingArtifact>,
     failures: HashMap<Digest, Arc<TaskFailure>>,
+    /// The leases of programs that are being made, by job.
+    leases: HashMap<usize, Box<dyn Send>>,
     /// Warnings of programs that were reported already.
     noted: BTreeSet<String>,
     done: Done,
@@ -134,7 +140,15 @@ impl Work<'_> {
         // A worker that could not get ready is started again when there is a task for it.
         let ready = starting.and_then(|starting| starting.join().ok().and_then(Result::ok));
         let mut slot = Slot::new(self.context, number, worker.or(ready));
-        while let Some(next) = executor.next(slot.able(), std::mem::take(&mut started)) {
+        let able = |slot: &Slot<'_>| Able {
+            captures: if self.is_busy() {
+                Captures::Never
+            } else {
+                slot.able().captures
+            },
+            ..slot.able()
+        };
+        while let Some(next) = executor.next(|| able(&slot), std::mem::take(&mut started)) {
             match next {
                 Next::Run(task) => executor.ended(task, self.run_task(&mut slot, task)),
                 Next::LoadModel => executor.loaded(slot.load_model()),
@@ -143,6 +157,44 @@ impl Work<'_> {
         }
         // Nothing waits for a model that is still being loaded.
         self.context.workers.stop.set();
+    }
+
+    /// Returns the remote, if the programs are shared with other builds. Large weights are in memory for all gates at the
+    /// end, so that such a build would have the leases of all programs until then.
+    fn sharing(&self) -> Option<&FromRemote<'_>> {
+        let workers = self.context.workers;
+        workers.remote.filter(|_| workers.leave && !self.large)
+    }
+
+    /// Returns whether as many programs are being made as this build has workers for, and one more: further ones are left
+    /// to other builds.
+    fn is_busy(&self) -> bool {
+        self.results().leases.len() > self.context.options().jobs.max(1)
+    }
+
+    /// Returns whether this build is to make a program; if not, another one makes or has made it.
+    fn is_own(&self, number: usize) -> bool {
+        let job = &self.jobs[number];
+        // What eager runs costs a capture only, and may turn out to be impossible.
+        let Some(remote) = self.sharing().filter(|_| job.item.form.compiled) else {
+            return true;
+        };
+        match remote.remote.lease(PartKind::Program, &job.id, false) {
+            Some(Turn::Own(lease)) => {
+                self.results().leases.insert(number, lease);
+                true
+            }
+            Some(Turn::Made) if remote.fetch_program(&job.id) => {
+                let outcome = remote.outcome(job.id);
+                self.results().done.outcomes.insert(job.index, outcome);
+                false
+            }
+            Some(Turn::Other) => {
+                self.results().done.taken.push((job.index, job.id));
+                false
+            }
+            Some(Turn::Made) | None => true,
+        }
     }
 
     /// Returns whether the task succeeded; an error ends the build.
@@ -163,12 +215,18 @@ impl Work<'_> {
                 let shim = tasks::compile_shim(slot)?;
                 self.results().shim = Some(shim);
             }
-            Task::Capture(job) => return self.capture(slot, job),
+            Task::Capture(job) => return Ok(self.is_own(job) && self.capture(slot, job)?),
             Task::Compile(artifact) => return self.compile(slot, artifact),
             Task::Gate(job) => {
                 let outcome = self.gate(slot, job)?;
                 let index = self.jobs[job].index;
-                self.results().done.outcomes.insert(index, outcome);
+                if let (Some(remote), Some(id)) = (self.sharing(), outcome.id()) {
+                    remote.offer(id);
+                }
+                let mut results = self.results();
+                results.done.outcomes.insert(index, outcome);
+                let lease = results.leases.remove(&job);
+                drop((results, lease));
             }
         }
         Ok(true)
@@ -190,7 +248,10 @@ impl Work<'_> {
                     results.done.findings.insert(job.item.module, findings);
                 }
                 let outcome = self.failed(job, *failure)?;
-                self.results().done.outcomes.insert(job.index, outcome);
+                let mut results = self.results();
+                results.done.outcomes.insert(job.index, outcome);
+                let lease = results.leases.remove(&number);
+                drop((results, lease));
                 Ok(false)
             }
         }

@@ -19,7 +19,7 @@ use super::{
     options::Options,
     progress::{Event, Progress},
     protocol::{Hello, Request, WarmedUp},
-    remote::FromRemote,
+    sharing::FromRemote,
     worker::Worker,
 };
 use crate::plan::{Plan, Reason, State};
@@ -33,6 +33,8 @@ pub(super) struct Workers<'a> {
     pub scratch: &'a Path,
     pub progress: &'a dyn Progress,
     pub remote: Option<&'a FromRemote<'a>>,
+    /// Whether programs that other builds make are left to them.
+    pub leave: bool,
     pub limits: Limits,
     pub stop: Stop,
 }

@@ -191,15 +191,15 @@ impl Remote for BuildRemote<'_> {
         has
     }
 
-    fn lease(&self, artifact: &Digest) -> Option<Turn> {
+    fn lease(&self, kind: PartKind, id: &Digest, wait: bool) -> Option<Turn> {
         if !self.push || self.failed.load(Ordering::Relaxed) {
             return None;
         }
         let request = Request::Lease {
             remote: self.place.clone(),
-            kind: PartKind::Artifact,
-            id: *artifact,
-            wait: true,
+            kind,
+            id: *id,
+            wait,
         };
         let mut leased = None;
         let mut program = match Program::start(&request, self.cancel()) {
@@ -221,12 +221,13 @@ impl Remote for BuildRemote<'_> {
         match leased? {
             Leased::Held => Some(Turn::Own(Box::new(program))),
             Leased::There => Some(Turn::Made),
-            // Somebody makes it for longer than anybody waits.
-            Leased::Taken => None,
+            Leased::Taken => Some(Turn::Other),
         }
     }
 
     fn offer(&self, kind: PartKind, ids: &[Digest]) {
-        self.ask(&self.offered(kind, ids), &mut |_| {});
+        if self.push {
+            self.ask(&self.offered(kind, ids), &mut |_| {});
+        }
     }
 }

@@ -9,6 +9,7 @@ use crate::{
     protocol::{Compiled, Request},
     publish::{self, MissingArtifact},
     remote::Turn,
+    sharing::FromRemote,
     slot::Slot,
     task::{Action, TaskFailure},
 };
@@ -30,7 +31,9 @@ pub(crate) fn compile(slot: &mut Slot<'_>, compile: MissingArtifact) -> Result<b
     }
     // So may another machine. Its lease is held until the artifact can be found.
     let remote = context.workers.remote;
-    let turn = remote.and_then(|remote| remote.remote.lease(&compile.key));
+    let lease =
+        |remote: &FromRemote<'_>| (remote.remote).lease(PartKind::Artifact, &compile.key, true);
+    let turn = remote.and_then(lease);
     if let (Some(remote), Some(Turn::Made)) = (remote, &turn)
         && !remote.fetch_artifacts(&[compile.key]).is_empty()
         && options.store.records().keep_artifact(&compile.key)?
