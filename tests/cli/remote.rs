@@ -154,21 +154,9 @@ fn builders_at_once_share_the_programs_and_compile_each_artifact_once() {
         .sum();
     let artifacts = sandbox.files("there/artifacts").len();
     assert_eq!(compiled, artifacts as u64, "{lasts:?}");
-    let made = lasts
-        .iter()
-        .flat_map(states)
-        .filter(|state| state == "built");
-    assert_eq!(made.count(), 8, "{lasts:?}");
-    for last in &lasts {
-        assert_eq!(
-            states(last)[..8]
-                .iter()
-                .filter(|state| *state == "failed")
-                .count(),
-            0
-        );
-        assert_eq!(last["release"]["lacks"], serde_json::json!([]));
-    }
+    let all: Vec<String> = lasts.iter().flat_map(states).collect();
+    let are = |end: &str| all.iter().filter(|state| state.ends_with(end)).count();
+    assert_eq!((are(": built"), are(": hit")), (8, 3 * 8), "{all:?}");
     assert!(sandbox.files("there/leases").is_empty());
     sandbox.ok(&["pull", &url, "fake", "--store", "z", "--all"]);
     sandbox.ok(&["verify", "--store", "z"]);
