@@ -84,7 +84,7 @@ torch: ## an environment with another torch, .venv-torch-TORCH (TORCH=2.15.0)
 .venv-torch-%/requirements.txt: requirements/torch-%.txt requirements.txt
 	@$(@D)/bin/python -c '' 2>/dev/null || $(PYTHON) -m venv --clear $(@D)
 	@{ awk -F== 'FNR == NR { if (!/^#/) other[$$1]; next } !($$1 in other)' $^; cat $<; } > $@.new
-	$(@D)/bin/python -m pip install --no-deps --no-cache-dir --disable-pip-version-check -r $@.new
+	$(@D)/bin/python -m pip install --no-deps --no-cache-dir $(NO_BYTECODE) --disable-pip-version-check -r $@.new
 	$(@D)/bin/python -m pip install --no-deps --no-build-isolation --disable-pip-version-check -q -e kernels
 	@ln -sfn "$$($(@D)/bin/python -c 'import os, torch; print(os.path.relpath(os.path.dirname(torch.__file__), "$(@D)"))')" $(@D)/libtorch
 	@mv $@.new $@
@@ -191,6 +191,8 @@ test: export PRECAST_FORKS ?= $(CURDIR)/target/forks
 # Clippy compiles what the tests run, and a warning ends it: by itself it would compile all dependencies once more.
 test: export RUSTC_WORKSPACE_WRAPPER ?= clippy-driver
 test: export CLIPPY_ARGS ?= -Dwarnings
+# Two processes import the newest torch: less than the bytecode of all its modules takes.
+test: export NO_BYTECODE ?= --no-compile
 test: ## lints, then all tests of this machine but the long ones, and a table of their times
 	@rm -f target/test-times.json $(addsuffix /*.log,$(PRECAST_FORKS))
 	$(MAKE) --no-print-directory --keep-going -j 3 format test-python test-numerics test-cli test-short test-doc test-compiler test-worker book test-newest; \
