@@ -33,8 +33,8 @@
 //!
 //! ```text
 //! error
-//! carrier, event, work
-//! probe, readonly, storage
+//! carrier, host, work
+//! event, hub, probe, readonly, storage
 //! place
 //! remote
 //! pull, push
@@ -44,6 +44,8 @@
 mod carrier;
 mod error;
 mod event;
+mod host;
+mod hub;
 mod place;
 mod probe;
 pub mod protocol;
