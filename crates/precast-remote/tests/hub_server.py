@@ -5,10 +5,21 @@
 Its state is in FOLDER, so that it goes on after it was killed. The token is `secret`. Large files lie on a host of their own
 (PORT + 1), which refuses requests that have a token, as a storage with signed URLs does.
 
-`PUT /test/SETTING` with a number as body changes what it does: `page` (files in a page of a tree), `part` (large files come in
-parts of so many bytes), `busy` (so many requests are answered with 503), `cut` (so many files break off in the middle),
-`lost` (so many commits are made, and answered with 503), `limit` (bytes of a small file). `GET /test/log` is one line for
-each request so far.
+`PUT /test/SETTING` with a number as body changes what it does:
+
+| setting | |
+|---|---|
+| `page` | files in a page of a tree |
+| `part` | large files come in parts of so many bytes |
+| `limit` | more bytes are a large file |
+| `puts` | large files that are taken; the next ones wait for ever |
+| `busy` | requests that are answered with 503 |
+| `cut` | files that break off in the middle |
+| `lost` | commits that are made, and answered with 503 |
+| `moved` | commits before which somebody else commits |
+| `wait` | commits that wait until somebody else has committed |
+
+`GET /test/log` has one line for each request so far.
 """
 
 import base64
@@ -18,6 +29,7 @@ import os
 import re
 import sys
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
@@ -25,7 +37,8 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 FOLDER, PORT = Path(sys.argv[1]), int(sys.argv[2])
 HUB, STORAGE = f"http://127.0.0.1:{PORT}", f"http://127.0.0.1:{PORT + 1}"
 REPO = "org/models"
-SETTINGS = {"page": 1000, "part": 0, "busy": 0, "cut": 0, "lost": 0, "limit": 10 << 20}
+SETTINGS = {"page": 1000, "part": 0, "limit": 10 << 20, "puts": 1 << 30}
+SETTINGS |= {"busy": 0, "cut": 0, "lost": 0, "moved": 0, "wait": 0}
 LOCK = threading.RLock()
 LOG = []
 
@@ -125,6 +138,15 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = handle_any
 
 
+class Server(ThreadingHTTPServer):
+    """A server that says nothing of clients that go away."""
+
+    daemon_threads = True
+
+    def handle_error(self, *_):
+        pass
+
+
 class Storage(Handler):
     """Where large files lie."""
 
@@ -132,6 +154,8 @@ class Storage(Handler):
         if "Authorization" in self.headers:
             raise Refused(400, message="Only one auth mechanism allowed")
         oid = self.parts[-1]
+        if self.command == "PUT" and not count("puts"):
+            time.sleep(3600)
         if self.command == "PUT" and len(self.parts) == 3:
             name = f"{oid}.{self.parts[1]}"
             write(FOLDER / "parts" / name, data)
@@ -286,8 +310,17 @@ class Hub(Storage):
     def commit(self, branch, data):
         lines = [json.loads(line) for line in data.splitlines()]
         header = next(line["value"] for line in lines if line["key"] == "header")
+        if count("wait"):
+            begun = refs()
+            while refs() == begun:
+                time.sleep(0.02)
         with LOCK:
             head = refs().get(branch)
+            if count("moved"):
+                other = git_oid(str(time.time()).encode())
+                write(blob(other), b"other")
+                files = {**files_of(head), "README.md": {"oid": other, "size": 5, "large": False}}
+                head = commit(branch, files, head, "somebody else")
             if head is None:
                 raise Refused(403, message="not a branch")
             if header.get("parentCommit", head) != head:
@@ -320,7 +353,6 @@ if not (FOLDER / "refs.json").exists():
     start = {".gitattributes": {"oid": git_oid(rules), "size": len(rules), "large": False}}
     first = commit("main", start, None, "initial commit")
     write(FOLDER / "refs.json", json.dumps({"main": first, "tag:v1": first}).encode())
-ThreadingHTTPServer.daemon_threads = True
-storage = ThreadingHTTPServer(("127.0.0.1", PORT + 1), Storage)
+storage = Server(("127.0.0.1", PORT + 1), Storage)
 threading.Thread(target=storage.serve_forever, daemon=True).start()
-ThreadingHTTPServer(("127.0.0.1", PORT), Hub).serve_forever()
+Server(("127.0.0.1", PORT), Hub).serve_forever()

@@ -202,7 +202,7 @@ impl Client {
             let request = self.http.put(url.clone());
             let request = request.header(header::CONTENT_LENGTH, bytes);
             let request = self.with_token(request, url).body(Body::wrap_stream(body));
-            let answer = self.runtime.spawn(request.send());
+            let answer = self.runtime.spawn(async { request.send().await });
             let mut left = bytes;
             while left > 0 {
                 let mut chunk = vec![0; left.min(CHUNK as u64) as usize];
@@ -245,7 +245,7 @@ impl Client {
 
     fn send(&self, request: RequestBuilder, to: &Url) -> Result<Response, Failed> {
         let request = self.with_token(request, to);
-        let answer = self.runtime.block_on(request.send());
+        let answer = self.wait(async { request.send().await });
         answer.map_err(|e| Failed::Lost(said(&e)))
     }
 

@@ -26,6 +26,8 @@ pub struct Streamed {
     stream: BoxStream<'static, reqwest::Result<Bytes>>,
     now: Bytes,
     at: u64,
+    /// Bytes that come again.
+    skip: u64,
     /// How often it broke off since the last byte.
     broken: u32,
 }
@@ -44,6 +46,7 @@ impl Streamed {
             stream: stream::empty().boxed(),
             now: Bytes::new(),
             at: 0,
+            skip: 0,
             broken: 0,
         };
         let size = file.connect()?;
@@ -63,14 +66,11 @@ impl Streamed {
         let Some(answer) = answer else {
             return Ok(None);
         };
-        if self.at > 0 && answer.status() != StatusCode::PARTIAL_CONTENT {
-            let why = "the connection broke, and the storage does not go on in a file".to_owned();
-            return Err(RemoteError::Storage {
-                what: "read",
-                name: self.name.clone(),
-                why,
-            });
-        }
+        // Some storage begins at the start whatever was asked.
+        self.skip = match answer.status() {
+            StatusCode::PARTIAL_CONTENT => 0,
+            _ => self.at,
+        };
         let size = answer.content_length().unwrap_or_default();
         self.stream = answer.bytes_stream().boxed();
         Ok(Some(size))
@@ -82,9 +82,14 @@ impl Read for Streamed {
         while self.now.is_empty() {
             match self.client.wait(self.stream.next()) {
                 None => return Ok(0),
-                Some(Ok(more)) => {
+                Some(Ok(mut more)) => {
+                    let known = self.skip.min(more.len() as u64);
+                    self.skip -= known;
+                    more.advance(known as usize);
+                    if !more.is_empty() {
+                        self.broken = 0;
+                    }
                     self.now = more;
-                    self.broken = 0;
                 }
                 Some(Err(e)) if self.broken >= TRIES => return Err(io::Error::other(said(&e))),
                 Some(Err(_)) => {
