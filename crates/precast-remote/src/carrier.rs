@@ -1,5 +1,5 @@
-//! A carrier: files by name, somewhere else. Five functions, and two for storage that writes many files at once; everything
-//! above them is the same for all storage.
+//! A carrier: files by name, somewhere else. Five functions, and two for storage that writes many files at once;
+//! everything above them is the same for all storage.
 //!
 //! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
 
@@ -9,7 +9,8 @@ use precast_store::Digest;
 
 use crate::error::RemoteError;
 
-/// A file to create. Some storage needs the digest of a file before its bytes, and a request that failed sends them again.
+/// A file to create. Some storage needs the digest of a file before its bytes, and a request that failed sends them
+/// again.
 pub trait Source: Read + Send {
     /// Returns the digest of the whole file, and goes to its start.
     fn digest(&mut self) -> io::Result<Digest>;
@@ -77,8 +78,8 @@ pub trait Carrier: Send + Sync {
         None
     }
 
-    /// Makes the created files visible that are not yet: storage that writes many files at once waits for a release, which
-    /// not every push has.
+    /// Makes the created files visible that are not yet: storage that writes many files at once waits for a release,
+    /// which not every push has.
     fn finish(&self) -> Result<(), RemoteError> {
         Ok(())
     }

@@ -131,16 +131,16 @@ impl RemoteError {
     pub fn hint(&self) -> &str {
         match self {
             Self::Url { .. } => {
-                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, `az://CONTAINER/PATH` \
-                 or `hf://OWNER/REPO`"
+                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, \
+                 `az://CONTAINER/PATH` or `hf://OWNER/REPO`"
             }
             Self::Denied { .. } => {
                 "credentials come from the storage's own tools: AWS_ACCESS_KEY_ID or a role of the machine, \
                  GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN or `hf auth login`"
             }
             Self::NoRepository { .. } => {
-                "log in to an account that may see it (`hf auth login`, HF_TOKEN), or create it: `hf repos create OWNER/REPO`, \
-                 `hf repos branch create OWNER/REPO BRANCH`"
+                "log in to an account that may see it (`hf auth login`, HF_TOKEN), or create it: \
+                 `hf repos create OWNER/REPO`, `hf repos branch create OWNER/REPO BRANCH`"
             }
             Self::Moved { .. } => "run it again",
             Self::Storage { .. } | Self::Read { .. } => {

@@ -9,22 +9,23 @@
 //! | `create` of a record or a listing | nothing: it is kept in memory |
 //! | `create` of a release, `finish` | a commit with all of these |
 //!
-//! Everything is read at one commit, the head of the branch at the start, so a reader never sees half of a push. A commit
-//! names that head as its parent, and the Hub refuses it with 412 if the branch has moved: this is the condition of a
-//! create. Then the new head is looked at. If it has the release, the caller takes the next number; if it has another record
-//! of one of our keys, the push fails as it does elsewhere; else the commit is sent again. So a commit whose answer was
-//! lost is safe to send again too.
+//! Everything is read at one commit, the head of the branch at the start, so a reader never sees half of a push. A
+//! commit names that head as its parent, and the Hub refuses it with 412 if the branch has moved: this is the condition
+//! of a create. Then the new head is looked at. If it has the release, the caller takes the next number; if it has
+//! another record of one of our keys, the push fails as it does elsewhere; else the commit is sent again. So a commit
+//! whose answer was lost is safe to send again too.
 //!
-//! What can be computed again (`How::Any`: the list of releases) is not written, unless it is there already: a Hub lists
-//! files, and each version of the list is a commit of its own.
+//! What can be computed again (`How::Any`: the list of releases) is not written, unless it is there already: a Hub
+//! lists files, and each version of the list is a commit of its own.
 //!
-//! The crate `hf-hub` 1.0 would do some of this. But it uploads large files by the Xet protocol alone, which brings 150 more crates
-//! and a second library of TLS in C, and its files come from a path or from memory. The endpoints here are those that the
-//! Python client `huggingface_hub` uses with `HF_HUB_DISABLE_XET`. A Hub with Xet serves and takes files this way as well.
+//! The crate `hf-hub` 1.0 would do some of this. But it uploads large files by the Xet protocol alone, which brings 95
+//! more crates and a second library of TLS in C, and its files come from a path or from memory. The endpoints here are
+//! those that the Python client `huggingface_hub` uses with `HF_HUB_DISABLE_XET`, which repositories with Xet have too.
 //!
 //! A push does not create the repository: whether it is public is for its owner to say.
 
 mod address;
+mod answer;
 mod client;
 mod commit;
 mod lfs;

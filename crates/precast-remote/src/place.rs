@@ -8,8 +8,8 @@
 //! | `https://HOST/PATH` | plain static files, such as a folder or a bucket behind a CDN | no |
 //!
 //! Credentials and endpoints come from the environment, under the names that the tools of the storage use
-//! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, `HF_TOKEN`, …), or from the
-//! machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+//! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …,
+//! `HF_TOKEN`), or from the machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
 
 use std::{fs, sync::Arc, time::Duration};
 

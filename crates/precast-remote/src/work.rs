@@ -17,7 +17,8 @@ pub const SMALL: usize = 16;
 /// Large files at a time.
 pub const BIG: usize = 4;
 
-/// Returns a few threads for the requests of a carrier, whose callers wait, each in a thread of its own. `name` is the place.
+/// Returns a few threads for the requests of a carrier, whose callers wait, each in a thread of its own. `name` is the
+/// place.
 pub fn runtime(name: &str) -> Result<Runtime, RemoteError> {
     let mut threads = tokio::runtime::Builder::new_multi_thread();
     let threads = threads.worker_threads(2).thread_name("precast-remote");

@@ -7,7 +7,9 @@ hub_client.py download FOLDER   downloads the repository into a folder
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # The server has no Xet, and these tests no telemetry.
 os.environ |= {"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
@@ -18,12 +20,12 @@ from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, Repositor
 REPO = "org/models"
 
 
-def download(folder, **which):
+def download(folder: Path, **which: str) -> dict[str, bytes]:
     snapshot_download(REPO, local_dir=folder, **which)
     return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
-def fails(error, work, *arguments, **named):
+def fails(error: type[Exception], work: Callable, *arguments: Any, **named: Any) -> Any:
     try:
         work(*arguments, **named)
     except error as found:
@@ -31,7 +33,7 @@ def fails(error, work, *arguments, **named):
     raise AssertionError(f"no {error.__name__}")
 
 
-def check(folder):
+def check(folder: Path) -> None:
     api = HfApi()
     files = {"a.zst": os.urandom(300_000), "sub/b%2Fc.json": b'{"x":1}\n', "empty.txt": b""}
     for name, data in files.items():

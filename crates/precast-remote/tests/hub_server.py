@@ -1,9 +1,10 @@
-"""A Hub of this machine: the endpoints that `precast-remote` and `huggingface_hub` use, over one repository, `org/models`.
+"""A Hub of this machine: the endpoints that `precast-remote` and `huggingface_hub` use, over one repository,
+`org/models`.
 
     hub_server.py FOLDER PORT
 
-Its state is in FOLDER, so that it goes on after it was killed. The token is `secret`. Large files lie on a host of their own
-(PORT + 1), which refuses requests that have a token, as a storage with signed URLs does.
+Its state is in FOLDER, so that it goes on after it was killed. The token is `secret`. Large files lie on a host of
+their own (PORT + 1), which refuses requests that have a token, as a storage with signed URLs does.
 
 `PUT /test/SETTING` with a number as body changes what it does:
 
@@ -32,6 +33,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 FOLDER, PORT = Path(sys.argv[1]), int(sys.argv[2])
@@ -43,26 +45,26 @@ LOCK = threading.RLock()
 LOG = []
 
 
-def git_oid(data):
+def git_oid(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
-def write(path, data):
+def write(path: Path, data: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(f".{threading.get_ident()}")
     new.write_bytes(data)
     os.replace(new, path)
 
 
-def blob(oid):
+def blob(oid: str) -> Path:
     return FOLDER / "blobs" / oid
 
 
-def refs():
+def refs() -> dict:
     return json.loads((FOLDER / "refs.json").read_text())
 
 
-def commit(branch, files, parent, message):
+def commit(branch: str, files: dict, parent: str | None, message: str) -> str:
     """Makes a commit of these files, and moves the branch to it."""
     text = json.dumps({"files": files, "parent": parent, "message": message})
     oid = hashlib.sha1(text.encode()).hexdigest()
@@ -71,11 +73,11 @@ def commit(branch, files, parent, message):
     return oid
 
 
-def files_of(oid):
+def files_of(oid: str) -> dict:
     return json.loads((FOLDER / "commits" / oid).read_text())["files"]
 
 
-def resolve(revision):
+def resolve(revision: str) -> str | None:
     """Returns the commit of a branch, a tag or a commit."""
     known = refs()
     oid = known.get(revision) or known.get(f"tag:{revision}")
@@ -85,11 +87,11 @@ def resolve(revision):
 
 
 class Refused(Exception):
-    def __init__(self, status, code="", message="", headers=()):
+    def __init__(self, status: int, code: str = "", message: str = "", headers: Any = ()) -> None:
         self.status, self.code, self.message, self.headers = status, code, message, dict(headers)
 
 
-def count(setting):
+def count(setting: str) -> bool:
     """Counts a setting down to zero; returns whether there was something left."""
     with LOCK:
         left = SETTINGS[setting]
@@ -100,13 +102,13 @@ def count(setting):
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *_):
+    def log_message(self, *_: Any) -> None:
         pass
 
-    def body(self):
+    def body(self) -> bytes:
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
-    def answer(self, data=b"", status=200, headers=(), cut=False):
+    def answer(self, data: Any = b"", status: int = 200, headers: Any = (), cut: bool = False) -> None:
         if not isinstance(data, bytes):
             data = json.dumps(data).encode()
         self.send_response(status)
@@ -119,7 +121,7 @@ class Handler(BaseHTTPRequestHandler):
         if cut:
             self.close_connection = True
 
-    def handle_any(self):
+    def handle_any(self) -> None:
         url = urlsplit(self.path)
         self.query = parse_qs(url.query)
         self.parts = [unquote(part) for part in url.path.strip("/").split("/")]
@@ -143,14 +145,14 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def handle_error(self, *_):
+    def handle_error(self, *_: Any) -> None:
         pass
 
 
 class Storage(Handler):
     """Where large files lie."""
 
-    def route(self, data):
+    def route(self, data: bytes) -> None:
         if "Authorization" in self.headers:
             raise Refused(400, message="Only one auth mechanism allowed")
         oid = self.parts[-1]
@@ -167,7 +169,7 @@ class Storage(Handler):
             return self.answer()
         self.file(blob(oid).read_bytes())
 
-    def file(self, data):
+    def file(self, data: bytes) -> None:
         begin = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         begin = int(begin[1]) if begin else 0
         status = 206 if begin else 200
@@ -175,7 +177,7 @@ class Storage(Handler):
 
 
 class Hub(Storage):
-    def route(self, data):
+    def route(self, data: bytes) -> None:
         parts = self.parts
         if parts[0] == "test":
             return self.test(data)
@@ -218,20 +220,23 @@ class Hub(Storage):
             return self.commit(rest[0], data)
         raise Refused(404, message=f"no {name}")
 
-    def test(self, data):
+    def test(self, data: bytes) -> None:
         if self.command == "GET":
             return self.answer("\n".join(LOG).encode())
         SETTINGS[self.parts[1]] = int(data)
         self.answer()
 
-    def refs(self):
+    def refs(self) -> None:
         all = refs().items()
-        ref = lambda kind, name, oid: {"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": oid}
+
+        def ref(kind: str, name: str, oid: str) -> dict:
+            return {"name": name, "ref": f"refs/{kind}/{name}", "targetCommit": oid}
+
         branches = [ref("heads", name, oid) for name, oid in all if not name.startswith("tag:")]
         tags = [ref("tags", name[4:], oid) for name, oid in all if name.startswith("tag:")]
         self.answer({"branches": branches, "tags": tags, "converts": []})
 
-    def tree(self, oid, folder):
+    def tree(self, oid: str, folder: str) -> None:
         prefix = f"{folder}/" if folder else ""
         inside = {path: file for path, file in sorted(files_of(oid).items()) if path.startswith(prefix)}
         if folder and not inside:
@@ -249,7 +254,7 @@ class Hub(Storage):
             headers["Link"] = f'<{at}>; rel="next"'
         self.answer(entries, headers=headers)
 
-    def resolve(self, oid, path):
+    def resolve(self, oid: str, path: str) -> None:
         file = files_of(oid).get(path)
         headers = {"X-Repo-Commit": oid}
         if file is None:
@@ -262,17 +267,18 @@ class Hub(Storage):
         headers["X-Linked-Etag"] = f'"{file["oid"]}"'
         self.answer(b"", 302, headers)
 
-    def preupload(self, oid, asked):
+    def preupload(self, oid: str, asked: dict) -> None:
         files = files_of(oid)
-        mode = lambda file: "lfs" if file["path"].endswith(".zst") or file["size"] > SETTINGS["limit"] else "regular"
         answers = []
         for file in asked["files"]:
             base64.b64decode(file["sample"], validate=True)
             known = files.get(file["path"], {}).get("oid")
-            answers.append({"path": file["path"], "uploadMode": mode(file), "shouldIgnore": False, "oid": known})
+            is_large = file["path"].endswith(".zst") or file["size"] > SETTINGS["limit"]
+            mode = "lfs" if is_large else "regular"
+            answers.append({"path": file["path"], "uploadMode": mode, "shouldIgnore": False, "oid": known})
         self.answer({"files": answers})
 
-    def batch(self, asked):
+    def batch(self, asked: dict) -> None:
         assert asked["operation"] == "upload" and asked["hash_algo"] == "sha256", asked
         objects = []
         for item in asked["objects"]:
@@ -290,7 +296,7 @@ class Hub(Storage):
             objects.append(item)
         self.answer({"transfer": "basic", "objects": objects})
 
-    def lfs(self, what, asked):
+    def lfs(self, what: str, asked: dict) -> None:
         oid = asked["oid"]
         if what == "complete":
             data = b""
@@ -307,7 +313,7 @@ class Hub(Storage):
             raise Refused(404, message="Object not found")
         self.answer({})
 
-    def commit(self, branch, data):
+    def commit(self, branch: str, data: bytes) -> None:
         lines = [json.loads(line) for line in data.splitlines()]
         header = next(line["value"] for line in lines if line["key"] == "header")
         if count("wait"):

@@ -3,7 +3,7 @@
 //! | from | meaning |
 //! |---|---|
 //! | `HF_TOKEN` | the token |
-//! | `HF_TOKEN_PATH`, else `$HF_HOME/token`, else `~/.cache/huggingface/token` | a file with the token, as `hf auth login` writes it |
+//! | `HF_TOKEN_PATH`, else `$HF_HOME/token`, else `~/.cache/huggingface/token` | the file that `hf auth login` writes |
 //! | `HF_ENDPOINT` | another Hub than `https://huggingface.co` |
 
 use std::path::{Path, PathBuf};

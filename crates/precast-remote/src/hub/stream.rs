@@ -15,7 +15,10 @@ use futures_util::{
 use reqwest::{Method, StatusCode};
 use url::Url;
 
-use super::client::{Ask, Client, TRIES, said};
+use super::{
+    answer::said,
+    client::{Ask, Client, TRIES},
+};
 use crate::error::RemoteError;
 
 /// A file that arrives.

@@ -66,7 +66,7 @@ mod tests {
         let page = r#"[
             {"type":"directory","oid":"1","size":0,"path":"releases"},
             {"type":"file","oid":"2","size":7,"path":"releases/m/00000001.json"},
-            {"type":"file","oid":"3","size":900,"path":"objects/3f/3f.zst","lfs":{"oid":"4","size":900,"pointerSize":130}},
+            {"type":"file","oid":"3","size":900,"path":"objects/3f/3f.zst","lfs":{"oid":"4","size":900}},
             {"type":"file","oid":"5","size":1,"path":"../etc/passwd"},
             {"type":"file","oid":"5","size":1,"path":"/etc/passwd"},
             {"type":"file","oid":"5","size":1,"path":"releases/./m/../00000002.json"},
