@@ -120,12 +120,16 @@ impl Hub {
         if sha == state.head {
             return Ok(());
         }
+        // Before the new head counts: changes that are not compared with it must not be committed on top of it.
+        let tree = match state.changes.is_empty() {
+            true => None,
+            false => Some(Arc::new(self.repo.tree_of(&sha, "")?)),
+        };
         state.head = sha;
-        state.tree = None;
-        if state.changes.is_empty() {
+        state.tree = tree.clone();
+        let Some(tree) = tree else {
             return Ok(());
-        }
-        let tree = self.tree(state)?;
+        };
         let mut all = std::mem::take(&mut state.changes);
         let mut others = None;
         all.retain(|name, change| match (tree.get(name), change) {
@@ -169,7 +173,7 @@ impl Hub {
         Ok(tree)
     }
 
-    /// Commits all changes. Returns false if others have created one of the files `taken`, and then changes nothing.
+    /// Commits all changes. Returns false, and commits nothing, if others have created one of the files `taken`.
     fn commit(
         &self,
         state: &mut State,
@@ -180,7 +184,6 @@ impl Hub {
         for tried in 0..TRIES {
             let tree = self.tree(state)?;
             if taken.iter().any(|name| tree.contains_key(name)) {
-                state.changes.retain(|name, _| !taken.contains(name));
                 return Ok(false);
             }
             if state.changes.is_empty() {
@@ -202,7 +205,7 @@ impl Hub {
         }
         Err(RemoteError::Storage {
             what: "commit to",
-            name: self.repo.at.repo.clone(),
+            name: self.repo.client.repo.clone(),
             why: format!("others were quicker {TRIES} times"),
         })
     }
@@ -283,7 +286,11 @@ impl Carrier for Hub {
             return Ok(true);
         };
         let taken = [name.to_owned(), listing_path(&model, seq)?];
-        self.commit(&mut state, &format!("Release {seq} of {model}"), &taken)
+        let done = self.commit(&mut state, &format!("Release {seq} of {model}"), &taken);
+        if !matches!(done, Ok(true)) {
+            state.changes.retain(|name, _| !taken.contains(name));
+        }
+        done
     }
 
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
@@ -306,9 +313,11 @@ impl Carrier for Hub {
         if !self.tree(&mut state)?.contains_key(name) {
             return Ok(());
         }
+        // With what else waits, which shows nothing without a release.
         state.changes.insert(name.to_owned(), Change::Deleted);
-        self.commit(&mut state, &format!("Delete {name}"), &[])?;
-        Ok(())
+        let done = self.commit(&mut state, &format!("Delete {name}"), &[]);
+        state.changes.remove(name);
+        done.map(|_| ())
     }
 
     fn refuses_twice(&self) -> Option<bool> {

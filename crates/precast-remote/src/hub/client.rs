@@ -44,7 +44,7 @@ pub struct Client {
     endpoint: Url,
     token: Option<HeaderValue>,
     /// As `OWNER/REPO`, for errors.
-    repo: String,
+    pub repo: String,
 }
 
 /// A request whose body is in memory.

@@ -55,10 +55,11 @@ struct Action {
     header: Option<BTreeMap<String, Value>>,
 }
 
-/// Brings a file to the Hub, unless it is there. `batch` is the URL of the API.
+/// Brings a file to the Hub, unless it is there. `batch` is the URL of the API, and `branch` where a commit will name it.
 pub fn upload(
     client: &Client,
     batch: &Url,
+    branch: &str,
     name: &str,
     from: &mut dyn Source,
     bytes: u64,
@@ -82,6 +83,7 @@ pub fn upload(
             "operation": "upload",
             "transfers": ["basic", "multipart"],
             "hash_algo": "sha256",
+            "ref": {"name": branch},
             "objects": [{"oid": pointer.oid, "size": bytes}],
         }),
     )?;

@@ -40,7 +40,7 @@ impl Repo {
             url,
             body: None,
             what,
-            name: &self.at.repo,
+            name: &self.client.repo,
             from: 0,
         })?;
         Ok(answer.map(|(_, text)| text))
@@ -50,7 +50,7 @@ impl Repo {
         let read = serde_json::from_slice(text);
         read.map_err(|e| {
             RemoteError::damaged(
-                &self.at.repo,
+                &self.client.repo,
                 format!("the Hub's answer can't be read: {e}"),
             )
         })
@@ -103,7 +103,7 @@ impl Repo {
             return Ok(id);
         }
         Err(RemoteError::damaged(
-            &self.at.repo,
+            &self.client.repo,
             "the Hub names no commit",
         ))
     }
@@ -182,7 +182,7 @@ impl Repo {
         let (owner, repo) = (self.at.owner.as_str(), format!("{}.git", self.at.repo));
         let batch = [owner, &repo, "info", "lfs", "objects", "batch"];
         let batch = self.client.url(batch);
-        let pointer = lfs::upload(&self.client, &batch, name, from, bytes)?;
+        let pointer = lfs::upload(&self.client, &batch, &self.at.revision, name, from, bytes)?;
         Ok(Change::Large(pointer))
     }
 
@@ -201,7 +201,7 @@ impl Repo {
             let url = self.api(["preupload", &self.at.revision]);
             let answer = self.post(url, "application/json", body)?;
             let answer = commit::large(&answer);
-            large.extend(answer.map_err(|why| RemoteError::damaged(&self.at.repo, why))?);
+            large.extend(answer.map_err(|why| RemoteError::damaged(&self.client.repo, why))?);
         }
         for name in large {
             if let Some(change) = changes.get_mut(&name)
@@ -220,7 +220,7 @@ impl Repo {
             url,
             body: Some((kind, Bytes::from(body))),
             what: "commit to",
-            name: &self.at.repo,
+            name: &self.client.repo,
             from: 0,
         })?;
         Ok(answer.ok_or_else(|| self.missing())?.1)
