@@ -234,7 +234,7 @@ test-long: lint test-build test-newest-all test-remotes ## the long tests, after
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
 
-# Servers of S3 have a Python of their own.
+# Servers of S3 and the Hub's client have a Python of their own.
 SERVERS := .venv-servers/bin
 
 $(SERVERS)/moto_server: tests/servers.txt
@@ -242,9 +242,10 @@ $(SERVERS)/moto_server: tests/servers.txt
 	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
 	@touch $@
 
-test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3 and a Hub
 	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
-		$(CARGO) test $(FEATURES) --test servers -- --ignored
+		PRECAST_HUB_PYTHON=$(CURDIR)/$(SERVERS)/python \
+		$(CARGO) test $(FEATURES) --test servers --test hub -- --include-ignored
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))

@@ -1,10 +1,34 @@
-//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage.
+//! A carrier: files by name, somewhere else. Five functions, and two for storage that writes many files at once;
+//! everything above them is the same for all storage.
 //!
 //! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
 
-use std::io::Read;
+use std::io::{self, Cursor, Read, Seek};
+
+use precast_store::Digest;
 
 use crate::error::RemoteError;
+
+/// A file to create. Some storage needs the digest of a file before its bytes, and a request that failed sends them
+/// again.
+pub trait Source: Read + Send {
+    /// Returns the digest of the whole file, and goes to its start.
+    fn digest(&mut self) -> io::Result<Digest>;
+
+    /// Goes to its start.
+    fn rewind(&mut self) -> io::Result<()>;
+}
+
+impl<T: AsRef<[u8]> + Send> Source for Cursor<T> {
+    fn digest(&mut self) -> io::Result<Digest> {
+        self.set_position(0);
+        Ok(Digest::of(self.get_ref().as_ref()))
+    }
+
+    fn rewind(&mut self) -> io::Result<()> {
+        Seek::rewind(self)
+    }
+}
 
 /// A file that is being read.
 pub struct Body {
@@ -38,7 +62,7 @@ pub trait Carrier: Send + Sync {
     fn create(
         &self,
         name: &str,
-        from: &mut (dyn Read + Send),
+        from: &mut dyn Source,
         bytes: u64,
         how: How,
     ) -> Result<bool, RemoteError>;
@@ -48,6 +72,17 @@ pub trait Carrier: Send + Sync {
 
     /// Deletes a file. No error if there is none.
     fn delete(&self, name: &str) -> Result<(), RemoteError>;
+
+    /// Returns whether it is known that a file is not created twice; none if it has to be tried.
+    fn refuses_twice(&self) -> Option<bool> {
+        None
+    }
+
+    /// Makes the created files visible that are not yet: storage that writes many files at once waits for a release,
+    /// which not every push has.
+    fn finish(&self) -> Result<(), RemoteError> {
+        Ok(())
+    }
 }
 
 /// Maximum bytes of a file that is read whole: a record or a listing.

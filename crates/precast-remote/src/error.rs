@@ -24,6 +24,20 @@ pub enum RemoteError {
         /// What the storage said.
         why: String,
     },
+    /// A Hub has no such repository or revision, or hides it from who asks.
+    #[error("`{url}` has no {what} for you")]
+    NoRepository {
+        /// The Hub.
+        url: String,
+        /// As "repository `org/models`".
+        what: String,
+    },
+    /// Somebody else changed it meanwhile.
+    #[error("`{name}` was changed meanwhile")]
+    Moved {
+        /// The file.
+        name: String,
+    },
     /// The storage failed, or did not answer.
     #[error("can't {what} `{name}`: {why}")]
     Storage {
@@ -117,12 +131,18 @@ impl RemoteError {
     pub fn hint(&self) -> &str {
         match self {
             Self::Url { .. } => {
-                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or `az://CONTAINER/PATH`"
+                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, \
+                 `az://CONTAINER/PATH` or `hf://OWNER/REPO`"
             }
             Self::Denied { .. } => {
                 "credentials come from the storage's own tools: AWS_ACCESS_KEY_ID or a role of the machine, \
-                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME"
+                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN or `hf auth login`"
             }
+            Self::NoRepository { .. } => {
+                "log in to an account that may see it (`hf auth login`, HF_TOKEN), or create it: \
+                 `hf repos create OWNER/REPO`, `hf repos branch create OWNER/REPO BRANCH`"
+            }
+            Self::Moved { .. } => "run it again",
             Self::Storage { .. } | Self::Read { .. } => {
                 "what has arrived is kept: the same command goes on where it stopped"
             }

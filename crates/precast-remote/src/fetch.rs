@@ -122,10 +122,7 @@ impl Remote {
             return Err(RemoteError::damaged(&name, "it has more than 64 GiB"));
         }
         part.bytes = body.bytes;
-        let mut from = Counted {
-            read: body.read,
-            tell,
-        };
+        let mut from = Counted::new(body.read, tell);
         store.objects().receive(&part, &mut from).map_err(foreign)
     }
 

@@ -33,8 +33,8 @@
 //!
 //! ```text
 //! error
-//! carrier, event, work
-//! probe, readonly, storage
+//! carrier, host, work
+//! event, hub, probe, readonly, storage
 //! place
 //! remote
 //! fetch, lease, pull, push
@@ -45,6 +45,8 @@ mod carrier;
 mod error;
 mod event;
 mod fetch;
+mod host;
+mod hub;
 mod lease;
 mod place;
 mod probe;

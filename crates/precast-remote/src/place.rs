@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | `file:///srv/models` | a folder, often a mount | yes |
 //! | `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` | a bucket | yes |
+//! | `hf://OWNER/REPO`, `hf://OWNER/REPO@REVISION` | a repository of the Hugging Face Hub | branches |
 //! | `https://HOST/PATH` | plain static files, such as a folder or a bucket behind a CDN | no |
 //!
 //! Credentials and endpoints come from the environment, under the names that the tools of the storage use
-//! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …), or from the
-//! machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+//! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …,
+//! `HF_TOKEN`), or from the machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -17,9 +18,12 @@ use object_store::{
     gcp::GoogleCloudStorageBuilder, http::HttpBuilder, local::LocalFileSystem, memory::InMemory,
     path::Path,
 };
-use url::{Host, Url};
+use url::Url;
 
-use crate::{carrier::Carrier, error::RemoteError, readonly::ReadOnly, storage::Storage};
+use crate::{
+    carrier::Carrier, error::RemoteError, host::is_local, hub::Hub, readonly::ReadOnly,
+    storage::Storage,
+};
 
 /// What a carrier is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,17 +110,29 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
                 why: "files over HTTP are only read",
             }));
         }
+        "hf" => {
+            let variables = |name: &str| std::env::var(name).ok();
+            let hub = Hub::open(text, &variables, to != For::Reading)?;
+            return Ok(match to {
+                For::Writing => Box::new(hub),
+                _ => Box::new(read_only(hub, text)),
+            });
+        }
         other => return Err(wrong(format!("there is no storage `{other}`"))),
     };
     let carrier = Storage::new(store, at, lists)?;
     if to == For::Writing {
         return Ok(Box::new(carrier));
     }
-    Ok(Box::new(ReadOnly {
-        inner: carrier,
-        url: text.to_owned(),
+    Ok(Box::new(read_only(carrier, text)))
+}
+
+fn read_only<C>(inner: C, url: &str) -> ReadOnly<C> {
+    ReadOnly {
+        inner,
+        url: url.to_owned(),
         why: "it was opened to be read",
-    }))
+    }
 }
 
 /// Returns a URL without what could be a secret.
@@ -129,19 +145,6 @@ fn shown(text: &str) -> String {
     }
     let host = url.host_str().unwrap_or_default();
     format!("{}://{host}{}", url.scheme(), url.path())
-}
-
-/// Returns whether a URL names this machine.
-fn is_local(url: &str) -> bool {
-    let Ok(url) = Url::parse(url) else {
-        return false;
-    };
-    match url.host() {
-        Some(Host::Domain(name)) => name == "localhost",
-        Some(Host::Ipv4(address)) => address.is_loopback(),
-        Some(Host::Ipv6(address)) => address.is_loopback(),
-        None => false,
-    }
 }
 
 fn client(allow_http: bool) -> ClientOptions {
@@ -188,20 +191,6 @@ mod tests {
                 "{text}"
             );
             assert!(error.hint().contains("s3://"));
-        }
-    }
-
-    #[test]
-    fn only_this_machine_is_local() {
-        for url in [
-            "http://localhost:80",
-            "http://127.0.0.1",
-            "http://[::1]:8000",
-        ] {
-            assert!(is_local(url), "{url}");
-        }
-        for url in ["http://10.0.0.1", "http://localhost.example.org", "x", ""] {
-            assert!(!is_local(url), "{url}");
         }
     }
 }

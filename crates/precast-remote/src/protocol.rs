@@ -53,7 +53,9 @@ pub fn answer(line: &str, stop: &Arc<AtomicBool>, output: impl Write + Send) -> 
 fn told(error: &RemoteError) -> Event {
     let kind = match error {
         RemoteError::Url { .. } | RemoteError::ReadOnly { .. } => Kind::Usage,
-        RemoteError::NotARemote { .. } | RemoteError::NoRelease { .. } => Kind::Missing,
+        RemoteError::NotARemote { .. }
+        | RemoteError::NoRepository { .. }
+        | RemoteError::NoRelease { .. } => Kind::Missing,
         RemoteError::Unfit { .. } => Kind::Target,
         RemoteError::Interrupted => Kind::Interrupted,
         _ => Kind::Failed,

@@ -162,10 +162,7 @@ impl Remote {
         let name = part.path();
         let body = self.carrier.get(&name)?;
         let body = body.ok_or_else(|| RemoteError::damaged(&name, "it is missing"))?;
-        let mut from = Counted {
-            read: body.read,
-            tell,
-        };
+        let mut from = Counted::new(body.read, tell);
         store.objects().receive(part, &mut from).map_err(foreign)?;
         tell.go_on()
     }

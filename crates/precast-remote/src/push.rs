@@ -1,7 +1,8 @@
 //! Push: a release of a store goes to a remote.
 //!
 //! Objects first, then artifacts, programs, the listing, and the release last, which makes it visible: a push that died
-//! leaves files that the next one finds. What is there is not sent again.
+//! leaves files that the next one finds. What is there is not sent again. Storage that writes many files at once (the Hub)
+//! waits with all of them for the release.
 //!
 //! A record's name is its key, and two builds of one key differ (in their times, if in nothing else). The remote's own
 //! record stays, as in a store: the pushed release then uses it, with the objects that *it* needs.
@@ -9,7 +10,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::Read,
+    io::{Cursor, Read},
 };
 
 use precast_store::{
@@ -81,6 +82,7 @@ impl Remote {
             moved.published = true;
         }
         self.keep_numbers()?;
+        self.carrier.finish()?;
         Ok(moved)
     }
 
@@ -114,7 +116,8 @@ impl Remote {
             objects: only(PartKind::Object),
         };
         let goal = self.goal(store, &all)?;
-        self.send(store, &all, goal, tell).map(drop)
+        self.send(store, &all, goal, tell)?;
+        self.carrier.finish()
     }
 
     /// Returns programs, artifacts and objects, with everything that they need, as they will be in the remote, and what
@@ -230,12 +233,12 @@ impl Remote {
                 tell.go_on()?;
                 let name = part.path();
                 let Some(text) = goal.texts.get(&part.id) else {
-                    let read = open(store, part)?;
-                    let mut from = Counted { read, tell };
+                    let mut from = Counted::new(open(store, part)?, tell);
                     (self.carrier).create(&name, &mut from, part.bytes, How::Content)?;
                     return Ok(true);
                 };
-                let new = (self.carrier).create(&name, &mut &text[..], part.bytes, How::New)?;
+                let mut from = Cursor::new(text);
+                let new = (self.carrier).create(&name, &mut from, part.bytes, How::New)?;
                 Ok(new || small(&*self.carrier, &name, LARGEST)?.as_ref() == Some(text))
             })?;
             if sent.contains(&false) {
@@ -281,7 +284,7 @@ impl Remote {
     }
 
     fn write_new(&self, name: &str, text: &[u8]) -> Result<bool, RemoteError> {
-        (self.carrier).create(name, &mut &text[..], text.len() as u64, How::New)
+        (self.carrier).create(name, &mut Cursor::new(text), text.len() as u64, How::New)
     }
 }
 

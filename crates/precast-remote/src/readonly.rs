@@ -1,9 +1,7 @@
 //! A carrier that is only read.
 
-use std::io::Read;
-
 use crate::{
-    carrier::{Body, Carrier, How},
+    carrier::{Body, Carrier, How, Source},
     error::RemoteError,
 };
 
@@ -33,13 +31,7 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
         self.inner.get(name)
     }
 
-    fn create(
-        &self,
-        _: &str,
-        _: &mut (dyn Read + Send),
-        _: u64,
-        _: How,
-    ) -> Result<bool, RemoteError> {
+    fn create(&self, _: &str, _: &mut dyn Source, _: u64, _: How) -> Result<bool, RemoteError> {
         self.refused()
     }
 
@@ -49,5 +41,8 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
 
     fn delete(&self, _: &str) -> Result<(), RemoteError> {
         self.refused()
+    }
+    fn refuses_twice(&self) -> Option<bool> {
+        self.inner.refuses_twice()
     }
 }

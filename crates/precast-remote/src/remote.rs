@@ -10,6 +10,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Cursor,
     path::Path,
 };
 
@@ -92,7 +93,7 @@ impl Remote {
     pub(crate) fn mark(&self) -> Result<(), RemoteError> {
         let text = marker::text();
         let bytes = text.len() as u64;
-        let mut from = text.as_bytes();
+        let mut from = Cursor::new(text);
         (self.carrier)
             .create(MARKER, &mut from, bytes, How::New)
             .map(|_| ())
@@ -145,7 +146,7 @@ impl Remote {
             .unwrap_or_default();
             text.push(b'\n');
             let bytes = text.len() as u64;
-            (self.carrier).create(NUMBERS, &mut &text[..], bytes, How::Any)?;
+            (self.carrier).create(NUMBERS, &mut Cursor::new(text), bytes, How::Any)?;
             models = self.numbers()?;
         }
         Ok(())

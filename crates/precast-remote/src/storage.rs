@@ -16,8 +16,9 @@ use object_store::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    carrier::{Body, Carrier, How},
+    carrier::{Body, Carrier, How, Source},
     error::RemoteError,
+    work,
 };
 
 /// Files up to this size are written in one request; larger ones in parts of it.
@@ -42,21 +43,12 @@ pub struct Storage {
 impl Storage {
     /// Returns the carrier for a folder of some storage.
     pub fn new(store: Arc<dyn ObjectStore>, at: Path, lists: bool) -> Result<Self, RemoteError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("precast-remote")
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(|e| RemoteError::Storage {
-            what: "start threads for",
-            name: at.to_string(),
-            why: e.to_string(),
-        })?;
+        let runtime = Arc::new(work::runtime(at.as_ref())?);
         Ok(Self {
             store,
             at,
             lists,
-            runtime: Arc::new(runtime),
+            runtime,
         })
     }
 
@@ -129,7 +121,7 @@ impl Carrier for Storage {
     fn create(
         &self,
         name: &str,
-        from: &mut (dyn Read + Send),
+        from: &mut dyn Source,
         bytes: u64,
         how: How,
     ) -> Result<bool, RemoteError> {

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::{
     RemoteError, Tell,
-    carrier::{Body, Carrier, How, small},
+    carrier::{Body, Carrier, How, Source, small},
     probe,
     remote::{Remote, Wanted},
     storage::Storage,
@@ -380,7 +380,7 @@ impl<C: Carrier> Carrier for Faulty<C> {
     fn create(
         &self,
         name: &str,
-        from: &mut (dyn Read + Send),
+        from: &mut dyn Source,
         bytes: u64,
         how: How,
     ) -> Result<bool, RemoteError> {
@@ -515,7 +515,12 @@ fn a_changed_byte_of_a_remote_is_an_error_or_changes_nothing() {
         }
         let write = |bytes: &[u8]| {
             carrier
-                .create(name, &mut &bytes[..], bytes.len() as u64, How::Any)
+                .create(
+                    name,
+                    &mut io::Cursor::new(&bytes),
+                    bytes.len() as u64,
+                    How::Any,
+                )
                 .unwrap()
         };
         write(&bad);
@@ -560,13 +565,7 @@ fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
                 read: Box::new(body.read.chain(io::repeat(7))),
             }))
         }
-        fn create(
-            &self,
-            _: &str,
-            _: &mut (dyn Read + Send),
-            _: u64,
-            _: How,
-        ) -> Result<bool, RemoteError> {
+        fn create(&self, _: &str, _: &mut dyn Source, _: u64, _: How) -> Result<bool, RemoteError> {
             Ok(false)
         }
         fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
@@ -599,7 +598,7 @@ fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
         let bad = text.replacen(from, into, 1);
         assert_ne!(bad, text, "{from}");
         carrier
-            .create(name, &mut bad.as_bytes(), bad.len() as u64, How::Any)
+            .create(name, &mut io::Cursor::new(&bad), bad.len() as u64, How::Any)
             .unwrap();
         assert!(pull(&remote(memory(&store)), &to, None).is_err(), "{into}");
     }
@@ -648,7 +647,7 @@ fn a_storage_that_creates_a_file_twice_is_recognised() {
         fn create(
             &self,
             name: &str,
-            from: &mut (dyn Read + Send),
+            from: &mut dyn Source,
             bytes: u64,
             how: How,
         ) -> Result<bool, RemoteError> {
@@ -690,19 +689,24 @@ fn what_is_large_moves_in_parts() {
     let size = bytes.len() as u64;
     assert!(
         carrier
-            .create("large", &mut &bytes[..], size, How::Any)
+            .create("large", &mut io::Cursor::new(&bytes), size, How::Any)
             .unwrap()
     );
     assert!(
         !carrier
-            .create("large", &mut &bytes[..], size, How::New)
+            .create("large", &mut io::Cursor::new(&bytes), size, How::New)
             .unwrap()
     );
     let mut body = carrier.get("large").unwrap().unwrap();
     assert_eq!(body.bytes, size);
     assert_eq!(Digest::of_reader(&mut body.read).unwrap(), (digest, size));
     // A source that ends early leaves nothing.
-    let short = carrier.create("short", &mut &bytes[..9 << 20], size, How::Any);
+    let short = carrier.create(
+        "short",
+        &mut io::Cursor::new(&bytes[..9 << 20]),
+        size,
+        How::Any,
+    );
     assert!(short.is_err());
     assert_eq!(carrier.head("short").unwrap(), None);
 }

@@ -8,12 +8,29 @@ use std::{
     thread,
 };
 
+use tokio::runtime::Runtime;
+
 use crate::error::RemoteError;
 
 /// Requests for small files at a time: they wait for the other side.
 pub const SMALL: usize = 16;
 /// Large files at a time.
 pub const BIG: usize = 4;
+
+/// Returns a few threads for the requests of a carrier, whose callers wait, each in a thread of its own. `name` is the
+/// place.
+pub fn runtime(name: &str) -> Result<Runtime, RemoteError> {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    let threads = threads.worker_threads(2).thread_name("precast-remote");
+    threads
+        .enable_all()
+        .build()
+        .map_err(|e| RemoteError::Storage {
+            what: "start threads for",
+            name: name.to_owned(),
+            why: e.to_string(),
+        })
+}
 
 /// Calls `work` with each of some things in `width` threads. Returns the results in order, or the first error, after
 /// which nothing new is begun.

@@ -1,6 +1,7 @@
 //! What is found by its key, without a release, and who makes it.
 
 use std::{
+    io::Cursor,
     thread,
     time::{Duration, Instant},
 };
@@ -84,7 +85,7 @@ fn of_many_holders_one_works_and_a_lost_one_is_followed() {
                     Leased::Held => {
                         thread::sleep(Duration::from_millis(200));
                         made.fetch_add(1, Ordering::Relaxed);
-                        let mut text = &b"record"[..];
+                        let mut text = Cursor::new(b"record");
                         there
                             .carrier
                             .create(&part.path(), &mut text, 6, How::New)
@@ -108,7 +109,7 @@ fn of_many_holders_one_works_and_a_lost_one_is_followed() {
     // A holder that is gone: its file stays, and no longer changes.
     there.carrier.delete(&part.path()).unwrap();
     let name = format!("leases/{}", part.path());
-    let mut text = &b"holder 1 beat 7\n"[..];
+    let mut text = Cursor::new(b"holder 1 beat 7\n");
     there
         .carrier
         .create(&name, &mut text, 16, How::New)
