@@ -1,4 +1,5 @@
-//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage.
+//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage, but for
+//! three questions whose usual answer stands here.
 //!
 //! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
 
@@ -48,7 +49,28 @@ pub trait Carrier: Send + Sync {
 
     /// Deletes a file. No error if there is none.
     fn delete(&self, name: &str) -> Result<(), RemoteError>;
+
+    /// Returns whether each file lies there under its name, as in a folder. Without that, no web server has the files
+    /// under these names, and two writers can create one: a list of releases for such a server, and a race of creates,
+    /// would only leave litter.
+    fn keeps_names(&self) -> bool {
+        true
+    }
+
+    /// Returns whether the storage has the content of an object that no release names yet, from a push that died. Where
+    /// content has no name of its own, it reads all of it, and a create of this name comes next otherwise.
+    fn has_content(&self, _name: &str, _content: &mut dyn Read) -> Result<bool, RemoteError> {
+        Ok(false)
+    }
+
+    /// Called with the name of a release that a push has found or published, when all of it is there.
+    fn pushed(&self, _release: &str) -> Result<(), RemoteError> {
+        Ok(())
+    }
 }
+
+/// The file that marks a place as a remote.
+pub const MARKER: &str = "precast-store.json";
 
 /// Maximum bytes of a file that is read whole: a record or a listing.
 pub const LARGEST: u64 = 256 << 20;

@@ -117,11 +117,12 @@ impl RemoteError {
     pub fn hint(&self) -> &str {
         match self {
             Self::Url { .. } => {
-                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH` or `az://CONTAINER/PATH`"
+                "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, \
+                 `az://CONTAINER/PATH` or `oci://HOST/REPOSITORY`"
             }
             Self::Denied { .. } => {
                 "credentials come from the storage's own tools: AWS_ACCESS_KEY_ID or a role of the machine, \
-                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME"
+                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, `docker login`"
             }
             Self::Storage { .. } | Self::Read { .. } => {
                 "what has arrived is kept: the same command goes on where it stopped"

@@ -35,6 +35,7 @@
 //! error
 //! carrier, event, work
 //! probe, readonly, storage
+//! oci
 //! place
 //! remote
 //! pull, push
@@ -44,6 +45,7 @@
 mod carrier;
 mod error;
 mod event;
+mod oci;
 mod place;
 mod probe;
 pub mod protocol;

@@ -4,11 +4,12 @@
 //! |---|---|---|
 //! | `file:///srv/models` | a folder, often a mount | yes |
 //! | `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` | a bucket | yes |
+//! | `oci://HOST/REPOSITORY[:TAG]` | a registry of containers | yes |
 //! | `https://HOST/PATH` | plain static files, such as a folder or a bucket behind a CDN | no |
 //!
 //! Credentials and endpoints come from the environment, under the names that the tools of the storage use
 //! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …), or from the
-//! machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+//! machine's role; those of a registry from where `docker login` keeps them. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -19,7 +20,7 @@ use object_store::{
 };
 use url::{Host, Url};
 
-use crate::{carrier::Carrier, error::RemoteError, readonly::ReadOnly, storage::Storage};
+use crate::{carrier::Carrier, error::RemoteError, oci::Oci, readonly::ReadOnly, storage::Storage};
 
 /// What a carrier is opened for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -88,6 +89,14 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
                 .build();
             (Arc::new(builder.map_err(failed)?), inside()?, true)
         }
+        "oci" => {
+            let host = text.replacen("oci://", "http://", 1);
+            let carrier = Oci::open(text, is_local(&host), to == For::Reading)?;
+            return Ok(match to {
+                For::Writing => Box::new(carrier),
+                For::Reading | For::Looking => Box::new(only_read(carrier, text)),
+            });
+        }
         "https" | "http" => {
             if url.scheme() == "http" && !is_local(text) {
                 return Err(wrong(
@@ -112,11 +121,15 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
     if to == For::Writing {
         return Ok(Box::new(carrier));
     }
-    Ok(Box::new(ReadOnly {
-        inner: carrier,
-        url: text.to_owned(),
+    Ok(Box::new(only_read(carrier, text)))
+}
+
+fn only_read<C: Carrier>(inner: C, url: &str) -> ReadOnly<C> {
+    ReadOnly {
+        inner,
+        url: url.to_owned(),
         why: "it was opened to be read",
-    }))
+    }
 }
 
 /// Returns a URL without what could be a secret.

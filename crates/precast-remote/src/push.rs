@@ -9,7 +9,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
-    io::Read,
+    io::{Read, Seek},
 };
 
 use precast_store::{
@@ -70,6 +70,9 @@ impl Remote {
             moved.published = true;
         }
         self.keep_numbers()?;
+        if let Some(seq) = moved.to {
+            self.carrier.pushed(&release_path(&own.model, seq)?)?;
+        }
         Ok(moved)
     }
 
@@ -178,7 +181,14 @@ impl Remote {
                         self.is_this(part)?;
                     }
                 } else {
-                    let read = open(store, part)?;
+                    let mut read = open(store, part)?;
+                    if self.carrier.has_content(&name, &mut read)? {
+                        return Ok(());
+                    }
+                    read.rewind().map_err(|source| RemoteError::Read {
+                        name: name.clone(),
+                        source,
+                    })?;
                     let mut from = Counted { read, tell };
                     (self.carrier).create(&name, &mut from, part.bytes, How::Content)?;
                 }

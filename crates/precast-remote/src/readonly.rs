@@ -50,4 +50,8 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
     fn delete(&self, _: &str) -> Result<(), RemoteError> {
         self.refused()
     }
+
+    fn keeps_names(&self) -> bool {
+        self.inner.keeps_names()
+    }
 }

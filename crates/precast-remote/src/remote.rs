@@ -17,13 +17,12 @@ use precast_store::{ListedPart, Listing, StoreError, Target, listing_path, marke
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    carrier::{Carrier, How, LARGEST, small},
+    carrier::{Carrier, How, LARGEST, MARKER, small},
     error::RemoteError,
     place::{self, For},
 };
 
 const NUMBERS: &str = "cache/releases.json";
-pub(crate) const MARKER: &str = "precast-store.json";
 
 /// The numbers of all releases, by model.
 pub type Numbers = BTreeMap<String, BTreeSet<u64>>;
@@ -132,6 +131,9 @@ impl Remote {
     /// Writes the list of releases where it does not say what the storage does. Others push too, so it looks again.
     pub(crate) fn keep_numbers(&self) -> Result<(), RemoteError> {
         const TRIES: usize = 8;
+        if !self.carrier.keeps_names() {
+            return Ok(());
+        }
         let mut models = self.numbers()?;
         for _ in 0..TRIES {
             // One that can't be read is written again.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, WriteMultipart, path::Path,
 };
@@ -42,21 +42,12 @@ pub struct Storage {
 impl Storage {
     /// Returns the carrier for a folder of some storage.
     pub fn new(store: Arc<dyn ObjectStore>, at: Path, lists: bool) -> Result<Self, RemoteError> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(2)
-            .thread_name("precast-remote")
-            .enable_all()
-            .build();
-        let runtime = runtime.map_err(|e| RemoteError::Storage {
-            what: "start threads for",
-            name: at.to_string(),
-            why: e.to_string(),
-        })?;
+        let runtime = runtime(at.as_ref())?;
         Ok(Self {
             store,
             at,
             lists,
-            runtime: Arc::new(runtime),
+            runtime,
         })
     }
 
@@ -69,6 +60,20 @@ impl Storage {
         };
         path.map_err(|e| RemoteError::damaged(name, e.to_string()))
     }
+}
+
+/// Starts the threads that wait for the storage `name`.
+pub fn runtime(name: &str) -> Result<Arc<Runtime>, RemoteError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("precast-remote")
+        .enable_all()
+        .build();
+    runtime.map(Arc::new).map_err(|e| RemoteError::Storage {
+        what: "start threads for",
+        name: name.to_owned(),
+        why: e.to_string(),
+    })
 }
 
 /// Returns the error for what the storage said.
@@ -90,7 +95,7 @@ fn failed(what: &'static str, name: &str, error: &Error) -> RemoteError {
 }
 
 /// Returns an error with its causes, without those that repeat what was said.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(next) = cause {
         let more = next.to_string();
@@ -115,11 +120,12 @@ impl Carrier for Storage {
         match self.runtime.block_on(self.store.get(&self.path(name)?)) {
             Ok(found) => Ok(Some(Body {
                 bytes: found.meta.size,
-                read: Box::new(Streamed {
-                    stream: found.into_stream(),
-                    now: Bytes::new(),
-                    runtime: self.runtime.clone(),
-                }),
+                read: Box::new(Streamed::new(
+                    (found.into_stream())
+                        .map_err(|e| io::Error::other(chain(&e)))
+                        .boxed(),
+                    self.runtime.clone(),
+                )),
             })),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(failed("read", name, &e)),
@@ -242,10 +248,20 @@ impl Carrier for Storage {
 }
 
 /// A body that arrives.
-struct Streamed {
-    stream: BoxStream<'static, object_store::Result<Bytes>>,
+pub struct Streamed {
+    stream: BoxStream<'static, io::Result<Bytes>>,
     now: Bytes,
     runtime: Arc<Runtime>,
+}
+
+impl Streamed {
+    pub fn new(stream: BoxStream<'static, io::Result<Bytes>>, runtime: Arc<Runtime>) -> Self {
+        Self {
+            stream,
+            now: Bytes::new(),
+            runtime,
+        }
+    }
 }
 
 impl Read for Streamed {
@@ -254,7 +270,7 @@ impl Read for Streamed {
             match self.runtime.block_on(self.stream.next()) {
                 None => return Ok(0),
                 Some(Ok(more)) => self.now = more,
-                Some(Err(e)) => return Err(io::Error::other(chain(&e))),
+                Some(Err(e)) => return Err(e),
             }
         }
         let count = into.len().min(self.now.len());
