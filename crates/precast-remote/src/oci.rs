@@ -16,13 +16,17 @@
 //! take one number, and the last one stays. A push to a new repository says so.
 
 mod documents;
+mod login;
+mod refusal;
 mod registry;
+mod releases;
+mod tags;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use oci_client::Reference;
@@ -34,6 +38,7 @@ use serde::Deserialize;
 use self::{
     documents::{Blob, Files, Found},
     registry::Registry,
+    releases::{Named, Releases},
 };
 use crate::{
     carrier::{Body, Carrier, How, LARGEST, MARKER, small},
@@ -43,74 +48,26 @@ use crate::{
 
 /// A repository of a registry.
 pub struct Oci {
-    registry: Registry,
+    releases: Releases,
     /// The tag of the URL.
     tag: Option<String>,
     /// Whether it is opened to push. Otherwise a tag of the URL shows its release alone.
     writes: bool,
-    kept: Mutex<Kept>,
-    /// Whether all releases were read.
-    all: Mutex<bool>,
+    coming: Mutex<Coming>,
 }
 
-/// What was read, and what a push has sent.
+/// What a push knows of its release.
 #[derive(Default)]
-struct Kept {
-    /// The releases that were read, by tag; the one that was asked for last comes first.
-    releases: Vec<(String, Arc<Tagged>)>,
-    /// What the release to come has: files that were sent, and those that were found in other releases.
-    chosen: Files,
-    /// The digests of files that are sent next.
-    hashed: Files,
-    /// The listing of the release to come.
-    listing: Option<Listing>,
-}
-
-/// A release under a tag.
-struct Tagged {
-    /// The digest of what the tag names.
-    top: Digest,
+struct Coming {
+    /// Files that were sent, and files that were found in other releases: what was seen once is what the release has.
     files: Files,
+    /// Files that are sent next.
+    hashed: Files,
+    listing: Option<Listing>,
 }
 
 /// The parts of a release that a target needs.
 type OfTarget<'a> = (Option<&'a Target>, Vec<&'a ListedPart>);
-
-/// What a tag names.
-enum Named {
-    Nothing,
-    Foreign,
-    Release(Arc<Tagged>),
-}
-
-impl Kept {
-    /// More files than the releases of a repository of use have.
-    const MOST: usize = 2_000_000;
-
-    fn find(&self, name: &str) -> Option<Blob> {
-        let in_releases = || self.releases.iter().find_map(|(_, it)| it.files.get(name));
-        self.chosen.get(name).or_else(in_releases).copied()
-    }
-
-    fn remove(&mut self, tag: &str) {
-        self.releases.retain(|(other, _)| other != tag);
-    }
-
-    fn keep(&mut self, tag: &str, release: Arc<Tagged>, first: bool) -> Result<(), RemoteError> {
-        self.remove(tag);
-        let kept = self.releases.iter().map(|(_, it)| it.files.len());
-        if kept.sum::<usize>() + release.files.len() > Self::MOST {
-            let why = format!(
-                "with the other releases, it has more than {} files",
-                Self::MOST
-            );
-            return Err(RemoteError::damaged(tag, why));
-        }
-        let at = if first { 0 } else { self.releases.len() };
-        self.releases.insert(at, (tag.to_owned(), release));
-        Ok(())
-    }
-}
 
 impl Oci {
     /// Opens the repository of a URL, to read or to push. A `local` registry is one of this machine, without TLS.
@@ -120,29 +77,31 @@ impl Oci {
             why,
         };
         let (at, tag) = parse(url).map_err(wrong)?;
-        let is_release = |tag: &str| documents::release_of(tag).is_some();
-        if !reads && tag.as_deref().is_some_and(is_release) {
+        if !reads && tag.as_deref().and_then(tags::release_of).is_some() {
             return Err(wrong(
                 "its tag is that of a release, which a push gives itself".to_owned(),
             ));
         }
         let oci = Self {
-            registry: Registry::open(at, local, !reads)?,
+            releases: Releases::new(Registry::open(at, local, !reads)?),
             tag,
             writes: !reads,
-            kept: Mutex::default(),
-            all: Mutex::new(false),
+            coming: Mutex::default(),
         };
         if let Some(tag) = &oci.tag
-            && matches!(oci.read(tag)?, Named::Foreign)
+            && matches!(oci.releases.read(tag)?, Named::Foreign)
         {
             return Err(wrong(format!("its tag `{tag}` is of something else")));
         }
         Ok(oci)
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registry(&self) -> &Registry {
+        &self.releases.registry
+    }
+
+    fn coming(&self) -> MutexGuard<'_, Coming> {
+        self.coming.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the release that the tag of the URL names is the only one.
@@ -150,178 +109,77 @@ impl Oci {
         self.tag.is_some() && !self.writes
     }
 
-    /// Returns the tags of releases.
-    fn tags(&self) -> Result<Vec<String>, RemoteError> {
-        let mut tags = self.registry.tags()?;
-        tags.retain(|tag| documents::release_of(tag).is_some());
-        Ok(tags)
-    }
-
-    /// Reads what a tag names now. A release is where files are looked for first from now on.
-    fn read(&self, tag: &str) -> Result<Named, RemoteError> {
-        self.load(tag, true)
-    }
-
-    fn load(&self, tag: &str, first: bool) -> Result<Named, RemoteError> {
-        let Some(text) = self.registry.document(tag)? else {
-            self.kept().remove(tag);
-            return Ok(Named::Nothing);
-        };
-        let top = Digest::of(&text);
-        let known = self
-            .kept()
-            .releases
-            .iter()
-            .find_map(|(other, it)| (other == tag && it.top == top).then(|| it.clone()));
-        let release = match known {
-            Some(known) => known,
-            None => match self.files(tag, &text)? {
-                Some(files) => Arc::new(Tagged { top, files }),
-                None => return Ok(Named::Foreign),
-            },
-        };
-        self.kept().keep(tag, release.clone(), first)?;
-        Ok(Named::Release(release))
-    }
-
-    /// Returns the files of a release, from what its tag names; none if it is no release.
-    fn files(&self, tag: &str, text: &[u8]) -> Result<Option<Files>, RemoteError> {
-        let digests = match documents::parse(text, tag)? {
-            Found::Foreign => return Ok(None),
-            Found::Manifest(files) => return Ok(Some(files)),
-            Found::Index(digests) => digests,
-        };
-        let damaged = |why: String| RemoteError::damaged(tag, why);
-        let (mut files, mut is_own) = (Files::new(), false);
-        for digest in digests {
-            let name = documents::name(&digest);
-            let text = self.registry.document(&name)?;
-            let text = text.ok_or_else(|| damaged(format!("its manifest `{name}` is missing")))?;
-            match documents::parse(&text, tag)? {
-                Found::Foreign => {}
-                Found::Index(_) => return Err(damaged("an index is in its index".to_owned())),
-                Found::Manifest(more) => {
-                    is_own = true;
-                    for (name, blob) in more {
-                        documents::add(&mut files, &name, blob, tag)?;
-                    }
-                }
-            }
-        }
-        Ok(is_own.then_some(files))
-    }
-
     /// Finds a file: that of a release and its listing under the tag of the release as it is now, others in what was read.
     fn find(&self, name: &str) -> Result<Option<Blob>, RemoteError> {
         if self.is_one() {
-            return Ok(self.kept().find(name));
+            return Ok(self.releases.find(name));
         }
         if let Some((model, seq)) = numbered(name) {
-            let tag = documents::tag_of(&model, seq)?;
-            return Ok(match self.read(&tag)? {
+            return Ok(match self.releases.read(&tags::tag_of(&model, seq)?)? {
                 Named::Release(release) => release.files.get(name).copied(),
                 Named::Nothing | Named::Foreign => None,
             });
         }
-        let mut found = self.kept().find(name);
+        let coming = self.coming().files.get(name).copied();
+        if coming.is_some() {
+            return Ok(coming);
+        }
+        let mut found = self.releases.find(name);
         if found.is_none() {
             match name {
-                MARKER => self.read_one_with(name)?,
-                _ => self.read_all()?,
+                MARKER => self.releases.read_one_with(name)?,
+                _ => self.releases.read_all()?,
             }
-            found = self.kept().find(name);
+            found = self.releases.find(name);
         }
         if let Some(blob) = found
             && self.writes
         {
-            self.kept().chosen.insert(name.to_owned(), blob);
+            self.coming().files.insert(name.to_owned(), blob);
         }
         Ok(found)
     }
 
-    /// Reads releases until one has a file. If there is none, a damaged release is the error.
-    fn read_one_with(&self, name: &str) -> Result<(), RemoteError> {
-        let mut damaged = Ok(());
-        for tag in self.tags()?.iter().rev() {
-            match self.read(tag) {
-                Ok(Named::Release(release)) if release.files.contains_key(name) => return Ok(()),
-                Ok(_) => {}
-                Err(error @ RemoteError::Damaged { .. }) => damaged = Err(error),
-                Err(error) => return Err(error),
-            }
-        }
-        damaged
-    }
-
-    /// Reads all releases, once. A damaged one has no files for others.
-    fn read_all(&self) -> Result<(), RemoteError> {
-        let mut all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
-        if *all {
-            return Ok(());
-        }
-        let mut tags = self.tags()?;
-        tags.retain(|tag| !self.kept().releases.iter().any(|(other, _)| other == tag));
-        work::all(&tags, work::SMALL, |tag| match self.load(tag, false) {
-            Ok(_) | Err(RemoteError::Damaged { .. }) => Ok(()),
-            Err(error) => Err(error),
-        })?;
-        *all = true;
-        Ok(())
-    }
-
     /// Writes the manifests of a release, and its tag.
     fn publish(&self, model: &str, seq: u64) -> Result<(), RemoteError> {
-        let own = [listing_path(model, seq)?, release_path(model, seq)?];
-        let listing = self.kept().listing.take();
+        let (listed, own) = (listing_path(model, seq)?, release_path(model, seq)?);
+        let listing = self.coming().listing.take();
         let listing = listing.filter(|it| it.model == model && it.release.seq == seq);
-        let listing = listing.ok_or_else(|| lost(&own[0]))?;
-        self.registry
-            .put_small("the configuration", documents::NO_CONFIG)?;
+        let listing = listing.ok_or_else(|| lost(&listed))?;
+        let weights = listing.release.weights;
+        let weights = weights.map(|id| ListedPart::of(PartKind::Object, id).path());
+        let nothing = "the configuration";
+        self.registry().put_small(nothing, documents::NO_CONFIG)?;
         let mut manifests = Vec::new();
         for (target, parts) in self.by_target(&listing)? {
-            let mut names = vec![(MARKER.to_owned(), "application/vnd.precast.store.v1+json")];
-            names.extend(
-                parts
-                    .iter()
-                    .map(|part| (part.path(), media_type(part, &listing))),
-            );
-            for (name, kind) in own.iter().zip(["listing", "release"]) {
-                names.push((
-                    name.clone(),
-                    match kind {
-                        "listing" => "application/vnd.precast.listing.v1+json",
-                        _ => "application/vnd.precast.release.v1+json",
-                    },
-                ));
+            let mut files = Files::new();
+            for name in [MARKER, &listed, &own] {
+                let blob = self.coming().files.get(name).copied();
+                files.insert(name.to_owned(), blob.ok_or_else(|| lost(name))?);
             }
-            let mut files = Vec::new();
-            for (name, media_type) in &names {
-                let chosen = self.kept().chosen.get(name).copied();
-                let blob = match chosen {
-                    Some(blob) => blob,
-                    None => self.find(name)?.ok_or_else(|| lost(name))?,
-                };
-                files.push((name.as_str(), *media_type, blob));
+            for part in parts {
+                let name = part.path();
+                let blob = self.find(&name)?.ok_or_else(|| lost(&name))?;
+                files.insert(name, blob);
             }
-            let text = documents::manifest(files.into_iter());
+            let text = documents::manifest(&files, weights.as_deref());
             if text.len() > documents::LARGEST {
                 return Err(RemoteError::Storage {
                     what: "publish a release of",
                     name: model.to_owned(),
                     why: format!(
-                        "its manifest has {} bytes, and a registry takes 4 MiB",
+                        "its manifest has {} bytes, and registries take 4 MiB",
                         text.len()
                     ),
                 });
             }
             let blob = Blob::of(&text);
-            self.registry
-                .put_document(&blob.name(), documents::MANIFEST, &text)?;
+            (self.registry()).put_document(&blob.name(), documents::MANIFEST, &text)?;
             manifests.push((target, blob));
         }
         let index = documents::index(model, seq, &manifests);
-        let tag = documents::tag_of(model, seq)?;
-        self.registry.put_document(&tag, documents::INDEX, &index)
+        let tag = tags::tag_of(model, seq)?;
+        (self.registry()).put_document(&tag, documents::INDEX, &index)
     }
 
     /// Returns the parts of a release for each of its targets. Those of the release itself are for all.
@@ -377,13 +235,13 @@ impl Carrier for Oci {
         let Some(blob) = self.find(name)? else {
             return Ok(None);
         };
-        let has = self.registry.has(name, &blob)?;
+        let has = self.registry().has(name, &blob)?;
         Ok(has.then_some(blob.bytes))
     }
 
     fn get(&self, name: &str) -> Result<Option<Body>, RemoteError> {
         match self.find(name)? {
-            Some(blob) => self.registry.open_blob(name, &blob),
+            Some(blob) => self.registry().open_blob(name, &blob),
             None => Ok(None),
         }
     }
@@ -398,17 +256,17 @@ impl Carrier for Oci {
         match numbered(name) {
             // Whatever has the tag keeps it.
             Some((model, seq)) => {
-                let tag = documents::tag_of(&model, seq)?;
-                if !matches!(self.read(&tag)?, Named::Nothing) {
+                let tag = tags::tag_of(&model, seq)?;
+                if !matches!(self.releases.read(&tag)?, Named::Nothing) {
                     return Ok(false);
                 }
             }
             None if how != How::Any && self.head(name)?.is_some() => return Ok(false),
             None => {}
         }
-        let hashed = self.kept().hashed.remove(name);
+        let hashed = self.coming().hashed.remove(name);
         let blob = if let Some(blob) = hashed.filter(|blob| blob.bytes == bytes) {
-            self.registry.put(name, &blob, from)?;
+            self.registry().put(name, &blob, from)?;
             blob
         } else {
             if bytes > LARGEST {
@@ -421,11 +279,11 @@ impl Carrier for Oci {
                 source,
             })?;
             if name.starts_with(LISTINGS) {
-                self.kept().listing = Some(Listing::parse(&content, Path::new(name))?);
+                self.coming().listing = Some(Listing::parse(&content, Path::new(name))?);
             }
-            self.registry.put_small(name, &content)?
+            self.registry().put_small(name, &content)?
         };
-        self.kept().chosen.insert(name.to_owned(), blob);
+        self.coming().files.insert(name.to_owned(), blob);
         if let Some((model, seq)) = release_at(name) {
             self.publish(&model, seq)?;
         }
@@ -433,33 +291,27 @@ impl Carrier for Oci {
     }
 
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
-        if folder == "releases" && !self.is_one() {
-            let tags = self.tags()?.into_iter();
-            let releases = tags.filter_map(|tag| documents::release_of(&tag));
+        if self.is_one() {
+            return Ok(Some(self.releases.names(folder)));
+        }
+        if folder == "releases" {
+            let tags = self.releases.tags()?.into_iter();
+            let releases = tags.filter_map(|tag| tags::release_of(&tag));
             let names = releases.filter_map(|(model, seq)| release_path(&model, seq).ok());
             return Ok(Some(names.collect()));
         }
-        if !self.is_one() {
-            self.read_all()?;
-        }
-        let kept = self.kept();
-        let names = kept.releases.iter().flat_map(|(_, it)| it.files.keys());
-        let is_in = |name: &&String| {
-            let rest = name.strip_prefix(folder);
-            rest.is_some_and(|rest| folder.is_empty() || rest.starts_with('/'))
-        };
-        let names: BTreeSet<&String> = names.filter(is_in).collect();
-        Ok(Some(names.into_iter().cloned().collect()))
+        self.releases.read_all()?;
+        Ok(Some(self.releases.names(folder)))
     }
 
     fn delete(&self, name: &str) -> Result<(), RemoteError> {
         if let Some((model, seq)) = release_at(name) {
-            let tag = documents::tag_of(&model, seq)?;
-            self.registry.delete(&tag)?;
-            self.kept().remove(&tag);
+            let tag = tags::tag_of(&model, seq)?;
+            self.registry().delete(&tag)?;
+            self.releases.forget(&tag);
             return Ok(());
         }
-        self.kept().chosen.remove(name);
+        self.coming().files.remove(name);
         if self.find(name)?.is_none() {
             return Ok(());
         }
@@ -481,12 +333,11 @@ impl Carrier for Oci {
             source,
         })?;
         let blob = Blob { digest, bytes };
-        let has = self.registry.has(name, &blob)?;
-        let mut kept = self.kept();
-        let known = if has {
-            &mut kept.chosen
-        } else {
-            &mut kept.hashed
+        let has = self.registry().has(name, &blob)?;
+        let mut coming = self.coming();
+        let known = match has {
+            true => &mut coming.files,
+            false => &mut coming.hashed,
         };
         known.insert(name.to_owned(), blob);
         Ok(has)
@@ -497,16 +348,16 @@ impl Carrier for Oci {
         let (Some(tag), Some((model, seq))) = (&self.tag, release_at(release)) else {
             return Ok(());
         };
-        let own = documents::tag_of(&model, seq)?;
-        let text = self.registry.document(&own)?.ok_or_else(|| lost(&own))?;
-        if self.registry.document(tag)?.as_ref() == Some(&text) {
+        let own = tags::tag_of(&model, seq)?;
+        let text = self.registry().document(&own)?.ok_or_else(|| lost(&own))?;
+        if self.registry().document(tag)?.as_ref() == Some(&text) {
             return Ok(());
         }
         let media_type = match documents::parse(&text, &own)? {
             Found::Manifest(_) => documents::MANIFEST,
             _ => documents::INDEX,
         };
-        self.registry.put_document(tag, media_type, &text)
+        self.registry().put_document(tag, media_type, &text)
     }
 }
 
@@ -517,16 +368,6 @@ fn numbered(name: &str) -> Option<(String, u64)> {
     let listed = name.strip_prefix(LISTINGS);
     let listed = listed.map(|rest| format!("releases/{rest}"));
     release_at(listed.as_deref().unwrap_or(name))
-}
-
-fn media_type(part: &ListedPart, listing: &Listing) -> &'static str {
-    match part.kind {
-        PartKind::Object if listing.release.weights == Some(part.id) => {
-            "application/vnd.cncf.model.weight.v1.raw"
-        }
-        PartKind::Object => "application/vnd.precast.object.v1",
-        PartKind::Artifact | PartKind::Program => "application/vnd.precast.record.v1+json",
-    }
 }
 
 fn lost(name: &str) -> RemoteError {

@@ -210,11 +210,11 @@ fn shown(text: &str) -> String {
         .collect()
 }
 
-/// Returns the manifest of files for a target, and its descriptor's digest and size.
-pub fn manifest<'a>(files: impl Iterator<Item = (&'a str, &'static str, Blob)>) -> Vec<u8> {
-    let layers = files.map(|(name, media_type, blob)| Descriptor {
-        annotations: BTreeMap::from([(TITLE.to_owned(), name.to_owned())]),
-        ..Descriptor::new(media_type, blob)
+/// Returns the manifest of files. `weights` is the name of the one with the weights of the release.
+pub fn manifest(files: &Files, weights: Option<&str>) -> Vec<u8> {
+    let layers = files.iter().map(|(name, blob)| Descriptor {
+        annotations: BTreeMap::from([(TITLE.to_owned(), name.clone())]),
+        ..Descriptor::new(media_type(name, weights), *blob)
     });
     let empty = "application/vnd.oci.empty.v1+json";
     text(&Document {
@@ -226,6 +226,17 @@ pub fn manifest<'a>(files: impl Iterator<Item = (&'a str, &'static str, Blob)>) 
         manifests: None,
         annotations: BTreeMap::new(),
     })
+}
+
+fn media_type(name: &str, weights: Option<&str>) -> &'static str {
+    match name.split('/').next() {
+        _ if weights == Some(name) => "application/vnd.cncf.model.weight.v1.raw",
+        Some("objects") => "application/vnd.precast.object.v1",
+        Some("artifacts" | "programs") => "application/vnd.precast.record.v1+json",
+        Some("cache") => "application/vnd.precast.listing.v1+json",
+        Some("releases") => "application/vnd.precast.release.v1+json",
+        _ => "application/vnd.precast.store.v1+json",
+    }
 }
 
 /// Returns the index over the manifests of a release.
@@ -282,53 +293,6 @@ fn architecture(rust: &str) -> &str {
     }
 }
 
-/// Returns the tag of a release: `minilm-r7`. Letters that a tag can't have are written as `_` with two hex digits for each
-/// byte, `_` itself as `__`.
-pub fn tag_of(model: &str, seq: u64) -> Result<String, RemoteError> {
-    const LONGEST: usize = 128;
-    let mut tag = String::new();
-    for byte in model.bytes() {
-        match byte {
-            b'_' => tag.push_str("__"),
-            // A tag begins with neither.
-            b'.' | b'-' if tag.is_empty() => tag.push_str(&format!("_{byte:02X}")),
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' => tag.push(char::from(byte)),
-            _ => tag.push_str(&format!("_{byte:02X}")),
-        }
-    }
-    tag.push_str(&format!("-r{seq}"));
-    if tag.len() > LONGEST {
-        return Err(RemoteError::Storage {
-            what: "name a release of",
-            name: model.to_owned(),
-            why: format!("a tag has at most {LONGEST} letters, and this one would be `{tag}`"),
-        });
-    }
-    Ok(tag)
-}
-
-/// Returns model and number of the release whose tag this is; none for other tags.
-pub fn release_of(tag: &str) -> Option<(String, u64)> {
-    let (model, seq) = tag.rsplit_once("-r")?;
-    let seq = seq.parse().ok()?;
-    let (mut name, mut rest) = (Vec::new(), model.as_bytes());
-    while let Some((&byte, more)) = rest.split_first() {
-        rest = more;
-        if byte != b'_' {
-            name.push(byte);
-        } else if let Some(more) = rest.strip_prefix(b"_") {
-            name.push(b'_');
-            rest = more;
-        } else {
-            let (hex, more) = rest.split_at_checked(2)?;
-            name.push(u8::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()?);
-            rest = more;
-        }
-    }
-    let name = String::from_utf8(name).ok()?;
-    (tag_of(&name, seq).ok()? == tag).then_some((name, seq))
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
@@ -363,28 +327,22 @@ mod tests {
     #[test]
     fn what_is_written_is_read() {
         let blobs = [Blob::of(b"a"), Blob::of(b"bc")];
-        let files = [
-            ("releases/m/00000001.json", "x/y", blobs[0]),
-            ("objects/a", "x/y", blobs[1]),
-        ];
-        let text = manifest(files.into_iter());
-        let Found::Manifest(found) = parse(&text, "m-r1").unwrap() else {
-            panic!("no manifest");
-        };
-        assert_eq!(
-            found,
-            files.map(|(name, _, blob)| (name.to_owned(), blob)).into()
-        );
+        let names = ["releases/m/00000001.json", "objects/61/6162.zst"];
+        let files: Files = names.map(str::to_owned).into_iter().zip(blobs).collect();
+        let first = manifest(&files, Some(names[1]));
+        assert_eq!(parse(&first, "m-r1").unwrap(), Found::Manifest(files));
+        let shown = String::from_utf8(first.clone()).unwrap();
+        for (title, kind) in [
+            (names[0], "application/vnd.precast.release.v1+json"),
+            (names[1], "application/vnd.cncf.model.weight.v1.raw"),
+        ] {
+            let layer = shown.split("{\"mediaType\":").find(|it| it.contains(title));
+            assert!(layer.unwrap().contains(kind), "{shown}");
+        }
         let target = precast_store::testing::target();
-        let text = index(
-            "m",
-            1,
-            &[(Some(&target), Blob::of(&text)), (None, blobs[0])],
-        );
-        let digests = vec![
-            Blob::of(&manifest(files.into_iter())).digest,
-            blobs[0].digest,
-        ];
+        let first = Blob::of(&first);
+        let text = index("m", 1, &[(Some(&target), first), (None, blobs[0])]);
+        let digests = vec![first.digest, blobs[0].digest];
         assert_eq!(parse(&text, "m-r1").unwrap(), Found::Index(digests));
         let text = String::from_utf8(text).unwrap();
         assert!(
@@ -490,26 +448,5 @@ mod tests {
         assert_eq!(parsed(&only).unwrap(), Found::Index(vec![]));
         only["manifests"] = json!(7);
         assert_eq!(parsed(&only).unwrap(), Found::Foreign);
-    }
-
-    #[test]
-    fn tags_are_those_of_one_release() {
-        for (model, tag) in [
-            ("minilm", "minilm-r7"),
-            ("my_model", "my__model-r7"),
-            ("bert-base.v1", "bert-base.v1-r7"),
-            ("-m-r1", "_2Dm-r1-r7"),
-            ("org/modèle 1", "org_2Fmod_C3_A8le_201-r7"),
-        ] {
-            assert_eq!(tag_of(model, 7).unwrap(), tag);
-            assert_eq!(release_of(tag), Some((model.to_owned(), 7)));
-        }
-        for foreign in [
-            "latest", "v1.0", "m-r", "m-r01", "m-r-1", "m_-r1", "m_2f-r1", "m_61-r1",
-        ] {
-            assert_eq!(release_of(foreign), None, "{foreign}");
-        }
-        let long = tag_of(&"é".repeat(50), 1).unwrap_err().to_string();
-        assert!(long.contains("at most 128 letters"), "{long}");
     }
 }

@@ -7,22 +7,19 @@
 //! but a registry that takes nothing for a while is given up.
 
 use std::{
-    fs::File,
     future::Future,
-    io::{self, BufReader, Read},
-    path::PathBuf,
+    io::{self, Read},
     sync::{Arc, Mutex},
     thread,
     time::Duration,
 };
 
 use bytes::Bytes;
-use docker_credential::{CredentialRetrievalError, DockerCredential};
 use futures_util::{StreamExt, stream};
 use oci_client::{
     Client, Reference, RegistryOperation,
     client::{ClientConfig, ClientProtocol},
-    errors::{OciDistributionError, OciErrorCode},
+    errors::OciDistributionError,
     secrets::RegistryAuth,
 };
 use precast_store::Digest;
@@ -30,7 +27,11 @@ use reqwest::{Method, Response, StatusCode, header};
 use serde::Deserialize;
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 
-use super::documents::{self, Blob};
+use super::{
+    documents::{self, Blob},
+    login::credentials,
+    refusal::{broken, failed, is_busy, is_missing, is_passing, shortened},
+};
 use crate::{
     carrier::Body,
     error::RemoteError,
@@ -451,107 +452,5 @@ impl Registry {
                 ended => return ended,
             }
         }
-    }
-}
-
-fn is_busy(status: StatusCode) -> bool {
-    status.is_server_error() || status == StatusCode::TOO_MANY_REQUESTS
-}
-
-fn is_passing(error: &OciDistributionError) -> bool {
-    match error {
-        OciDistributionError::RequestError(_) => true,
-        OciDistributionError::ServerError { code, .. } => *code >= 500 || *code == 429,
-        _ => false,
-    }
-}
-
-fn broken(error: &tokio::task::JoinError) -> OciDistributionError {
-    OciDistributionError::GenericError(Some(error.to_string()))
-}
-
-fn is_missing(error: &OciDistributionError) -> bool {
-    match error {
-        OciDistributionError::ServerError { code, .. } => *code == 404,
-        OciDistributionError::RegistryError { envelope, .. } => envelope.errors.iter().any(|one| {
-            matches!(
-                one.code,
-                OciErrorCode::BlobUnknown | OciErrorCode::NameUnknown
-            )
-        }),
-        _ => false,
-    }
-}
-
-/// Returns the error for what `oci-client` says, without URLs: there may be signatures in them.
-fn failed(what: &'static str, name: &str, error: &OciDistributionError) -> RemoteError {
-    let name = name.to_owned();
-    let (denied, why) = match error {
-        OciDistributionError::UnauthorizedError { .. } => (true, "it wants a login".to_owned()),
-        OciDistributionError::AuthenticationFailure(why) => (true, format!("no login: {why}")),
-        OciDistributionError::ServerError { code, message, .. } => {
-            (matches!(code, 401 | 403), format!("{code}: {message}"))
-        }
-        OciDistributionError::RegistryError { envelope, .. } => {
-            let denied =
-                |code: &_| matches!(code, OciErrorCode::Unauthorized | OciErrorCode::Denied);
-            let denied = envelope.errors.iter().any(|one| denied(&one.code));
-            (denied, envelope.to_string())
-        }
-        OciDistributionError::RequestError(error) => {
-            let source = std::error::Error::source(error);
-            (false, source.map_or("no answer".to_owned(), storage::chain))
-        }
-        other => (false, storage::chain(other)),
-    };
-    let why = shortened(&why);
-    match denied {
-        true => RemoteError::Denied { name, why },
-        false => RemoteError::Storage { what, name, why },
-    }
-}
-
-/// Returns the start of what a registry says, in one line.
-fn shortened(text: &str) -> String {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    words.join(" ").chars().take(300).collect()
-}
-
-/// Returns the credentials for a registry, from where `docker login` puts them: the file of docker, or the program that it
-/// names for them.
-fn credentials(host: &str) -> Result<RegistryAuth, RemoteError> {
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".docker"));
-    let folder = std::env::var_os("DOCKER_CONFIG").map(PathBuf::from);
-    let Some(folder) = folder.or_else(home) else {
-        return Ok(RegistryAuth::Anonymous);
-    };
-    let path = folder.join("config.json");
-    let denied = |why: &str| RemoteError::Denied {
-        name: host.to_owned(),
-        why: format!("{why} (`{}`)", path.display()),
-    };
-    let file = match File::open(&path) {
-        Ok(file) => BufReader::new(file),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(RegistryAuth::Anonymous),
-        Err(e) => return Err(denied(&e.to_string())),
-    };
-    // The name of Docker Hub in this file.
-    let server = match host {
-        "index.docker.io" => "https://index.docker.io/v1/",
-        other => other,
-    };
-    match docker_credential::get_credential_from_reader(file, server) {
-        Ok(DockerCredential::UsernamePassword(user, password)) => {
-            Ok(RegistryAuth::Basic(user, password))
-        }
-        Ok(DockerCredential::IdentityToken(token)) => Ok(RegistryAuth::Bearer(token)),
-        Err(CredentialRetrievalError::NoCredentialConfigured) => Ok(RegistryAuth::Anonymous),
-        // What a helper says that has none for this registry.
-        Err(CredentialRetrievalError::HelperFailure { stdout, .. })
-            if stdout.contains("credentials not found") =>
-        {
-            Ok(RegistryAuth::Anonymous)
-        }
-        Err(error) => Err(denied(&shortened(&error.to_string()))),
     }
 }
