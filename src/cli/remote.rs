@@ -36,7 +36,7 @@ const PROGRAM: &str = "precast-remote";
 pub(super) struct PushArgs {
     /// The model, with `@NUMBER` or `@NAME` for another release than the newest
     model: String,
-    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, or `file:///PATH`
+    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, `oci://HOST/REPOSITORY`, or `file:///PATH`
     #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
     remote: String,
     /// Print what would move, and write nothing

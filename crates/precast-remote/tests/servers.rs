@@ -299,6 +299,8 @@ def copy(reference):
     headers = {"Content-Type": document["mediaType"]}
     client.do_request(put, "PUT", headers=headers, data=answer.content).raise_for_status()
 copy("m-r1")
+index = client.get_manifest(client.get_container(f"{host}/{source}:m-r1"), allowed_media_type=types[:1])
+client.pull(f"{host}/{source}@{index['manifests'][0]['digest']}", outdir="pulled")
 "#;
     let work = tempfile::tempdir().unwrap();
     let copied = Command::new(program("PRECAST_ORAS_PYTHON"))
@@ -308,6 +310,11 @@ copy("m-r1")
         .unwrap();
     assert!(copied.status.success(), "{copied:?}");
     comes(&format!("oci://{host}/copies/oras:latest"));
+    for part in &parts {
+        let [own, pulled] = [from.path(), &work.path().join("pulled")]
+            .map(|folder| std::fs::read(folder.join(part.path())).unwrap());
+        assert_eq!(own, pulled, "{}", part.path());
+    }
 }
 
 #[test]
