@@ -15,6 +15,7 @@
 //! **Not promised**: a registry creates no tag only if there is none. A push looks, writes, and reads again; two at once can
 //! take one number, and the last one stays. A push to a new repository says so.
 
+mod blob;
 mod documents;
 mod login;
 mod refusal;

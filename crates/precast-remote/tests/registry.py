@@ -4,6 +4,7 @@ blobs/HEX        a blob
 documents/NAME   a document, by tag or digest
 log              the requests, a line each
 busy             how many requests are refused first
+cut              how many bytes of a blob are sent before the connection ends
 login            the password of `me`, if there is one
 """
 
@@ -95,7 +96,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return self.answer(405)
             path.unlink()
             return self.answer(202)
-        return self.answer(200, path.read_bytes())
+        content = path.read_bytes()
+        cut = FOLDER / "cut"
+        if kind != "blobs" or self.command == "HEAD" or not cut.exists():
+            return self.answer(200, content)
+        start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.end_headers()
+        self.wfile.write(content[start : start + int(cut.read_text())])
+        self.close_connection = True
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = serve
 

@@ -28,15 +28,12 @@ use serde::Deserialize;
 use tokio::{runtime::Runtime, sync::mpsc, time::timeout};
 
 use super::{
+    blob::Arriving,
     documents::{self, Blob},
     login::credentials,
     refusal::{broken, failed, is_busy, is_missing, is_passing, shortened},
 };
-use crate::{
-    carrier::Body,
-    error::RemoteError,
-    storage::{self, Streamed},
-};
+use crate::{carrier::Body, error::RemoteError, storage};
 
 /// How long a connection may say nothing.
 const SILENCE: Duration = Duration::from_secs(120);
@@ -240,7 +237,7 @@ impl Registry {
         self.good(answer, "look at", name).map(|_| true)
     }
 
-    /// Opens a blob; none if it is not there. What has another digest ends with an error.
+    /// Opens a blob; none if it is not there.
     pub fn open_blob(&self, name: &str, blob: &Blob) -> Result<Option<Body>, RemoteError> {
         let opened = self.again(|| {
             let (client, at, digest) = (self.client.clone(), self.at.clone(), blob.name());
@@ -259,7 +256,8 @@ impl Registry {
             let why = format!("its manifest says {} bytes, and it has {bytes}", blob.bytes);
             return Err(RemoteError::damaged(name, why));
         }
-        let read = Streamed::new(found.stream, self.runtime.clone());
+        let (client, at, runtime) = (&self.client, &self.at, &self.runtime);
+        let read = Arriving::new(client.clone(), at.clone(), *blob, found, runtime.clone());
         Ok(Some(Body {
             bytes: blob.bytes,
             read: Box::new(read),

@@ -255,6 +255,16 @@ fn a_large_blob_is_sent_once_and_what_a_registry_has_lost_is_sent_again() {
     let mut body = oci.get(name).unwrap().unwrap();
     let read = Digest::of_reader(&mut body.read).unwrap();
     assert_eq!(read, (Digest::of(&bytes), size));
+    // It goes on where it broke off, until nothing more comes.
+    let cut = registry.folder.path().join("cut");
+    for (after, good) in [("8000000", true), ("0", false)] {
+        fs::write(&cut, after).unwrap();
+        let mut body = oci.get(name).unwrap().unwrap();
+        let again = Digest::of_reader(&mut body.read);
+        assert_eq!(again.ok(), good.then_some(read));
+    }
+    assert!(registry.requests(&format!("GET /v2/models/blobs/sha256:{}", read.0)) >= 1 + 3 + 6);
+    fs::remove_file(cut).unwrap();
     let other = Oci::open(&registry.url(""), true, false).unwrap();
     assert!(other.has_content(name, &mut &bytes[..]).unwrap());
     assert_eq!(registry.requests("PUT /v2/models/blobs/uploads/1?"), 3);
