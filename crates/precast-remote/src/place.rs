@@ -192,6 +192,10 @@ mod tests {
             ),
             ("https://example.org/models?token=1", "more than a path"),
             ("file:///no/such/folder", "can't open `/no/such/folder`"),
+            ("oci://registry.example.org", "it names no repository"),
+            ("oci://models/minilm", "`models` is no host of a registry"),
+            ("oci://registry.example.org/m@sha256:00", "name a tag"),
+            ("oci://registry.example.org/M:x y", "invalid"),
         ] {
             let error = open(url, For::Reading).err().unwrap();
             let text = error.to_string();

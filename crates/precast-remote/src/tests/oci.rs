@@ -398,3 +398,32 @@ fn a_release_is_deleted_by_its_tag_where_the_registry_deletes() {
     assert_eq!(oci.list("releases").unwrap().unwrap(), [""; 0]);
     assert!(Remote::open(&registry.url("")).is_err());
 }
+
+#[test]
+fn two_records_of_one_key_are_each_those_of_their_release() {
+    let registry = Registry::new();
+    let (_a, a, first) = source("a");
+    let (_b, b, second) = source("b");
+    let one = push(&registry.to_write(), &a, &first).unwrap();
+    // As if both had been pushed at once: the second push does not see the first release.
+    let index = registry.read("m-r1");
+    registry.write("m-r1", &json!({"schemaVersion": 2}));
+    let two = push(&registry.to_write(), &b, &second).unwrap();
+    registry.write("m-r1", &index);
+    assert_eq!((one.to, two.to), (Some(1), Some(2)));
+    let there = Remote::open(&registry.url("")).unwrap();
+    for (which, pushed) in [("2", &two), ("1", &one), ("2", &two)] {
+        let (_to, to) = testing::store();
+        let pulled = pull(&there, &to, Some(which)).unwrap();
+        assert_eq!(
+            (pulled.identity, pulled.identity_there),
+            (pushed.identity, pushed.identity)
+        );
+        is_sound(&to);
+    }
+    // A third release takes one of the two records, and not a mixture.
+    let (_c, c, third) = source("c");
+    let pushed = push(&registry.to_write(), &c, &third).unwrap();
+    let (_, _, pulled) = registry.pull("").unwrap();
+    assert_eq!((pulled.from, pulled.identity), (3, pushed.identity_there));
+}
