@@ -234,7 +234,8 @@ test-long: lint test-build test-newest-all test-remotes ## the long tests, after
 	$(PACKAGE) -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
 	$(PACKAGE) -m pytest -q -rs -p no:cacheprovider --timeout 600 -m long python/tests
 
-# Servers of S3 and the Hub's client have a Python of their own.
+# Servers of S3 and the Hub's client have a Python of their own. A registry and a program that copies between registries
+# are packages of the system.
 SERVERS := .venv-servers/bin
 
 $(SERVERS)/moto_server: tests/servers.txt
@@ -242,10 +243,13 @@ $(SERVERS)/moto_server: tests/servers.txt
 	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
 	@touch $@
 
-test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3 and a Hub
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, a Hub, and a registry if it is there
+	@skip=; for tool in docker-registry skopeo; do command -v $$tool > /dev/null || { skip='--skip registry'; \
+		echo "skipped: the tests with a registry, without \`$$tool\` (\`apt-get install docker-registry skopeo\`)"; }; done; \
 	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
-		PRECAST_HUB_PYTHON=$(CURDIR)/$(SERVERS)/python \
-		$(CARGO) test $(FEATURES) --test servers --test hub -- --include-ignored
+		PRECAST_ORAS_PYTHON=$(CURDIR)/$(SERVERS)/python PRECAST_HUB_PYTHON=$(CURDIR)/$(SERVERS)/python \
+		PRECAST_REGISTRY=$$(command -v docker-registry) PRECAST_SKOPEO=$$(command -v skopeo) \
+		$(CARGO) test $(FEATURES) --test servers --test hub -- --include-ignored $$skip
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))

@@ -32,7 +32,7 @@ use crate::store::{
 pub(super) struct PushArgs {
     /// The model, with `@NUMBER` or `@NAME` for another release than the newest
     model: String,
-    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, `hf://OWNER/REPO`, or `file:///PATH`
+    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, `oci://HOST/REPOSITORY`, `hf://OWNER/REPO`, or `file:///PATH`
     #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
     remote: String,
     /// Print what would move, and write nothing

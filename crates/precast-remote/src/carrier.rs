@@ -1,5 +1,5 @@
-//! A carrier: files by name, somewhere else. Five functions, and two for storage that writes many files at once;
-//! everything above them is the same for all storage.
+//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage, but for
+//! three questions whose usual answer stands here.
 //!
 //! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
 
@@ -78,12 +78,21 @@ pub trait Carrier: Send + Sync {
         None
     }
 
-    /// Makes the created files visible that are not yet: storage that writes many files at once waits for a release,
-    /// which not every push has.
-    fn finish(&self) -> Result<(), RemoteError> {
+    /// Returns whether each file lies there by itself under its name, as in a folder. Without that, no web server has the
+    /// files under these names, and none is written again every few seconds: there is no list of releases for such a
+    /// server, and no lease.
+    fn is_folder(&self) -> bool {
+        true
+    }
+
+    /// Ends a push, with the name of the release that it has found or published: what was created is visible after it.
+    fn finish(&self, _release: Option<&str>) -> Result<(), RemoteError> {
         Ok(())
     }
 }
+
+/// The file that marks a place as a remote.
+pub const MARKER: &str = "precast-store.json";
 
 /// Maximum bytes of a file that is read whole: a record or a listing.
 pub const LARGEST: u64 = 256 << 20;

@@ -132,11 +132,11 @@ impl RemoteError {
         match self {
             Self::Url { .. } => {
                 "a remote is `file:///PATH`, `https://HOST/PATH`, `s3://BUCKET/PATH`, `gs://BUCKET/PATH`, \
-                 `az://CONTAINER/PATH` or `hf://OWNER/REPO`"
+                 `az://CONTAINER/PATH`, `oci://HOST/REPOSITORY` or `hf://OWNER/REPO`"
             }
             Self::Denied { .. } => {
                 "credentials come from the storage's own tools: AWS_ACCESS_KEY_ID or a role of the machine, \
-                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, HF_TOKEN or `hf auth login`"
+                 GOOGLE_APPLICATION_CREDENTIALS, AZURE_STORAGE_ACCOUNT_NAME, `docker login`, HF_TOKEN or `hf auth login`"
             }
             Self::NoRepository { .. } => {
                 "log in to an account that may see it (`hf auth login`, HF_TOKEN), or create it: \

@@ -325,7 +325,12 @@ impl Carrier for Hub {
         Some(true)
     }
 
-    fn finish(&self) -> Result<(), RemoteError> {
+    fn is_folder(&self) -> bool {
+        false
+    }
+
+    /// Commits what a push created that needed no new release.
+    fn finish(&self, _release: Option<&str>) -> Result<(), RemoteError> {
         self.commit(&mut self.state(), "Files that releases lacked", &[])?;
         Ok(())
     }

@@ -59,7 +59,7 @@ impl Remote {
     ) -> Result<(), RemoteError> {
         let part = ListedPart::of(kind, id);
         let name = format!("leases/{}", part.path());
-        if self.carrier.refuses_twice().is_some() {
+        if !self.carrier.is_folder() {
             let there = self.carrier.head(&part.path())?.is_some();
             held(if there { Leased::There } else { Leased::Held });
             return Ok(());

@@ -1,7 +1,8 @@
 //! Remotes: releases between a store and the storage that people have.
 //!
 //! A model is compiled once, pushed to a place, and pulled wherever it runs. A remote has the files of a store under the
-//! same names, so a folder, a bucket and a static web server are all one layout, and any tool can copy it.
+//! same names, so a folder, a bucket and a static web server are all one layout, and any tool can copy it. A registry of
+//! containers has the same files as layers with these names.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,7 +25,7 @@
 //! its releases; nothing rests on a lock; what arrives is hashed before it is visible, and is no longer than its listing
 //! says. **Not promised**: that a release is from whom you think. It is native code: pull from places that you trust.
 //!
-//! This crate has the network: clients of HTTP and TLS, about 150 crates. So `precast` does not link it. It starts the
+//! This crate has the network: clients of HTTP and TLS, about 170 crates. So `precast` does not link it. It starts the
 //! program of this crate, `precast-remote`, and they exchange lines of JSON ([`precast_store::transfer`]).
 //!
 //! ## Layers
@@ -35,6 +36,7 @@
 //! error
 //! carrier, host, work
 //! event, hub, probe, readonly, storage
+//! oci
 //! place
 //! remote
 //! fetch, lease, pull, push
@@ -48,6 +50,7 @@ mod fetch;
 mod host;
 mod hub;
 mod lease;
+mod oci;
 mod place;
 mod probe;
 pub mod protocol;

@@ -4,12 +4,13 @@
 //! |---|---|---|
 //! | `file:///srv/models` | a folder, often a mount | yes |
 //! | `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX` | a bucket | yes |
+//! | `oci://HOST/REPOSITORY[:TAG]` | a registry of containers | yes |
 //! | `hf://OWNER/REPO`, `hf://OWNER/REPO@REVISION` | a repository of the Hugging Face Hub | branches |
 //! | `https://HOST/PATH` | plain static files, such as a folder or a bucket behind a CDN | no |
 //!
 //! Credentials and endpoints come from the environment, under the names that the tools of the storage use
 //! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …,
-//! `HF_TOKEN`), or from the machine's role. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+//! `HF_TOKEN`), or from the machine's role; those of a registry from where `docker login` keeps them. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -21,7 +22,7 @@ use object_store::{
 use url::Url;
 
 use crate::{
-    carrier::Carrier, error::RemoteError, host::is_local, hub::Hub, readonly::ReadOnly,
+    carrier::Carrier, error::RemoteError, host::is_local, hub::Hub, oci::Oci, readonly::ReadOnly,
     storage::Storage,
 };
 
@@ -91,6 +92,14 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
                 .with_retry(retry)
                 .build();
             (Arc::new(builder.map_err(failed)?), inside()?, true)
+        }
+        "oci" => {
+            let host = text.replacen("oci://", "http://", 1);
+            let carrier = Oci::open(text, is_local(&host), to == For::Reading)?;
+            return Ok(match to {
+                For::Writing => Box::new(carrier),
+                For::Reading | For::Looking => Box::new(read_only(carrier, text)),
+            });
         }
         "https" | "http" => {
             if url.scheme() == "http" && !is_local(text) {
@@ -182,6 +191,10 @@ mod tests {
             ),
             ("https://example.org/models?token=1", "more than a path"),
             ("file:///no/such/folder", "can't open `/no/such/folder`"),
+            ("oci://registry.example.org", "it names no repository"),
+            ("oci://models/minilm", "`models` is no host of a registry"),
+            ("oci://registry.example.org/m@sha256:00", "name a tag"),
+            ("oci://registry.example.org/M:x y", "invalid"),
         ] {
             let error = open(url, For::Reading).err().unwrap();
             let text = error.to_string();

@@ -82,7 +82,8 @@ impl Remote {
             moved.published = true;
         }
         self.keep_numbers()?;
-        self.carrier.finish()?;
+        let release = moved.to.map(|seq| release_path(&own.model, seq));
+        self.carrier.finish(release.transpose()?.as_deref())?;
         Ok(moved)
     }
 
@@ -117,7 +118,7 @@ impl Remote {
         };
         let goal = self.goal(store, &all)?;
         self.send(store, &all, goal, tell)?;
-        self.carrier.finish()
+        self.carrier.finish(None)
     }
 
     /// Returns programs, artifacts and objects, with everything that they need, as they will be in the remote, and what

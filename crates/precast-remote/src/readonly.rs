@@ -45,4 +45,8 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
     fn refuses_twice(&self) -> Option<bool> {
         self.inner.refuses_twice()
     }
+
+    fn is_folder(&self) -> bool {
+        self.inner.is_folder()
+    }
 }

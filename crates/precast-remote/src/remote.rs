@@ -18,13 +18,12 @@ use precast_store::{ListedPart, Listing, StoreError, Target, listing_path, marke
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    carrier::{Carrier, How, LARGEST, small},
+    carrier::{Carrier, How, LARGEST, MARKER, small},
     error::RemoteError,
     place::{self, For},
 };
 
 const NUMBERS: &str = "cache/releases.json";
-pub(crate) const MARKER: &str = "precast-store.json";
 
 /// The numbers of all releases, by model.
 pub type Numbers = BTreeMap<String, BTreeSet<u64>>;
@@ -133,6 +132,10 @@ impl Remote {
     /// Writes the list of releases where it does not say what the storage does. Others push too, so it looks again.
     pub(crate) fn keep_numbers(&self) -> Result<(), RemoteError> {
         const TRIES: usize = 8;
+        // Nobody reads one there, unless a folder was copied with its list.
+        if !self.carrier.is_folder() && self.carrier.head(NUMBERS)?.is_none() {
+            return Ok(());
+        }
         let mut models = self.numbers()?;
         for _ in 0..TRIES {
             // One that can't be read is written again.

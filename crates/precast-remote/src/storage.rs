@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, WriteMultipart, path::Path,
 };
@@ -82,7 +82,7 @@ fn failed(what: &'static str, name: &str, error: &Error) -> RemoteError {
 }
 
 /// Returns an error with its causes, without those that repeat what was said.
-fn chain(error: &dyn std::error::Error) -> String {
+pub fn chain(error: &dyn std::error::Error) -> String {
     let (mut text, mut cause) = (error.to_string(), error.source());
     while let Some(next) = cause {
         let more = next.to_string();
@@ -107,11 +107,12 @@ impl Carrier for Storage {
         match self.runtime.block_on(self.store.get(&self.path(name)?)) {
             Ok(found) => Ok(Some(Body {
                 bytes: found.meta.size,
-                read: Box::new(Streamed {
-                    stream: found.into_stream(),
-                    now: Bytes::new(),
-                    runtime: self.runtime.clone(),
-                }),
+                read: Box::new(Streamed::new(
+                    (found.into_stream())
+                        .map_err(|e| io::Error::other(chain(&e)))
+                        .boxed(),
+                    self.runtime.clone(),
+                )),
             })),
             Err(Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(failed("read", name, &e)),
@@ -234,10 +235,20 @@ impl Carrier for Storage {
 }
 
 /// A body that arrives.
-struct Streamed {
-    stream: BoxStream<'static, object_store::Result<Bytes>>,
+pub struct Streamed {
+    stream: BoxStream<'static, io::Result<Bytes>>,
     now: Bytes,
     runtime: Arc<Runtime>,
+}
+
+impl Streamed {
+    pub fn new(stream: BoxStream<'static, io::Result<Bytes>>, runtime: Arc<Runtime>) -> Self {
+        Self {
+            stream,
+            now: Bytes::new(),
+            runtime,
+        }
+    }
 }
 
 impl Read for Streamed {
@@ -246,7 +257,7 @@ impl Read for Streamed {
             match self.runtime.block_on(self.stream.next()) {
                 None => return Ok(0),
                 Some(Ok(more)) => self.now = more,
-                Some(Err(e)) => return Err(io::Error::other(chain(&e))),
+                Some(Err(e)) => return Err(e),
             }
         }
         let count = into.len().min(self.now.len());

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod oci;
+
 use std::{
     io::{self, Read},
     process::{Child, Command, Stdio},
@@ -23,6 +25,7 @@ use tempfile::TempDir;
 use crate::{
     RemoteError, Tell,
     carrier::{Body, Carrier, How, Source, small},
+    oci::Oci,
     probe,
     remote::{Remote, Wanted},
     storage::Storage,
@@ -711,20 +714,27 @@ fn what_is_large_moves_in_parts() {
     assert_eq!(carrier.head("short").unwrap(), None);
 }
 
-/// `python3 -m http.server`, which serves a folder as plain files.
+/// A server in Python, which prints its port.
 struct Server {
     child: Child,
+    /// `127.0.0.1:PORT`.
+    host: String,
     url: String,
 }
 
 impl Server {
+    /// `python3 -m http.server`, which serves a folder as plain files.
     fn of(folder: &std::path::Path) -> Self {
-        crate::use_ring();
         let code = "import functools, http.server, sys\n\
                     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=sys.argv[1])\n\
                     server = http.server.ThreadingHTTPServer(('127.0.0.1', 0), handler)\n\
                     print(server.server_address[1], flush=True)\n\
                     server.serve_forever()";
+        Self::start(code, folder)
+    }
+
+    fn start(code: &str, folder: &std::path::Path) -> Self {
+        crate::use_ring();
         let mut child = Command::new("python3")
             .args(["-c", code])
             .arg(folder)
@@ -735,9 +745,11 @@ impl Server {
         let mut port = String::new();
         let output = child.stdout.take().unwrap();
         io::BufRead::read_line(&mut io::BufReader::new(output), &mut port).unwrap();
+        let host = format!("127.0.0.1:{}", port.trim());
         Self {
             child,
-            url: format!("http://127.0.0.1:{}", port.trim()),
+            url: format!("http://{host}"),
+            host,
         }
     }
 }

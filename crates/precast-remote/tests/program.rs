@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
+    fs,
     io::{BufRead, BufReader, Write},
-    process::{Command, Stdio},
+    os::unix::fs::PermissionsExt,
+    process::{Child, Command, Stdio},
 };
 
 use precast_store::{
@@ -13,7 +15,13 @@ use precast_store::{
 
 /// Sends a line to the program; returns what it says and whether it ended well.
 fn asked(line: &str) -> (Vec<Event>, bool) {
+    asked_with(line, &[])
+}
+
+/// As [`asked`], with these variables of the environment.
+fn asked_with(line: &str, variables: &[(&str, &str)]) -> (Vec<Event>, bool) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_precast-remote"))
+        .envs(variables.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -113,4 +121,93 @@ fn a_push_and_a_pull_say_what_moves_and_what_has_moved() {
     );
     let (events, _) = ask(&Request::List { remote });
     assert!(matches!(&events[0], Event::Listed(one) if one.model == "m" && one.programs == 1));
+}
+
+#[test]
+fn a_registry_gets_the_login_that_docker_keeps() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = Command::new("python3")
+        .args(["-c", include_str!("registry.py")])
+        .arg(dir.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn();
+    let mut registry = Killed(registry.unwrap());
+    let mut port = String::new();
+    let mut output = BufReader::new(registry.0.stdout.take().unwrap());
+    output.read_line(&mut port).unwrap();
+    let host = format!("127.0.0.1:{}", port.trim());
+    fs::write(dir.path().join("login"), "secret").unwrap();
+    let (_store, store) = testing::store();
+    let artifact = testing::put_artifact(&store, "block");
+    let program = testing::put_program(&store, "m", 1, &[artifact.id]);
+    testing::put_release(&store, None, &[program.id]);
+    let push = Request::Push {
+        store: store.path().to_owned(),
+        remote: format!("oci://{host}/models"),
+        model: "m".to_owned(),
+        which: None,
+        dry_run: false,
+        shared: false,
+        trusted: false,
+    };
+    let push = serde_json::to_string(&push).unwrap();
+    // Programs that keep passwords.
+    let answer = r#"{"ServerURL":"","Username":"me","Secret":"secret"}"#;
+    for (name, script) in [
+        ("test", format!("echo '{answer}'")),
+        ("nobody", "echo credentials not found; exit 1".to_owned()),
+    ] {
+        let helper = dir.path().join(format!("docker-credential-{name}"));
+        fs::write(&helper, format!("#!/bin/sh\ncat > /dev/null; {script}\n")).unwrap();
+        fs::set_permissions(&helper, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let path = format!(
+        "{}:{}",
+        dir.path().display(),
+        std::env::var("PATH").unwrap()
+    );
+    // `me:secret` and `me:wrong` in base64.
+    for (config, refused) in [
+        ("{\"auths\":{\"HOST\":{\"auth\":\"bWU6c2VjcmV0\"}}}", None),
+        ("{\"credHelpers\":{\"HOST\":\"test\"}}", None),
+        ("{\"auths\":{\"HOST\":{}},\"credsStore\":\"test\"}", None),
+        (
+            "{\"auths\":{\"HOST\":{\"auth\":\"bWU6d3Jvbmc=\"}}}",
+            Some("who are you?"),
+        ),
+        ("{\"credsStore\":\"nobody\"}", Some("who are you?")),
+        ("{}", Some("who are you?")),
+        ("{", Some("config.json")),
+        ("{\"credsStore\":\"missing\"}", Some("credential helper")),
+    ] {
+        fs::write(
+            dir.path().join("config.json"),
+            config.replace("HOST", &host),
+        )
+        .unwrap();
+        let folder = dir.path().display().to_string();
+        let (events, good) = asked_with(&push, &[("DOCKER_CONFIG", &folder), ("PATH", &path)]);
+        assert_eq!(good, refused.is_none(), "{config}: {events:?}");
+        if let (Some(why), Some(Event::Error { message, hint, .. })) = (refused, events.last()) {
+            assert!(
+                message.contains(why) && message.contains("no access"),
+                "{message}"
+            );
+            assert!(
+                hint.contains("docker login") && !message.contains("secret"),
+                "{hint}"
+            );
+        }
+    }
+}
+
+/// A program that ends with its test.
+struct Killed(Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }

@@ -1,4 +1,4 @@
-//! Push and pull against real servers of S3, which `make test-remotes` installs and names.
+//! Push and pull against real servers of S3 and a real registry, which `make test-remotes` installs and names.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 use std::{
@@ -11,16 +11,16 @@ use std::{
 };
 
 use precast_store::{
-    Store, testing,
+    Digest, Store, testing,
     transfer::{Event, Moved, Request},
 };
 use tempfile::TempDir;
 
-/// An S3 server of this machine with a bucket `models`.
+/// A server of this machine: S3 with a bucket `models`, or a registry.
 struct Server {
     child: Child,
     port: u16,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Drop for Server {
@@ -30,23 +30,45 @@ impl Drop for Server {
     }
 }
 
+/// Returns the program that a variable names.
+fn program(variable: &str) -> String {
+    let hint = "`make test-remotes` names it";
+    std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: {hint}"))
+}
+
 impl Server {
-    /// Starts the program that a variable names, with these arguments; `PORT` and `FOLDER` in them are replaced.
-    fn start(variable: &str, arguments: &[&str]) -> Self {
-        let hint = "`make test-remotes` names it";
-        let program = std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: {hint}"));
+    /// Starts a server of S3.
+    fn s3(variable: &str, arguments: &[&str]) -> Self {
+        let bucket = "PUT /models HTTP/1.0\r\nContent-Length: 0\r\n\r\n";
+        Self::start(variable, arguments, "", bucket)
+    }
+
+    /// Starts a registry.
+    fn registry() -> Self {
+        let config = "version: 0.1\n\
+                      storage: {filesystem: {rootdirectory: FOLDER}, delete: {enabled: true}}\n\
+                      http: {addr: \"127.0.0.1:PORT\"}\n";
+        let arguments = ["serve", "FOLDER/config"];
+        let ready = "GET /v2/ HTTP/1.0\r\n\r\n";
+        Self::start("PRECAST_REGISTRY", &arguments, config, ready)
+    }
+
+    /// Starts the program that a variable names, with these arguments and the file `config`, and waits until it answers a
+    /// request. `PORT` and `FOLDER` are replaced.
+    fn start(variable: &str, arguments: &[&str], config: &str, ready: &str) -> Self {
+        let program = program(variable);
         let free = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = free.local_addr().unwrap().port();
         drop(free);
         let folder = tempfile::tempdir().unwrap();
         let place = folder.path().display().to_string();
-        let arguments = arguments.iter().map(|argument| {
-            argument
-                .replace("PORT", &port.to_string())
+        let with = |text: &str| {
+            text.replace("PORT", &port.to_string())
                 .replace("FOLDER", &place)
-        });
+        };
+        std::fs::write(folder.path().join("config"), with(config)).unwrap();
         let child = Command::new(program)
-            .args(arguments)
+            .args(arguments.iter().map(|argument| with(argument)))
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()
@@ -54,13 +76,10 @@ impl Server {
         let server = Self {
             child,
             port,
-            _folder: folder,
+            folder,
         };
         let begun = Instant::now();
-        while server
-            .request("PUT /models HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
-            .is_none()
-        {
+        while server.request(ready).is_none() {
             assert!(
                 begun.elapsed() < Duration::from_secs(60),
                 "{variable} does not answer"
@@ -105,10 +124,10 @@ impl Server {
         events
     }
 
-    fn push(&self, store: &Store) -> Moved {
+    fn push(&self, store: &Store, remote: &str) -> Moved {
         let events = self.ask(&Request::Push {
             store: store.path().to_owned(),
-            remote: "s3://models/precast".to_owned(),
+            remote: remote.to_owned(),
             model: "m".to_owned(),
             which: None,
             dry_run: false,
@@ -118,10 +137,10 @@ impl Server {
         moved(&events)
     }
 
-    fn pull(&self, to: &Path) -> Moved {
+    fn pull(&self, to: &Path, remote: &str) -> Moved {
         let events = self.ask(&Request::Pull {
             store: to.to_owned(),
-            remote: "s3://models/precast".to_owned(),
+            remote: remote.to_owned(),
             models: vec!["m".to_owned()],
             which: None,
             hosts: vec![],
@@ -163,22 +182,23 @@ fn source(name: &str) -> (TempDir, Store) {
 
 /// A release goes there and comes back; pushers at once get numbers of their own.
 fn serves(server: &Server) {
+    const REMOTE: &str = "s3://models/precast";
     let (_from, from) = source("first");
-    let pushed = server.push(&from);
+    let pushed = server.push(&from, REMOTE);
     assert_eq!(
         (pushed.to, pushed.published, pushed.refuses_twice),
         (Some(1), true, Some(true))
     );
-    assert!(!server.push(&from).published);
+    assert!(!server.push(&from, REMOTE).published);
     let (_to, to) = testing::store();
-    let pulled = server.pull(to.path());
+    let pulled = server.pull(to.path(), REMOTE);
     assert_eq!((pulled.from, pulled.identity), (1, pushed.identity));
     assert_eq!(to.audit().verify().unwrap().defects, []);
     let sources = ["second", "another", "the fourth"].map(source);
     let numbers: std::collections::BTreeSet<u64> = thread::scope(|scope| {
         let pushers = sources
             .each_ref()
-            .map(|(_, from)| scope.spawn(|| server.push(from).to.unwrap()));
+            .map(|(_, from)| scope.spawn(|| server.push(from, REMOTE).to.unwrap()));
         pushers.map(|one| one.join().unwrap()).into_iter().collect()
     });
     assert_eq!(numbers.len(), 3, "{numbers:?}");
@@ -187,7 +207,7 @@ fn serves(server: &Server) {
 #[test]
 #[ignore = "long: `make test-remotes`"]
 fn moto() {
-    serves(&Server::start(
+    serves(&Server::s3(
         "PRECAST_MOTO",
         &["-H", "127.0.0.1", "-p", "PORT"],
     ));
@@ -204,5 +224,116 @@ fn seaweedfs() {
         "-s3.port=PORT",
         "-volume.max=5",
     ];
-    serves(&Server::start("PRECAST_WEED", &arguments));
+    serves(&Server::s3("PRECAST_WEED", &arguments));
+}
+
+/// Returns the path of the file in which the registry keeps these bytes.
+fn blob(server: &Server, content: &[u8]) -> std::path::PathBuf {
+    let digest = Digest::of(content).hex();
+    let blobs = server.folder.path().join("docker/registry/v2/blobs/sha256");
+    blobs.join(&digest[..2]).join(&digest).join("data")
+}
+
+#[test]
+#[ignore = "long: `make test-remotes`"]
+fn registry() {
+    let server = Server::registry();
+    let host = format!("127.0.0.1:{}", server.port);
+    let remote = format!("oci://{host}/models/precast");
+    let (_from, from) = source("first");
+    let pushed = server.push(&from, &remote);
+    assert_eq!(
+        (pushed.to, pushed.published, pushed.refuses_twice),
+        (Some(1), true, Some(false))
+    );
+    let again = server.push(&from, &remote);
+    assert_eq!((again.published, again.plan.moves), (false, 0));
+    // The files of the store, byte for byte.
+    let release = from.releases().get("m", None).unwrap().unwrap();
+    let parts = from.releases().listing(&release).unwrap().parts;
+    for part in &parts {
+        let content = std::fs::read(from.path().join(part.path())).unwrap();
+        assert!(blob(&server, &content).is_file(), "{}", part.path());
+    }
+    let comes = |remote: &str| {
+        let (_to, to) = testing::store();
+        let pulled = server.pull(to.path(), remote);
+        assert_eq!((pulled.from, pulled.identity), (1, pushed.identity));
+        assert_eq!(to.audit().verify().unwrap().defects, []);
+    };
+    comes(&remote);
+    // A copy under another name and another tag.
+    let copy = |arguments: &[&str], to: &str| {
+        let mut skopeo = Command::new(program("PRECAST_SKOPEO"));
+        skopeo.args(["copy", "--src-tls-verify=false", "--dest-tls-verify=false"]);
+        skopeo.args(arguments);
+        skopeo.arg(format!("docker://{host}/models/precast:m-r1"));
+        let copied = skopeo
+            .arg(format!("docker://{host}/{to}"))
+            .output()
+            .unwrap();
+        assert!(copied.status.success(), "{copied:?}");
+        comes(&format!("oci://{host}/{to}"));
+    };
+    copy(&["--all"], "copies/all:prod");
+    copy(&[], "copies/one:m-r1");
+    comes(&format!("oci://{host}/copies/one"));
+    let code = r#"
+import sys, oras.client
+host, source, target = sys.argv[1:]
+client = oras.client.OrasClient(insecure=True)
+types = ["application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"]
+def copy(reference):
+    url = f"http://{host}/v2/{source}/manifests/{reference}"
+    answer = client.do_request(url, headers={"Accept": ", ".join(types)})
+    document = answer.json()
+    for entry in document.get("manifests", []):
+        copy(entry["digest"])
+    container = client.get_container(f"{host}/{source}")
+    for entry in document.get("layers", []) + [one for one in [document.get("config")] if one]:
+        content = client.get_blob(container, entry["digest"]).content
+        open("blob", "wb").write(content)
+        client.upload_blob("blob", client.get_container(f"{host}/{target}"), entry)
+    to = "latest" if reference == "m-r1" else reference
+    put = f"http://{host}/v2/{target}/manifests/{to}"
+    headers = {"Content-Type": document["mediaType"]}
+    client.do_request(put, "PUT", headers=headers, data=answer.content).raise_for_status()
+copy("m-r1")
+index = client.get_manifest(client.get_container(f"{host}/{source}:m-r1"), allowed_media_type=types[:1])
+client.pull(f"{host}/{source}@{index['manifests'][0]['digest']}", outdir="pulled")
+"#;
+    let work = tempfile::tempdir().unwrap();
+    let copied = Command::new(program("PRECAST_ORAS_PYTHON"))
+        .args(["-c", code, &host, "models/precast", "copies/oras"])
+        .current_dir(work.path())
+        .output()
+        .unwrap();
+    assert!(copied.status.success(), "{copied:?}");
+    comes(&format!("oci://{host}/copies/oras:latest"));
+    for part in &parts {
+        let [own, pulled] = [from.path(), &work.path().join("pulled")]
+            .map(|folder| std::fs::read(folder.join(part.path())).unwrap());
+        assert_eq!(own, pulled, "{}", part.path());
+    }
+}
+
+#[test]
+#[ignore = "long: `make test-remotes`"]
+fn a_tag_of_a_registry_follows_pushes() {
+    let server = Server::registry();
+    let remote = format!("oci://127.0.0.1:{}/models", server.port);
+    let tagged = format!("{remote}:prod");
+    let (_first, first) = source("first");
+    let (_second, second) = source("the second");
+    assert_eq!(server.push(&first, &tagged).to, Some(1));
+    let pushed = server.push(&second, &remote);
+    assert_eq!((pushed.to, pushed.refuses_twice), (Some(2), None));
+    let number = |remote: &str| {
+        let (_to, to) = testing::store();
+        server.pull(to.path(), remote).from
+    };
+    assert_eq!((number(&remote), number(&tagged)), (2, 1));
+    // Nothing is new but what the tag names.
+    assert!(!server.push(&second, &tagged).published);
+    assert_eq!(number(&tagged), 2);
 }
