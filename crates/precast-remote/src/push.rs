@@ -1,7 +1,8 @@
 //! Push: a release of a store goes to a remote.
 //!
 //! Objects first, then artifacts, programs, the listing, and the release last, which makes it visible: a push that died
-//! leaves files that the next one finds. What is there is not sent again.
+//! leaves files that the next one finds. What is there is not sent again. Between listing and release the push looks
+//! whether a gc has taken something meanwhile.
 //!
 //! A record's name is its key, and two builds of one key differ (in their times, if in nothing else). The remote's own
 //! record stays, as in a store: the pushed release then uses it, with the objects that *it* needs.
@@ -10,6 +11,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::Read,
+    thread,
+    time::Duration,
 };
 
 use precast_store::{
@@ -64,9 +67,9 @@ impl Remote {
             moved.refuses_twice = Some(probe::refuses_twice(&*self.carrier)?);
         }
         // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
-        self.send(store, &goal, tell)?;
+        self.send(store, &goal, &goal.moves, tell)?;
         if moved.to.is_none() {
-            moved.to = Some(self.publish(store, release, goal.listing)?);
+            moved.to = Some(self.publish(store, release, &goal, tell)?);
             moved.published = true;
         }
         self.keep_numbers()?;
@@ -138,27 +141,33 @@ impl Remote {
             // A damaged record of the remote is an error: it can't be replaced, and the release would have it.
             if let Some(text) = small(&*self.carrier, &name, LARGEST)? {
                 let found = ListedPart::of_record(kind, *id, &text).map_err(foreign)?;
-                return Ok((found, None));
+                return Ok((found, text, false));
             }
             let mut text = Vec::new();
             let file = store.open_file(&store.path().join(&name));
             let read = file.and_then(|file| file.take(LARGEST).read_to_end(&mut text));
             read.map_err(|_| RemoteError::Lost { name })?;
-            Ok((ListedPart::of_record(kind, *id, &text)?, Some(text)))
+            Ok((ListedPart::of_record(kind, *id, &text)?, text, true))
         })?;
         let mut all = Vec::new();
-        for (id, (found, own)) in ids.iter().zip(found) {
-            if let Some(text) = own {
+        for (id, (found, text, is_own)) in ids.iter().zip(found) {
+            if is_own {
                 goal.moves.insert(*id);
-                goal.texts.insert(*id, text);
             }
+            goal.texts.insert(*id, text);
             all.push(found);
         }
         Ok(all)
     }
 
     /// Sends what the remote lacks: objects, then artifacts, then programs.
-    fn send(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<(), RemoteError> {
+    fn send(
+        &self,
+        store: &Store,
+        goal: &Goal,
+        moves: &BTreeSet<Digest>,
+        tell: &Tell<'_>,
+    ) -> Result<(), RemoteError> {
         for (kind, width) in [
             (PartKind::Object, work::BIG),
             (PartKind::Artifact, work::SMALL),
@@ -166,7 +175,7 @@ impl Remote {
         ] {
             let parts = goal.listing.parts.iter();
             let parts: Vec<&ListedPart> = parts
-                .filter(|part| part.kind == kind && goal.moves.contains(&part.id))
+                .filter(|part| part.kind == kind && moves.contains(&part.id))
                 .collect();
             work::all(&parts, width, |part| {
                 tell.go_on()?;
@@ -209,7 +218,8 @@ impl Remote {
         &self,
         store: &Store,
         release: &Release,
-        listing: Listing,
+        goal: &Goal,
+        tell: &Tell<'_>,
     ) -> Result<u64, RemoteError> {
         const TRIES: u64 = 10_000;
         let model = &release.model;
@@ -219,12 +229,14 @@ impl Remote {
             let (renumbered, text) = store.releases().renumbered(release, seq)?;
             let listing = Listing {
                 release: renumbered,
-                ..listing.clone()
+                ..goal.listing.clone()
             };
             // The number is another push's, or of one that died here: a gap hurts nobody.
             if !self.write_new(&listing_path(model, seq)?, &listing.text())? {
                 continue;
             }
+            // From now on a gc sees what is needed; this is what an earlier one has taken.
+            self.complete(store, goal, tell)?;
             // The answer is not the last word: some servers let both of two pushes win, and a write that was tried again
             // meets itself.
             self.write_new(&release_path(model, seq)?, &text)?;
@@ -239,6 +251,45 @@ impl Remote {
         })
     }
 
+    /// Sends again what a gc has deleted meanwhile, and waits for one that is about to delete something of the release.
+    /// See [`marks`](crate::marks).
+    fn complete(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<(), RemoteError> {
+        const EACH: Duration = Duration::from_millis(200);
+        let parts = &goal.listing.parts;
+        let names: Vec<String> = parts.iter().map(ListedPart::path).collect();
+        // None: this storage has no gc.
+        while let Some(marked) = self.marked()? {
+            tell.go_on()?;
+            if names.iter().any(|name| marked.contains(name)) {
+                thread::sleep(EACH);
+                continue;
+            }
+            let gone = self.gone(goal)?;
+            if gone.is_empty() {
+                break;
+            }
+            self.send(store, goal, &gone, tell)?;
+        }
+        Ok(())
+    }
+
+    /// Returns what is not there any more. A record that has become another one is an error.
+    fn gone(&self, goal: &Goal) -> Result<BTreeSet<Digest>, RemoteError> {
+        let parts: Vec<&ListedPart> = goal.listing.parts.iter().collect();
+        let there = work::all(&parts, work::SMALL, |part| {
+            let name = part.path();
+            let Some(own) = goal.texts.get(&part.id) else {
+                return Ok(self.carrier.head(&name)?.is_some());
+            };
+            match small(&*self.carrier, &name, LARGEST)? {
+                Some(text) if text != *own => self.is_this(part).map(|()| true),
+                found => Ok(found.is_some()),
+            }
+        })?;
+        let gone = parts.into_iter().zip(there).filter(|(_, there)| !there);
+        Ok(gone.map(|(part, _)| part.id).collect())
+    }
+
     fn write_new(&self, name: &str, text: &[u8]) -> Result<bool, RemoteError> {
         (self.carrier).create(name, &mut &text[..], text.len() as u64, How::New)
     }
@@ -247,7 +298,7 @@ impl Remote {
 /// A release as it will be in the remote.
 struct Goal {
     listing: Listing,
-    /// The bytes of the store's own records that move.
+    /// The bytes of all records, as they will be in the remote.
     texts: BTreeMap<Digest, Vec<u8>>,
     moves: BTreeSet<Digest>,
 }

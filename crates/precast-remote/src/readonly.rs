@@ -3,7 +3,7 @@
 use std::io::Read;
 
 use crate::{
-    carrier::{Body, Carrier, How},
+    carrier::{Body, Carrier, Found, How},
     error::RemoteError,
 };
 
@@ -45,6 +45,10 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
 
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
         self.inner.list(folder)
+    }
+
+    fn found(&self, folder: &str) -> Result<Option<Vec<Found>>, RemoteError> {
+        self.inner.found(folder)
     }
 
     fn delete(&self, _: &str) -> Result<(), RemoteError> {

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod keeping;
+
 use std::{
     io::{self, Read},
     process::{Child, Command, Stdio},
