@@ -36,6 +36,7 @@ from .torch_private import registry
 if TYPE_CHECKING:
     from .capture.build import build
     from .client.building import (
+        add_remote,
         bench,
         check,
         deps,
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
         pull,
         push,
         releases,
+        remotes,
+        remove_remote,
         report,
         rollback,
         show,
@@ -77,6 +80,7 @@ _EXPORTS = {
     **dict.fromkeys(("bench", "check", "deps", "diff", "doctor", "du", "export", "gc"), "client.building"),
     **dict.fromkeys(("init", "inspect", "log", "ls", "plan", "releases", "report", "rollback"), "client.building"),
     **dict.fromkeys(("pull", "push", "show", "stats", "verify", "why"), "client.building"),
+    **dict.fromkeys(("add_remote", "remotes", "remove_remote"), "client.building"),
 }
 
 __all__ = [
@@ -101,6 +105,7 @@ __all__ = [
     "Spec",
     "Tensor",
     "__version__",
+    "add_remote",
     "bench",
     "build",
     "check",
@@ -120,6 +125,8 @@ __all__ = [
     "pull",
     "push",
     "releases",
+    "remotes",
+    "remove_remote",
     "report",
     "rollback",
     "show",

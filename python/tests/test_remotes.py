@@ -23,6 +23,19 @@ def test_a_release_is_loaded_from_a_remote_and_from_an_earlier_pull_without_it(
     assert precast.load(remote, "tiny").modules == precast.load(store, "tiny").modules
     again = precast.pull(remote, "tiny", store=tmp_path / "third", dry_run=True)["releases"][0]
     assert again["plan"]["moves"] > 0
+    # A name, and a lock.
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    precast.add_remote("prod", remote)
+    assert precast.remotes()["remotes"][0]["url"] == remote
+    assert precast.load("prod", "tiny").modules == precast.load(store, "tiny").modules
+    monkeypatch.chdir(tmp_path)
+    precast.pull("prod", "tiny", lock=True, store=tmp_path / "fourth")
+    locked = precast.pull(locked=True, store=tmp_path / "fifth")["releases"][0]
+    assert locked["identity"] == pushed["identity"]
+    assert not precast.verify(store="prod")["flaws"]
+    precast.remove_remote("prod")
+    with pytest.raises(precast.Error):
+        precast.load("prod", "tiny")
     # The remote is gone.
     shutil.rmtree(tmp_path / "there")
     with pytest.warns(precast.PrecastWarning, match="answered by an earlier pull"):

@@ -22,7 +22,7 @@ use crate::store::{Options, Store, StoreError, Unpacked};
 /// The options of every command.
 #[derive(Args)]
 pub(super) struct Global {
-    /// The store to use [default: `artifacts` in the current folder]
+    /// The store to use, or a remote for commands that read [default: `artifacts` in the current folder]
     #[arg(
         long,
         global = true,
@@ -54,6 +54,8 @@ pub(super) struct Global {
 /// The global options and the output of a command.
 pub(super) struct Context {
     pub(super) store: PathBuf,
+    /// The remote whose records `store` has, without its objects.
+    pub(super) remote: Option<String>,
     pub(super) shared: bool,
     pub(super) verbose: u8,
     pub(super) out: Printer,

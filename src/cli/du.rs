@@ -75,6 +75,10 @@ pub(super) fn run(args: &DuArgs, context: &Context) -> Result<u8> {
     total[4] = bytes(usage.on_disk());
     let rows = groups.chain(rest).chain(kept).chain([total]);
     table::print(&context.out, &columns, rows)?;
+    if context.remote.is_some() {
+        note!("of what its releases need; `precast gc` lists what nothing needs");
+        return Ok(0);
+    }
     match usage.total.reclaimable {
         0 => note!(
             "everything is held by a release: `precast gc --keep-releases 1 --unreleased --dry-run` \

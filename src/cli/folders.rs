@@ -5,6 +5,11 @@ use std::{env, path::PathBuf};
 /// The path of the list of trusted stores in the folder for settings.
 const TRUSTED: &str = "precast/trusted-stores";
 
+/// Returns the path of the file with the names of remotes.
+pub(super) fn remotes() -> Option<PathBuf> {
+    Some(folder("XDG_CONFIG_HOME", ".config")?.join("precast/remotes.toml"))
+}
+
 /// Returns the path of the list of trusted stores.
 pub(super) fn trusted() -> Option<PathBuf> {
     Some(folder("XDG_CONFIG_HOME", ".config")?.join(TRUSTED))

@@ -7,7 +7,8 @@ use serde::Serialize;
 use super::{
     Context,
     exit::{self, Refusal},
-    text::{bytes as human, count},
+    remote,
+    text::{bytes as human, count, duration},
 };
 use crate::{
     build::scratch,
@@ -26,8 +27,15 @@ pub(super) struct GcArgs {
     #[arg(long)]
     unreleased: bool,
     /// The number of releases of each model to keep, with all that they need; releases of equal content count once
-    #[arg(long, value_name = "N", default_value_t = 3)]
-    keep_releases: usize,
+    /// [default: 3; of a remote: all]
+    #[arg(long, value_name = "N")]
+    keep_releases: Option<usize>,
+    /// Of a remote: keep what is younger, as `7d` or `12h` [default: 7d]
+    #[arg(long, value_name = "AGE", value_parser = duration)]
+    grace: Option<i64>,
+    /// Of a remote: delete what the plan has, which is only printed otherwise
+    #[arg(long, conflicts_with = "dry_run")]
+    apply: bool,
     /// Print the plan, and delete nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -48,8 +56,13 @@ pub(super) fn run(args: &GcArgs, context: &Context) -> Result<u8> {
         keep_days: args.keep_days,
         max_size: args.max_size.as_deref().map(bytes).transpose()?,
         unreleased: args.unreleased,
-        keep_releases: args.keep_releases,
+        keep_releases: args.keep_releases.unwrap_or(3),
     };
+    if args.grace.is_some() || args.apply {
+        let hint = "leave it out, or name a remote: `--store REMOTE`";
+        let message = "`--grace` and `--apply` are for remotes, and this store is a folder";
+        return Err(Refusal::usage(message, hint).into());
+    }
     let store = context.open()?;
     let (plan, done) = if args.dry_run {
         (store.collector().plan(&policy)?, None)
@@ -74,6 +87,24 @@ pub(super) fn run(args: &GcArgs, context: &Context) -> Result<u8> {
         note!("{warning} {over} over the limit are held or released: {hint}");
     }
     Ok(exit::code(over == 0))
+}
+
+/// Collects a remote: others use it, so that it only says what would go, until `--apply`.
+pub(super) fn of_remote(args: &GcArgs, place: &str, context: &Context) -> Result<u8> {
+    const GRACE: i64 = 7 * 24 * 60 * 60;
+    if args.keep_days.is_some() || args.max_size.is_some() || args.unreleased {
+        let message =
+            "`--keep-days`, `--max-size` and `--unreleased` are for stores on this machine";
+        let hint =
+            "of a remote goes what no release needs; `--keep-releases N` takes old releases too";
+        return Err(Refusal::usage(message, hint).into());
+    }
+    if args.keep_releases == Some(0) {
+        let hint = "keep one, or delete the remote's folder with its own tools";
+        return Err(Refusal::usage("`--keep-releases 0` would take all", hint).into());
+    }
+    let grace = args.grace.unwrap_or(GRACE);
+    remote::store::gc(place, grace, args.keep_releases, args.apply, context)
 }
 
 fn print(plan: &GcPlan, done: Option<&Collected>, context: &Context) -> Result<()> {

@@ -28,7 +28,15 @@ const GROUPS: [(&str, &[&str]); 4] = [
     ),
     (
         "Keeping house",
-        &["release", "push", "pull", "gc", "completions", "man"],
+        &[
+            "release",
+            "push",
+            "pull",
+            "remote",
+            "gc",
+            "completions",
+            "man",
+        ],
     ),
 ];
 

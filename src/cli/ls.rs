@@ -21,7 +21,8 @@ use crate::{
 
 #[derive(clap::Args)]
 pub(super) struct LsArgs {
-    /// Only modules that match, as `encode` or `vision.*`; or the place of a remote, as `s3://BUCKET/PATH`, for its releases
+    /// Only modules that match, as `encode` or `vision.*`; or a remote, as `prod` or `s3://BUCKET/PATH`, for its
+    /// releases
     #[arg(value_name = "GLOB")]
     glob: Option<String>,
     /// Only programs of this model, or of the release `MODEL@NUMBER` or `MODEL@NAME`
@@ -86,8 +87,15 @@ fn pattern(glob: &Option<String>) -> Result<Option<Pattern>, Refusal> {
 }
 
 pub(super) fn run(args: &LsArgs, context: &Context) -> Result<u8> {
-    if let Some(place) = args.glob.as_deref().filter(|glob| remote::is_remote(glob)) {
-        return remote::list(place, context);
+    if let Some(text) = &args.glob
+        && let Some(place) = remote::names::known(text)?
+    {
+        if !remote::names::is_url(text) {
+            note!(
+                "`{text}` is the remote {place}; `ls '{text}*'` or `ls --model {text}` lists what the store has"
+            );
+        }
+        return remote::list(&place, context);
     }
     let store = context.look()?;
     let damage = Damage::default();

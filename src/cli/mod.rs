@@ -174,6 +174,8 @@ enum Command {
     Push(remote::PushArgs),
     /// Copy releases from such a place into this store
     Pull(remote::PullArgs),
+    /// Give names to places of releases, list and remove them
+    Remote(remote::names::RemoteArgs),
     /// List releases, and go back to an earlier one
     Release(release::ReleaseArgs),
     /// Check every byte of the store, and repair defects on request
@@ -196,7 +198,7 @@ pub fn main() -> ExitCode {
 }
 
 /// A command with its arguments.
-type Run = dyn FnOnce(&Context) -> Result<u8>;
+type Run = dyn FnOnce(&mut Context) -> Result<u8>;
 
 fn run(args: Vec<OsString>) -> u8 {
     let color = asked(&args, "--color").unwrap_or(ColorChoice::Auto);
@@ -244,7 +246,8 @@ fn run(args: Vec<OsString>) -> u8 {
             cancel.store(true, Ordering::Relaxed);
         });
     }
-    let context = Context {
+    let mut context = Context {
+        remote: None,
         store: global.store.unwrap_or_else(|| PathBuf::from("artifacts")),
         shared: global.shared,
         verbose: global.verbose,
@@ -252,14 +255,42 @@ fn run(args: Vec<OsString>) -> u8 {
         cancel,
         damaged: AtomicBool::new(false),
     };
-    match run(&context) {
+    match run(&mut context) {
         Ok(0) if context.damaged.load(Ordering::Relaxed) => exit::FAILED,
         Ok(code) => code,
         Err(error) => exit::report(&error),
     }
 }
 
-fn dispatch(command: &Command, context: &Context) -> Result<u8> {
+/// Runs a command. Where a remote stands in the place of the store, the command is one that reads.
+fn dispatch(command: &Command, context: &mut Context) -> Result<u8> {
+    let Some(place) = remote::store::place(&context.store) else {
+        return answer(command, context);
+    };
+    let _records = match command {
+        Command::Gc(args) => return gc::of_remote(args, &place, context),
+        Command::Verify(args) => return verify::of_remote(args, &place, context),
+        Command::Release(args) if !args.reads() => return Err(remote::store::needs_folder(&place)),
+        Command::Ls(_)
+        | Command::Show(_)
+        | Command::Du(_)
+        | Command::Why(_)
+        | Command::Diff(_)
+        | Command::Release(_) => remote::store::mirror(&place, context)?,
+        Command::Init(_)
+        | Command::Inspect(_)
+        | Command::Stats(_)
+        | Command::Completions(_)
+        | Command::Man(_)
+        | Command::Remote(_)
+        | Command::Gate(_)
+        | Command::Trial(_) => return answer(command, context),
+        _ => return Err(remote::store::needs_folder(&place)),
+    };
+    answer(command, context)
+}
+
+fn answer(command: &Command, context: &Context) -> Result<u8> {
     match command {
         Command::Build(args) => build::run(args, context),
         Command::Plan(args) => plan::run(args, context),
@@ -284,6 +315,7 @@ fn dispatch(command: &Command, context: &Context) -> Result<u8> {
         Command::Export(args) => export::run(args, context),
         Command::Push(args) => remote::push(args, context),
         Command::Pull(args) => remote::pull(args, context),
+        Command::Remote(args) => remote::names::run(args, context),
         Command::Release(args) => release::run(args, context),
         Command::Verify(args) => verify::run(args, context),
         Command::Gc(args) => gc::run(args, context),

@@ -33,6 +33,13 @@ enum ReleaseCommand {
     },
 }
 
+impl ReleaseArgs {
+    /// Returns whether it changes nothing.
+    pub(super) fn reads(&self) -> bool {
+        matches!(self.command, ReleaseCommand::Ls { .. })
+    }
+}
+
 /// `precast release ls` and `precast release rollback --format json`
 #[derive(Serialize)]
 #[cfg_attr(test, derive(schemars::JsonSchema))]

@@ -1,9 +1,14 @@
-//! `precast push`, `precast pull`, and lists of remotes: what the program beside this one, `precast-remote`, does.
+//! `precast push`, `precast pull`, `precast remote`, and remotes in the place of a store: what the program beside this
+//! one, `precast-remote`, does.
 //!
 //! This program has no network code. It starts the other one, sends it one request, and shows what it says.
 
 mod build;
+mod document;
+mod lock;
+pub(super) mod names;
 mod program;
+pub(super) mod store;
 
 use std::{
     io::{IsTerminal, stderr},
@@ -32,7 +37,8 @@ use crate::store::{
 pub(super) struct PushArgs {
     /// The model, with `@NUMBER` or `@NAME` for another release than the newest
     model: String,
-    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, `oci://HOST/REPOSITORY`, `hf://OWNER/REPO`, or `file:///PATH`
+    /// Where to: `s3://BUCKET/PATH`, `gs://…`, `az://…`, `oci://HOST/REPOSITORY`, `hf://OWNER/REPO`, `file:///PATH`, or a
+    /// name of `precast remote`
     #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
     remote: String,
     /// Print what would move, and write nothing
@@ -43,10 +49,14 @@ pub(super) struct PushArgs {
 #[derive(clap::Args)]
 pub(super) struct PullArgs {
     /// Where from: as for `push`, or `https://HOST/PATH`
-    #[arg(env = "PRECAST_REMOTE", hide_env_values = true)]
-    remote: String,
-    /// The model, with `@NUMBER` or `@NAME` for another release than the newest one that this host can run [default: all
-    /// models]
+    #[arg(
+        env = "PRECAST_REMOTE",
+        hide_env_values = true,
+        required_unless_present = "locked"
+    )]
+    remote: Option<String>,
+    /// The model, with `@NUMBER` or `@NAME` for another release than the newest one that this host can run [default:
+    /// all models]
     model: Option<String>,
     /// A release for the target of this name, as `torch211-cxx11-cu130-x86_64-linux-sm90`, in place of this host's
     #[arg(long = "for", value_name = "TARGET")]
@@ -54,6 +64,12 @@ pub(super) struct PullArgs {
     /// Every release of the model, or of all models, for whatever host
     #[arg(long, conflicts_with = "target")]
     all: bool,
+    /// Write what was taken into `precast.lock`, here: number and digest of each release
+    #[arg(long, conflicts_with = "all")]
+    lock: bool,
+    /// Take exactly the releases of `precast.lock`; with a model only that one
+    #[arg(long, conflicts_with_all = ["all", "lock", "target"])]
+    locked: bool,
     /// Print what would move, and write nothing
     #[arg(short = 'n', long)]
     dry_run: bool,
@@ -80,8 +96,8 @@ pub(super) struct RemoteDocument {
 
 pub(super) fn push(args: &PushArgs, context: &Context) -> Result<u8> {
     let (model, which) = split(&args.model);
-    let releases = pushed(&args.remote, model, which, args.dry_run, context)?;
-    let to = &args.remote;
+    let to = &names::resolve(&args.remote, true)?;
+    let releases = pushed(to, model, which, args.dry_run, context)?;
     show(releases, to, args.dry_run, context, |moved| {
         push_line(moved, to, args.dry_run)
     })
@@ -114,7 +130,7 @@ fn pushed(
         shared: context.shared,
         trusted: context.options().trusted,
     };
-    moved(&request, context)
+    Ok(moved(&request, context)?.0)
 }
 
 fn push_line(moved: &Moved, to: &str, dry_run: bool) -> String {
@@ -135,14 +151,30 @@ fn push_line(moved: &Moved, to: &str, dry_run: bool) -> String {
 }
 
 pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
-    // `precast pull MODEL`, with the place in the environment.
+    // `precast pull MODEL`, with the place in the environment or in the lock.
     let place = std::env::var("PRECAST_REMOTE").ok();
-    let (from, model) = match place {
-        Some(place) if args.model.is_none() && !is_remote(&args.remote) => {
-            (place, Some(args.remote.clone()))
+    if args.locked {
+        let model = args.remote.as_deref();
+        let model = model.filter(|model| Some(*model) != place.as_deref());
+        if model.is_some() && args.model.is_some() {
+            let message = "`--locked` takes the place from `precast.lock`";
+            return Err(Refusal::usage(message, "name the model only, or nothing").into());
         }
-        _ => (args.remote.clone(), args.model.clone()),
+        let model = model.or(args.model.as_deref());
+        let pulled = lock::pull(model, args.dry_run, context)?;
+        let (mut places, releases): (Vec<_>, Vec<_>) = pulled.into_iter().unzip();
+        places.dedup();
+        let from = places.join(", ");
+        return show(releases, &from, args.dry_run, context, came);
+    }
+    let first = args.remote.clone().unwrap_or_default();
+    let (from, model) = match place {
+        Some(place) if args.model.is_none() && names::known(&first)?.is_none() => {
+            (place, Some(first))
+        }
+        _ => (first, args.model.clone()),
     };
+    let from = names::resolve(&from, false)?;
     let (model, which) = model.as_deref().map(split).unzip();
     let which = which.flatten();
     if args.all && which.is_some() {
@@ -168,21 +200,26 @@ pub(super) fn pull(args: &PullArgs, context: &Context) -> Result<u8> {
         shared: context.shared,
         trusted: context.options().trusted,
     };
-    let releases = moved(&request, context)?;
-    let from = &from;
-    show(releases, from, args.dry_run, context, |moved| {
-        let (model, seq) = (&moved.plan.model, moved.from);
-        let done = match (moved.published, moved.to) {
-            (true, _) => "is here now".to_owned(),
-            (false, None) => "would come".to_owned(),
-            (false, Some(here)) if here != seq => format!("is here already, as release {here}"),
-            (false, Some(_)) => "is here already".to_owned(),
-        };
-        format!(
-            "release {seq} of {model} ({}) {done}",
-            moved.identity.short()
-        )
-    })
+    let (releases, listed) = moved(&request, context)?;
+    if args.lock && !args.dry_run {
+        lock::write(&from, listed)?;
+    }
+    show(releases, &from, args.dry_run, context, came)
+}
+
+/// Says what has become of a release that was pulled.
+fn came(moved: &Moved) -> String {
+    let (model, seq) = (&moved.plan.model, moved.from);
+    let done = match (moved.published, moved.to) {
+        (true, _) => "is here now".to_owned(),
+        (false, None) => "would come".to_owned(),
+        (false, Some(here)) if here != seq => format!("is here already, as release {here}"),
+        (false, Some(_)) => "is here already".to_owned(),
+    };
+    format!(
+        "release {seq} of {model} ({}) {done}",
+        moved.identity.short()
+    )
 }
 
 /// Lists the releases of a remote.
@@ -226,11 +263,6 @@ pub(super) fn list(remote: &str, context: &Context) -> Result<u8> {
     Ok(0)
 }
 
-/// Returns whether an argument is a place of a remote.
-pub(super) fn is_remote(text: &str) -> bool {
-    text.contains("://")
-}
-
 /// Splits `MODEL@7` or `MODEL@NAME`.
 fn split(text: &str) -> (String, Option<String>) {
     match text.rsplit_once('@') {
@@ -253,15 +285,22 @@ fn hosts(libtorch: &LibtorchFolder) -> Vec<Target> {
     targets.into_iter().filter(is_there).collect()
 }
 
-/// Sends a request; returns the releases that have moved.
-fn moved(request: &Request, context: &Context) -> Result<Vec<Moved>> {
-    let mut releases = Vec::new();
-    ask(request, context, &mut |event| {
-        if let Event::Moved(moved) = event {
-            releases.push(moved);
-        }
+/// Sends a request; returns the releases that have moved, and what a pull found.
+fn moved(request: &Request, context: &Context) -> Result<(Vec<Moved>, Vec<Listed>)> {
+    let (mut releases, mut listed) = (Vec::new(), Vec::new());
+    ask(request, context, &mut |event| match event {
+        Event::Moved(moved) => releases.push(moved),
+        Event::Listed(one) => listed.push(one),
+        _ => {}
     })?;
-    Ok(releases)
+    Ok((releases, listed))
+}
+
+/// Warns of a storage that does not refuse to create a file twice.
+fn tell_racy(remote: &str) {
+    let text = format!("`{remote}` lets two writers create one file");
+    let hint = "push from one place at a time: two at once could take one number";
+    exit::tell_warning(&text, Some(hint));
 }
 
 /// Says what a user may not expect of a release that has moved.
@@ -274,9 +313,7 @@ fn remarks(moved: &Moved, remote: &str) {
         );
     }
     if moved.refuses_twice == Some(false) {
-        let text = format!("`{remote}` lets two writers create one file");
-        let hint = "push from one place at a time: two at once could take one number";
-        exit::tell_warning(&text, Some(hint));
+        tell_racy(remote);
     }
 }
 

@@ -31,7 +31,8 @@ pub(super) fn names(store: &Path) -> bool {
     })
 }
 
-fn read(list: &Path) -> Option<String> {
+/// Reads a file of the user's that nobody else can write; another one is a warning.
+pub(super) fn read(list: &Path) -> Option<String> {
     let file = fs::File::options()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)

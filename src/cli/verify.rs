@@ -16,7 +16,8 @@ use serde::Serialize;
 
 use super::{
     Context,
-    exit::{FAILED, MISSING, tell_hint},
+    exit::{FAILED, MISSING, Refusal, tell_hint},
+    remote,
     text::{bytes, count},
 };
 use crate::{
@@ -108,6 +109,16 @@ pub(super) fn run(args: &VerifyArgs, context: &Context) -> Result<u8> {
     } else {
         verify(&store, context)
     }
+}
+
+/// Reads every file of a remote's releases.
+pub(super) fn of_remote(args: &VerifyArgs, place: &str, context: &Context) -> Result<u8> {
+    if args.repair || args.reindex || args.host.host {
+        let message = "`--repair`, `--reindex` and `--host` are for stores on this machine";
+        let hint = "a push of the release from a store that has it mends what a remote has lost";
+        return Err(Refusal::usage(message, hint).into());
+    }
+    remote::store::verify(place, context)
 }
 
 fn verify(store: &Store, context: &Context) -> Result<u8> {

@@ -144,7 +144,9 @@ fn run(sandbox: &Sandbox, mut words: Vec<String>) -> Ran {
         let newest = listed["releases"][0]["programs"][0].as_str();
         *id = newest.unwrap().to_owned();
     }
-    sandbox.run(&words.iter().map(String::as_str).collect::<Vec<_>>())
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let mut command = sandbox.command(&words);
+    sandbox.output(command.env("XDG_CONFIG_HOME", sandbox.path("config")))
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A carrier: files by name, somewhere else. Five functions; everything above them is the same for all storage, but for
+//! A carrier: files by name, somewhere else. Few functions; everything above them is the same for all storage, but for
 //! three questions whose usual answer stands here.
 //!
 //! A name is a path with `/`, relative to the place of the remote. No function holds a whole large file in memory.
@@ -38,6 +38,17 @@ pub struct Body {
     pub read: Box<dyn Read + Send>,
 }
 
+/// A file in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its name.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// When it was last written, by the clock of the storage, in seconds since 1970.
+    pub modified: i64,
+}
+
 /// How a file is created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
@@ -69,6 +80,11 @@ pub trait Carrier: Send + Sync {
 
     /// Returns the names of all files below a folder; none if this storage has no lists, as plain static files.
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError>;
+
+    /// As [`Self::list`], with sizes and times; none if this storage does not say them, and then it has no gc.
+    fn found(&self, _folder: &str) -> Result<Option<Vec<Found>>, RemoteError> {
+        Ok(None)
+    }
 
     /// Deletes a file. No error if there is none.
     fn delete(&self, name: &str) -> Result<(), RemoteError>;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use precast_store::StoreError;
+use precast_store::{Digest, StoreError};
 
 /// An error of a remote.
 #[derive(Debug, thiserror::Error)]
@@ -111,6 +111,30 @@ pub enum RemoteError {
         /// The file.
         name: String,
     },
+    /// A locked release is another one now.
+    #[error("release {seq} of `{model}` in `{url}` is {found}, and {locked} is locked")]
+    Unlocked {
+        /// The place.
+        url: String,
+        /// The model.
+        model: String,
+        /// The number.
+        seq: u64,
+        /// The digest that is locked.
+        locked: Digest,
+        /// The digest of what is there.
+        found: Digest,
+    },
+    /// A plan is out of date, or can't be made.
+    #[error("nothing more is deleted in `{url}`: {why}")]
+    NoGc {
+        /// The place.
+        url: String,
+        /// The reason, as a fragment of a sentence.
+        why: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// The caller stopped it.
     #[error("interrupted: what has arrived is kept, and the next try moves the rest")]
     Interrupted,
@@ -158,6 +182,10 @@ impl RemoteError {
             Self::Damaged { .. } | Self::Lost { .. } => {
                 "delete this file there, then push the release again from a store that has it"
             }
+            Self::Unlocked { .. } => {
+                "somebody has replaced it: find out who; `precast pull REMOTE MODEL --lock` locks what is there now"
+            }
+            Self::NoGc { hint, .. } => hint,
             Self::Interrupted => "run it again",
             Self::Store(error) => error.hint(),
         }

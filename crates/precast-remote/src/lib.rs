@@ -5,25 +5,23 @@
 //! containers has the same files as layers with these names.
 //!
 //! ```no_run
-//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! use std::sync::atomic::AtomicBool;
-//!
-//! use precast_remote::{Remote, Tell, Wanted};
+//! # fn main() -> Result<(), precast_remote::RemoteError> {
+//! use precast_remote::Remote;
 //! use precast_store::Store;
 //!
-//! let remote = Remote::open("s3://models/precast")?;
-//! let listing = remote.find("minilm", None, &Wanted::Any)?;
-//! let store = Store::create("cache")?;
-//! let tell = Tell { plan: &|_| {}, moved: &|_| {}, stop: &AtomicBool::new(false) };
-//! let moved = remote.pull_release(&store, &listing, false, &tell)?;
-//! println!("release {} of minilm, {} bytes", moved.from, moved.plan.bytes);
+//! // The newest release that this machine can run; `minilm@7` for that one.
+//! let store = Remote::open("s3://models/precast")?.pull(&Store::create("cache")?, "minilm")?;
+//! println!("release {:?}", store.releases().newest("minilm")?);
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! **Promised**: a release is there when its last file is, and never in part; no file of a remote is replaced but the list of
-//! its releases; nothing rests on a lock; what arrives is hashed before it is visible, and is no longer than its listing
-//! says. **Not promised**: that a release is from whom you think. It is native code: pull from places that you trust.
+//! [`Remote::push_release`] and [`Remote::pull_release`] tell what moves, and can be stopped.
+//!
+//! **Promised**: a release is there when its last file is, and never in part; no file of a remote is replaced but the
+//! list of its releases; gc takes nothing that a release needs; nothing rests on a lock; what arrives is hashed before
+//! it is visible, and is no longer than its listing says. **Not promised**: that a release is from whom you think. It
+//! is native code: pull from places that you trust.
 //!
 //! This crate has the network: clients of HTTP and TLS, about 170 crates. So `precast` does not link it. It starts the
 //! program of this crate, `precast-remote`, and they exchange lines of JSON ([`precast_store::transfer`]).
@@ -39,7 +37,8 @@
 //! oci
 //! place
 //! remote
-//! fetch, lease, pull, push
+//! marks
+//! fetch, gc, lease, mirror, pull, push, verify
 //! protocol
 //! ```
 
@@ -47,9 +46,12 @@ mod carrier;
 mod error;
 mod event;
 mod fetch;
+mod gc;
 mod host;
 mod hub;
 mod lease;
+mod marks;
+mod mirror;
 mod oci;
 mod place;
 mod probe;
@@ -59,6 +61,7 @@ mod push;
 mod readonly;
 mod remote;
 mod storage;
+mod verify;
 mod work;
 
 pub use error::RemoteError;

@@ -1,6 +1,7 @@
 //! Answers the requests of `precast`, in the words of [`precast_store::transfer`].
 
 use std::{
+    collections::BTreeSet,
     io::Write,
     path::Path,
     sync::{
@@ -11,14 +12,16 @@ use std::{
 };
 
 use precast_store::{
-    Options, Store, Target,
-    transfer::{Event, Kind, Listed, Request},
+    Listing, Options, Store, Target,
+    transfer::{Event, Kind, Listed, Looked, Request},
 };
+use tempfile::TempDir;
 
 use crate::{
     error::RemoteError,
     event::Tell,
     lease::TIMES,
+    probe,
     remote::{Remote, Wanted},
 };
 
@@ -96,6 +99,56 @@ fn open(
     Ok(store)
 }
 
+/// Opens or creates the store of a pull. A dry run writes nothing: it compares with an empty store where there is none,
+/// which is removed with the folder that is returned too.
+fn open_for_pull(
+    path: &Path,
+    dry_run: bool,
+    shared: bool,
+    trusted: bool,
+    stop: &Arc<AtomicBool>,
+) -> Result<(Store, Option<TempDir>), RemoteError> {
+    if dry_run
+        && !path.exists()
+        && let Ok(nothing) = tempfile::tempdir()
+    {
+        let path = nothing.path().join("store");
+        return Ok((open(&path, true, shared, trusted, stop)?, Some(nothing)));
+    }
+    Ok((open(path, !dry_run, shared, trusted, stop)?, None))
+}
+
+/// Looks at a place that is to get a name.
+fn look(url: &str, write: bool) -> Result<Looked, RemoteError> {
+    let remote = match write {
+        true => Remote::open_to_write(url)?,
+        false => Remote::open_if_there(url)?,
+    };
+    // Fails if a newer precast wrote it.
+    remote.is_new()?;
+    let refuses_twice = match write {
+        true => Some(probe::refuses_twice(&*remote.carrier)?),
+        false => None,
+    };
+    Ok(Looked {
+        releases: remote.numbers()?.values().map(BTreeSet::len).sum(),
+        refuses_twice,
+    })
+}
+
+fn listed(listing: &Listing) -> Listed {
+    Listed {
+        model: listing.model.clone(),
+        seq: listing.release.seq,
+        name: listing.release.name.clone(),
+        identity: listing.identity(),
+        targets: listing.targets.iter().map(Target::name).collect(),
+        programs: listing.release.programs.len(),
+        bytes: listing.bytes(),
+        created: listing.release.provenance.created,
+    }
+}
+
 fn serve(
     request: Request,
     stop: &Arc<AtomicBool>,
@@ -151,14 +204,7 @@ fn serve(
             trusted,
         } => {
             let remote = Remote::open(&remote)?;
-            // A dry run writes nothing: it compares with an empty store where there is none.
-            let nothing = tempfile::tempdir();
-            let path = match &nothing {
-                Ok(nothing) if dry_run && !store.exists() => nothing.path().join("store"),
-                _ => store.clone(),
-            };
-            let create = !dry_run || path != store;
-            let store = open(&path, create, shared, trusted, stop)?;
+            let (store, _nothing) = open_for_pull(&store, dry_run, shared, trusted, stop)?;
             let wanted = match target {
                 Some(name) => Wanted::Target(name),
                 None if hosts.is_empty() => Wanted::Any,
@@ -184,6 +230,7 @@ fn serve(
                     vec![remote.find(&model, which.as_deref(), &wanted)?]
                 };
                 for listing in listings {
+                    say(&Event::Listed(listed(&listing)));
                     let moved = remote.pull_release(&store, &listing, dry_run, &tell)?;
                     say(&Event::Moved(moved));
                 }
@@ -248,21 +295,51 @@ fn serve(
             let remote = Remote::open(&remote)?;
             for (model, numbers) in remote.numbers()? {
                 for seq in numbers.into_iter().rev() {
-                    let Some(listing) = remote.listing(&model, seq)? else {
-                        continue;
-                    };
-                    say(&Event::Listed(Listed {
-                        model: model.clone(),
-                        seq,
-                        name: listing.release.name.clone(),
-                        identity: listing.identity(),
-                        targets: listing.targets.iter().map(Target::name).collect(),
-                        programs: listing.release.programs.len(),
-                        bytes: listing.bytes(),
-                        created: listing.release.provenance.created,
-                    }));
+                    if let Some(listing) = remote.listing(&model, seq)? {
+                        say(&Event::Listed(listed(&listing)));
+                    }
                 }
             }
+        }
+        Request::Look { remote, write } => say(&Event::Looked(look(&remote, write)?)),
+        Request::Locked {
+            store,
+            remote,
+            model,
+            seq,
+            identity,
+            dry_run,
+            shared,
+            trusted,
+        } => {
+            let remote = Remote::open(&remote)?;
+            let (store, _nothing) = open_for_pull(&store, dry_run, shared, trusted, stop)?;
+            let listing = remote.find(&model, Some(&seq.to_string()), &Wanted::Any)?;
+            let moved = remote.pull_locked(&store, &listing, identity, dry_run, &tell)?;
+            say(&Event::Moved(moved));
+        }
+        Request::Mirror { remote, folder } => {
+            let mirrored = Remote::open(&remote)?.mirror(&folder, &tell)?;
+            say(&Event::Mirrored(mirrored));
+        }
+        Request::Verify { remote } => {
+            let verified = Remote::open(&remote)?.verify(&tell)?;
+            say(&Event::Verified(verified));
+        }
+        Request::Gc {
+            remote,
+            grace,
+            keep,
+            apply,
+        } => {
+            // Fails where there is none, before a folder is made.
+            let read = Remote::open(&remote)?;
+            let remote = if apply {
+                Remote::open_to_write(&remote)?
+            } else {
+                read
+            };
+            say(&Event::Collected(remote.gc(grace, keep, apply, &tell)?));
         }
     }
     Ok(())

@@ -6,7 +6,10 @@
 //!
 //! Where the store has a build of its own for a key, that one stays and answers: nothing of the remote's is moved for it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::AtomicBool,
+};
 
 use precast_store::{
     Digest, ListedPart, Listing, PartKind, References, Store, StoreError,
@@ -16,11 +19,49 @@ use precast_store::{
 use crate::{
     error::RemoteError,
     event::{Counted, Tell},
-    remote::{Remote, foreign},
+    remote::{Remote, Wanted, foreign},
     work,
 };
 
 impl Remote {
+    /// Pulls the newest release of a model that this machine can run, whatever its torch, or `MODEL@7` or `MODEL@NAME`.
+    /// Returns the store, which then answers for the model.
+    pub fn pull(&self, store: &Store, model: &str) -> Result<Store, RemoteError> {
+        let tell = Tell {
+            plan: &|_| {},
+            moved: &|_| {},
+            stop: &AtomicBool::new(false),
+        };
+        let listing = match model.rsplit_once('@') {
+            Some((model, which)) => self.find(model, Some(which), &Wanted::Any)?,
+            None => self.find(model, None, &Wanted::this_machine())?,
+        };
+        self.pull_release(store, &listing, false, &tell)?;
+        Ok(store.clone())
+    }
+
+    /// Pulls the release of this number, if it is the one with this digest.
+    pub fn pull_locked(
+        &self,
+        store: &Store,
+        listing: &Listing,
+        locked: Digest,
+        dry_run: bool,
+        tell: &Tell<'_>,
+    ) -> Result<Moved, RemoteError> {
+        let found = listing.identity();
+        if found != locked {
+            return Err(RemoteError::Unlocked {
+                url: self.url.clone(),
+                model: listing.model.clone(),
+                seq: listing.release.seq,
+                locked,
+                found,
+            });
+        }
+        self.pull_release(store, listing, dry_run, tell)
+    }
+
     /// Pulls a release. With `dry_run` nothing is written.
     pub fn pull_release(
         &self,

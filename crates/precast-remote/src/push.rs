@@ -2,7 +2,8 @@
 //!
 //! Objects first, then artifacts, programs, the listing, and the release last, which makes it visible: a push that died
 //! leaves files that the next one finds. What is there is not sent again. Storage that writes many files at once (the Hub)
-//! waits with all of them for the release.
+//! waits with all of them for the release. Between listing and release the push looks whether a gc has taken something
+//! meanwhile.
 //!
 //! A record's name is its key, and two builds of one key differ (in their times, if in nothing else). The remote's own
 //! record stays, as in a store: the pushed release then uses it, with the objects that *it* needs.
@@ -11,6 +12,8 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs::File,
     io::{Cursor, Read},
+    thread,
+    time::Duration,
 };
 
 use precast_store::{
@@ -57,11 +60,7 @@ impl Remote {
             // Also what a release that is there has lost meanwhile, and the list of a push that died behind the release.
             goal = self.send(store, &all, goal, tell)?;
         }
-        let there = Listing {
-            parts: goal.parts.clone(),
-            ..own.clone()
-        };
-        let identity_there = there.identity();
+        let identity_there = goal.listing(&own).identity();
         // The newest release has the same content: there is nothing to publish.
         let newest = self.newest(&own.model, release.is_partial())?;
         let same = newest.filter(|newest| newest.identity() == identity_there);
@@ -78,8 +77,10 @@ impl Remote {
             return Ok(moved);
         }
         if moved.to.is_none() {
-            moved.to = Some(self.publish(store, release, there)?);
+            let (seq, goal) = self.publish(store, release, &all, &own, goal, tell)?;
+            moved.to = Some(seq);
             moved.published = true;
+            moved.identity_there = goal.listing(&own).identity();
         }
         self.keep_numbers()?;
         let release = moved.to.map(|seq| release_path(&own.model, seq));
@@ -176,20 +177,20 @@ impl Remote {
             // A damaged record of the remote is an error: it can't be replaced, and the release would have it.
             if let Some(text) = small(&*self.carrier, &name, LARGEST)? {
                 let found = ListedPart::of_record(kind, *id, &text).map_err(foreign)?;
-                return Ok((found, None));
+                return Ok((found, text, false));
             }
             let mut text = Vec::new();
             let file = store.open_file(&store.path().join(&name));
             let read = file.and_then(|file| file.take(LARGEST).read_to_end(&mut text));
             read.map_err(|_| RemoteError::Lost { name })?;
-            Ok((ListedPart::of_record(kind, *id, &text)?, Some(text)))
+            Ok((ListedPart::of_record(kind, *id, &text)?, text, true))
         })?;
         let mut all = Vec::new();
-        for (id, (found, own)) in ids.iter().zip(found) {
-            if let Some(text) = own {
+        for (id, (found, text, is_own)) in ids.iter().zip(found) {
+            if is_own {
                 goal.moves.insert(*id);
-                goal.texts.insert(*id, text);
             }
+            goal.texts.insert(*id, text);
             all.push(found);
         }
         Ok(all)
@@ -207,7 +208,7 @@ impl Remote {
         /// Each time, others created records of ours: there are not more of these than that.
         const TRIES: usize = 1000;
         for _ in 0..TRIES {
-            if self.send_once(store, &goal, tell)? {
+            if self.send_once(store, &goal, &goal.moves, tell)? {
                 return Ok(goal);
             }
             goal = self.goal(store, wanted)?;
@@ -219,8 +220,14 @@ impl Remote {
         })
     }
 
-    /// Returns false if a record was created meanwhile, and is another one.
-    fn send_once(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<bool, RemoteError> {
+    /// Sends some parts. Returns false if a record was created meanwhile, and is another one.
+    fn send_once(
+        &self,
+        store: &Store,
+        goal: &Goal,
+        moves: &BTreeSet<Digest>,
+        tell: &Tell<'_>,
+    ) -> Result<bool, RemoteError> {
         for (kind, width) in [
             (PartKind::Object, work::BIG),
             (PartKind::Artifact, work::SMALL),
@@ -228,7 +235,7 @@ impl Remote {
         ] {
             let parts = goal.parts.iter();
             let parts: Vec<&ListedPart> = parts
-                .filter(|part| part.kind == kind && goal.moves.contains(&part.id))
+                .filter(|part| part.kind == kind && moves.contains(&part.id))
                 .collect();
             let sent = work::all(&parts, width, |part| {
                 tell.go_on()?;
@@ -249,13 +256,16 @@ impl Remote {
         Ok(true)
     }
 
-    /// Publishes the release under the next free number, which it returns.
+    /// Publishes the release under the next free number. Returns this and what the release consists of.
     fn publish(
         &self,
         store: &Store,
         release: &Release,
-        listing: Listing,
-    ) -> Result<u64, RemoteError> {
+        wanted: &Wanted<'_>,
+        own: &Listing,
+        mut goal: Goal,
+        tell: &Tell<'_>,
+    ) -> Result<(u64, Goal), RemoteError> {
         const TRIES: u64 = 10_000;
         let model = &release.model;
         let numbers = self.numbers()?.remove(model).unwrap_or_default();
@@ -264,17 +274,23 @@ impl Remote {
             let (renumbered, text) = store.releases().renumbered(release, seq)?;
             let listing = Listing {
                 release: renumbered,
-                ..listing.clone()
+                ..goal.listing(own)
             };
             // The number is another push's, or of one that died here: a gap hurts nobody.
             if !self.write_new(&listing_path(model, seq)?, &listing.text())? {
+                continue;
+            }
+            // From now on a gc sees what is needed; this is what an earlier one has taken.
+            if !self.complete(store, &goal, tell)? {
+                let again = self.goal(store, wanted)?;
+                goal = self.send(store, wanted, again, tell)?;
                 continue;
             }
             // The answer is not the last word: some servers let both of two pushes win, and a write that was tried again
             // meets itself.
             self.write_new(&release_path(model, seq)?, &text)?;
             if self.release(model, seq)?.as_deref() == Some(&text) {
-                return Ok(seq);
+                return Ok((seq, goal));
             }
         }
         Err(RemoteError::Storage {
@@ -282,6 +298,50 @@ impl Remote {
             name: model.clone(),
             why: format!("{TRIES} numbers are taken"),
         })
+    }
+
+    /// Sends again what a gc has deleted meanwhile, and waits for one that is about to delete something of the release.
+    /// See [`marks`](crate::marks). Returns false if a record has become another one: the listing has the earlier one.
+    fn complete(&self, store: &Store, goal: &Goal, tell: &Tell<'_>) -> Result<bool, RemoteError> {
+        const EACH: Duration = Duration::from_millis(200);
+        let names: Vec<String> = goal.parts.iter().map(ListedPart::path).collect();
+        // None: this storage has no gc.
+        while let Some(marked) = self.marked()? {
+            tell.go_on()?;
+            if names.iter().any(|name| marked.contains(name)) {
+                thread::sleep(EACH);
+                continue;
+            }
+            let Some(gone) = self.gone(goal)? else {
+                return Ok(false);
+            };
+            if gone.is_empty() {
+                break;
+            }
+            if !self.send_once(store, goal, &gone, tell)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns what is not there any more; none if a record has become another one.
+    fn gone(&self, goal: &Goal) -> Result<Option<BTreeSet<Digest>>, RemoteError> {
+        let there = work::all(&goal.parts, work::SMALL, |part| {
+            let name = part.path();
+            let Some(own) = goal.texts.get(&part.id) else {
+                return Ok(Some(self.carrier.head(&name)?.is_some()));
+            };
+            Ok(match small(&*self.carrier, &name, LARGEST)? {
+                Some(text) if text != *own => None,
+                found => Some(found.is_some()),
+            })
+        })?;
+        let there: Option<Vec<bool>> = there.into_iter().collect();
+        Ok(there.map(|there| {
+            let gone = goal.parts.iter().zip(there).filter(|(_, there)| !there);
+            gone.map(|(part, _)| part.id).collect()
+        }))
     }
 
     fn write_new(&self, name: &str, text: &[u8]) -> Result<bool, RemoteError> {
@@ -300,12 +360,20 @@ struct Wanted<'a> {
 #[derive(Default)]
 struct Goal {
     parts: Vec<ListedPart>,
-    /// The bytes of the store's own records that move.
+    /// The bytes of all records, as they will be in the remote.
     texts: BTreeMap<Digest, Vec<u8>>,
     moves: BTreeSet<Digest>,
 }
 
 impl Goal {
+    /// Returns the listing of the release as it will be there.
+    fn listing(&self, own: &Listing) -> Listing {
+        Listing {
+            parts: self.parts.clone(),
+            ..own.clone()
+        }
+    }
+
     fn plan(&self, model: &str, seq: u64) -> Plan {
         let mut plan = Plan {
             model: model.to_owned(),

@@ -1,7 +1,7 @@
 //! A carrier that is only read.
 
 use crate::{
-    carrier::{Body, Carrier, How, Source},
+    carrier::{Body, Carrier, Found, How, Source},
     error::RemoteError,
 };
 
@@ -37,6 +37,10 @@ impl<C: Carrier> Carrier for ReadOnly<C> {
 
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
         self.inner.list(folder)
+    }
+
+    fn found(&self, folder: &str) -> Result<Option<Vec<Found>>, RemoteError> {
+        self.inner.found(folder)
     }
 
     fn delete(&self, _: &str) -> Result<(), RemoteError> {

@@ -14,13 +14,18 @@ use std::{
     path::Path,
 };
 
-use precast_store::{ListedPart, Listing, StoreError, Target, listing_path, marker, release_path};
+use precast_store::{
+    ListedPart, Listing, StoreError, Target, listing_path, marker, release_path,
+    target::{DeviceKind, Torch},
+    transfer::Flaw,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     carrier::{Carrier, How, LARGEST, MARKER, small},
     error::RemoteError,
     place::{self, For},
+    work,
 };
 
 const NUMBERS: &str = "cache/releases.json";
@@ -173,6 +178,40 @@ impl Remote {
         small(&*self.carrier, &release_path(model, seq)?, LARGEST)
     }
 
+    /// Returns the models and numbers of all releases in groups, which are read at once and held at once.
+    pub(crate) fn groups(&self) -> Result<Vec<Vec<(String, u64)>>, RemoteError> {
+        let all = self.numbers()?.into_iter();
+        let all = all
+            .flat_map(|(model, numbers)| numbers.into_iter().map(move |seq| (model.clone(), seq)));
+        let all: Vec<(String, u64)> = all.collect();
+        Ok(all.chunks(work::SMALL).map(<[_]>::to_vec).collect())
+    }
+
+    /// Returns the listings of releases with the bytes of the releases' files, or what is wrong with one of them.
+    pub(crate) fn whole(&self, releases: &[(String, u64)]) -> Result<Vec<Whole>, RemoteError> {
+        work::all(releases, work::SMALL, |(model, seq)| {
+            let lacks = |name, why: &str| {
+                let why = why.to_owned();
+                Ok(Err(Flaw { name, why }))
+            };
+            let read = || {
+                let listing = self.listing(model, *seq)?;
+                let text = self.release(model, *seq)?;
+                if let (Some(listing), Some(text)) = (&listing, &text) {
+                    listing.check_release(text).map_err(foreign)?;
+                }
+                Ok((listing, text))
+            };
+            match read() {
+                Ok((Some(listing), Some(text))) => Ok(Ok((listing, text))),
+                Ok((None, _)) => lacks(listing_path(model, *seq)?, "it is missing"),
+                Ok((_, None)) => lacks(release_path(model, *seq)?, "it is missing"),
+                Err(RemoteError::Damaged { name, why }) => lacks(name, &why),
+                Err(error) => Err(error),
+            }
+        })
+    }
+
     /// Finds a release of a model: number or name `which`, or the newest whole one that is wanted.
     pub fn find(
         &self,
@@ -226,7 +265,7 @@ impl Remote {
 
     /// Returns the sizes of files, none for those that are not there.
     pub(crate) fn heads(&self, names: &[String]) -> Result<Vec<Option<u64>>, RemoteError> {
-        crate::work::all(names, crate::work::SMALL, |name| self.carrier.head(name))
+        work::all(names, work::SMALL, |name| self.carrier.head(name))
     }
 
     /// Reads the records of some parts, those that are there.
@@ -234,11 +273,14 @@ impl Remote {
         &self,
         wanted: &[&ListedPart],
     ) -> Result<Vec<Option<Vec<u8>>>, RemoteError> {
-        crate::work::all(wanted, crate::work::SMALL, |part| {
+        work::all(wanted, work::SMALL, |part| {
             small(&*self.carrier, &part.path(), part.bytes)
         })
     }
 }
+
+/// A release: its listing and the bytes of its file.
+pub(crate) type Whole = Result<(Listing, Vec<u8>), Flaw>;
 
 /// Which releases are of use.
 #[derive(Debug)]
@@ -252,6 +294,20 @@ pub enum Wanted {
 }
 
 impl Wanted {
+    /// Returns what this machine can run, under any torch.
+    pub fn this_machine() -> Self {
+        let torch = Torch {
+            version: String::new(),
+            git: String::new(),
+            cuda: None,
+            cxx11_abi: true,
+        };
+        let kinds = [DeviceKind::Cpu, DeviceKind::Cuda];
+        let targets = kinds.map(|kind| Target::with_torch(kind, "native", &torch));
+        let is_there = |target: &Target| target.device == DeviceKind::Cpu || target.sm.is_some();
+        Self::Hosts(targets.into_iter().filter(is_there).collect())
+    }
+
     /// Returns why a release is of no use; none if it is. Another torch on the same machine is no reason: a release can
     /// have passed its gates under several.
     fn misfit(&self, listing: &Listing) -> Option<String> {

@@ -16,7 +16,7 @@ use object_store::{
 use tokio::runtime::Runtime;
 
 use crate::{
-    carrier::{Body, Carrier, How, Source},
+    carrier::{Body, Carrier, Found, How, Source},
     error::RemoteError,
     work,
 };
@@ -198,6 +198,11 @@ impl Carrier for Storage {
     }
 
     fn list(&self, folder: &str) -> Result<Option<Vec<String>>, RemoteError> {
+        let found = self.found(folder)?;
+        Ok(found.map(|all| all.into_iter().map(|one| one.name).collect()))
+    }
+
+    fn found(&self, folder: &str) -> Result<Option<Vec<Found>>, RemoteError> {
         /// More than any folder of a store that is of use.
         const MOST: usize = 1_000_000;
         if !self.lists {
@@ -206,22 +211,26 @@ impl Carrier for Storage {
         let path = self.path(folder)?;
         let all = self.runtime.block_on(async {
             let mut found = self.store.list(Some(&path));
-            let mut names = Vec::new();
+            let mut all = Vec::new();
             while let Some(meta) = found.next().await {
                 let meta = meta.map_err(|e| failed("list", folder, &e))?;
                 let Some(parts) = meta.location.prefix_match(&self.at) else {
                     continue;
                 };
                 let parts: Vec<String> = parts.map(|part| part.as_ref().to_owned()).collect();
-                names.push(parts.join("/"));
-                if names.len() > MOST {
+                all.push(Found {
+                    name: parts.join("/"),
+                    bytes: meta.size,
+                    modified: meta.last_modified.timestamp(),
+                });
+                if all.len() > MOST {
                     return Err(RemoteError::damaged(
                         folder,
                         format!("it has more than {MOST} files"),
                     ));
                 }
             }
-            Ok(names)
+            Ok(all)
         })?;
         Ok(Some(all))
     }

@@ -202,6 +202,25 @@ fn serves(server: &Server) {
         pushers.map(|one| one.join().unwrap()).into_iter().collect()
     });
     assert_eq!(numbers.len(), 3, "{numbers:?}");
+    // The storage says how old files are, and what three old releases alone need goes.
+    let remote = || "s3://models/precast".to_owned();
+    let gc = server.ask(&Request::Gc {
+        remote: remote(),
+        grace: 0,
+        keep: Some(1),
+        apply: true,
+    });
+    let [Event::Collected(gc), Event::Done] = &gc[..] else {
+        panic!("{gc:?}");
+    };
+    assert!(gc.applied && gc.releases.len() == 3, "{gc:?}");
+    assert!(gc.bytes > 3 * (20 << 20) && gc.before > gc.bytes, "{gc:?}");
+    let verified = server.ask(&Request::Verify { remote: remote() });
+    let found = verified.iter().find_map(|event| match event {
+        Event::Verified(found) => Some((found.releases, found.flaws.len())),
+        _ => None,
+    });
+    assert_eq!(found, Some((1, 0)), "{verified:?}");
 }
 
 #[test]

@@ -26,7 +26,7 @@
 
 use std::{
     fs::File,
-    io::{self, Seek, SeekFrom, Write},
+    io::{self, Read, Seek, SeekFrom, Write},
     ops::Range,
     os::unix::fs::FileExt,
     sync::atomic::{AtomicUsize, Ordering::Relaxed},
@@ -185,6 +185,41 @@ impl Footer {
 /// Returns the content size of an unpacked file, without reading the content. Returns none without a valid footer.
 pub(super) fn size(file: &File, digest: &Digest) -> io::Result<Option<u64>> {
     Ok(Footer::read(file, digest)?.map(|footer| footer.size))
+}
+
+/// Returns the size of the file of a plain object with so much content.
+pub(super) fn file_size(content: u64) -> Option<u64> {
+    let hashes = content.div_ceil(PART as u64).checked_mul(HASH)?;
+    content.checked_add(hashes)?.checked_add(FOOTER as u64)
+}
+
+/// Returns the size of the content in the file of a plain object, by the file's size.
+pub(super) fn content_size(file: u64) -> Option<u64> {
+    let rest = file.checked_sub(FOOTER as u64)?;
+    let parts = rest.div_ceil(PART as u64 + HASH);
+    let size = rest.checked_sub(parts * HASH)?;
+    (file_size(size) == Some(file)).then_some(size)
+}
+
+/// Reads content to its end; returns what follows it in the file of a plain object.
+pub(super) fn footer(from: &mut impl Read, digest: &Digest) -> io::Result<Vec<u8>> {
+    let (mut part, mut hashes, mut size) = (Vec::with_capacity(PART), Vec::new(), 0);
+    loop {
+        part.clear();
+        let read = from.by_ref().take(PART as u64).read_to_end(&mut part)?;
+        if read == 0 {
+            break;
+        }
+        size += read as u64;
+        hashes.extend(xxh3_128(&part).to_le_bytes());
+    }
+    let footer = Footer {
+        size,
+        checksum: xxh3_128(&hashes),
+        hashes: Some(Vec::new()),
+    };
+    hashes.extend(footer.encode(digest));
+    Ok(hashes)
 }
 
 /// Hashes a whole unpacked file in several threads. Returns the size of its content, or none if a byte has changed.

@@ -31,7 +31,7 @@
 //! | [`Objects`] | bytes by digest, and their unpacked files | `objects`, `object` (the format), `ready`, `chunks` |
 //! | [`Prepacked`] | prepacked weights, which runtimes compute | `prepacked` |
 //! | [`Records`] | artifacts, programs and failures by key | `records`, `find`, `checksum` (the format), `uses` |
-//! | [`Releases`] | releases by number, their copies, and what travels between stores | `releases`, `manifest`, `listing` |
+//! | [`Releases`] | releases by number, their copies, and what travels between stores | `releases`, `manifest`, `listing`, `mirror` |
 //! | [`Collector`] | garbage collection | `gc` (the plan), `sweep` (the deletion), `quarantine` |
 //! | [`Audit`] | checks and repairs of a whole store | `verify`, `files`, `defect`, `repair` |
 //!
@@ -85,7 +85,7 @@
 //! find
 //! releases
 //! listing, quarantine
-//! gc, transfer
+//! gc, mirror, transfer
 //! files, sweep, usage
 //! verify
 //! repair
@@ -116,6 +116,7 @@ mod leases;
 mod listing;
 mod lock;
 mod manifest;
+mod mirror;
 mod object;
 mod objects;
 mod pages;

@@ -41,6 +41,8 @@ use crate::{
 /// Maximum bytes of a listing. One of 100,000 parts has 30 MB.
 const LIMIT: usize = 256 << 20;
 
+const TOO_LARGE: &str = "its file is larger than the listing says";
+
 /// What a part of a release is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -126,6 +128,34 @@ impl ListedPart {
         Ok(checksum::decode(text, &PathBuf::from(self.path()))?.0)
     }
 
+    /// Fails if these are not the bytes of the listed record.
+    pub fn check_record(&self, text: &[u8]) -> Result<References, StoreError> {
+        let (found, needs) = Self::of_record(self.kind, self.id, text)?;
+        if found.digest != self.digest {
+            return Err(other(&PathBuf::from(self.path())));
+        }
+        Ok(needs)
+    }
+
+    /// Checks every byte of an object of another store, whose file has `bytes` bytes, without keeping it.
+    pub fn check_object(&self, from: &mut dyn Read, bytes: u64) -> Result<(), StoreError> {
+        let place = PathBuf::from(self.path());
+        if bytes > self.most().1 {
+            return Err(object::damaged(&self.id, &place, TOO_LARGE));
+        }
+        object::check_stream(from, bytes, self.content, &self.id, &place).map(drop)
+    }
+
+    /// Returns the most bytes of an object's content, and of its file.
+    fn most(&self) -> (u64, u64) {
+        // Zeros become a thousandth and less; what is more than that says so in the listing.
+        let most = self.bytes.saturating_mul(1024).saturating_add(1 << 30);
+        let content = self.content.unwrap_or(most);
+        // Another store may have written the same content in another form: compressed or not.
+        let limit = content.saturating_add(content / 16).saturating_add(1 << 20);
+        (content, limit.max(self.bytes))
+    }
+
     /// Returns the path of its file in a store, with `/` between the names.
     pub fn path(&self) -> String {
         let path = match self.kind {
@@ -200,6 +230,16 @@ impl Listing {
             }
         }
         canon::digest(&json!({"parts": parts, "release": release}))
+    }
+
+    /// Fails if these are not the bytes of the file of its release.
+    pub fn check_release(&self, text: &[u8]) -> Result<(), StoreError> {
+        let place = PathBuf::from(release_path(&self.model, self.release.seq)?);
+        let (release, _) = checksum::decode::<Release>(text, &place)?;
+        if release != self.release || !is_foreign_number(release.seq) {
+            return Err(other(&place));
+        }
+        Ok(())
     }
 
     /// Returns the size of all files.
@@ -297,13 +337,9 @@ impl Releases {
     /// Publishes a release of another store, whose parts have been received, under its own number. Fails if another
     /// release has that number. Returns its listing in this store.
     pub fn receive(&self, text: &[u8], listing: &Listing) -> Result<Listing, StoreError> {
-        let place = PathBuf::from(release_path(&listing.model, listing.release.seq)?);
-        let (release, _) = checksum::decode::<Release>(text, &place)?;
-        if release != listing.release || !is_foreign_number(release.seq) {
-            return Err(other(&place));
-        }
-        self.put_numbered(&release)?;
-        self.listing(&release)
+        listing.check_release(text)?;
+        self.put_numbered(&listing.release)?;
+        self.listing(&listing.release)
     }
 }
 
@@ -312,9 +348,7 @@ impl Records {
     /// store. An earlier record of the same key stays.
     pub fn receive(&self, part: &ListedPart, text: &[u8]) -> Result<(), StoreError> {
         let place = PathBuf::from(part.path());
-        if ListedPart::of_record(part.kind, part.id, text)?.0.digest != part.digest {
-            return Err(other(&place));
-        }
+        part.check_record(text)?;
         match part.kind {
             PartKind::Artifact => {
                 self.put_artifact(&checksum::decode::<Artifact>(text, &place)?.0)?;
@@ -355,22 +389,12 @@ impl Objects {
             return Ok(());
         }
         let place = PathBuf::from(part.path());
-        // Zeros become a thousandth and less; what is more than that says so in the listing.
-        let most = part.bytes.saturating_mul(1024).saturating_add(1 << 30);
-        let content = part.content.unwrap_or(most);
-        let damaged = |why: &str| StoreError::Corrupt {
-            digest: part.id,
-            path: place.clone(),
-            why: why.to_owned(),
-        };
+        let (content, limit) = part.most();
         let mut pending = self.leases().pending_file()?;
-        // Another store may have written the same content in another form: compressed or not.
-        let limit = content.saturating_add(content / 16).saturating_add(1 << 20);
-        let limit = limit.max(part.bytes);
         let read = io::copy(&mut from.take(limit.saturating_add(1)), pending.file());
         let read = read.at("receive", &place)?;
         if read > limit {
-            return Err(damaged("its file is larger than the listing says"));
+            return Err(object::damaged(&part.id, &place, TOO_LARGE));
         }
         self.publish_copy(pending, &part.id, Some(content), &place)
     }

@@ -17,7 +17,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufReader, Read, Seek, Write},
+    io::{self, BufRead, BufReader, Read, Seek, Write},
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
 };
@@ -36,6 +36,8 @@ const LEVEL: i32 = 3;
 /// With four, hashing is slower than compression.
 const LARGE: u64 = 32 << 20;
 const THREADS: u32 = 4;
+/// The first bytes of a zstd frame.
+const FRAME: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
 const CHECKSUM_SIZE: usize = 40;
 const CHECKSUM_HEAD: [u8; 8] = [0x5A, 0x2A, 0x4D, 0x18, 32, 0, 0, 0];
 
@@ -104,7 +106,6 @@ pub(crate) struct Head {
 
 /// Reads the declared size of an object file.
 pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head, StoreError> {
-    let corrupt = |why: &str| Err(damaged(digest, path, why));
     let stored = file.metadata().at("look at", path)?.len();
     if let Some(size) = chunks::size(file, digest).at("read", path)? {
         return Ok(Head {
@@ -117,16 +118,22 @@ pub(crate) fn head(file: &mut File, digest: &Digest, path: &Path) -> Result<Head
     file.rewind().at("read", path)?;
     file.take(18).read_to_end(&mut start).at("read", path)?;
     file.rewind().at("read", path)?;
-    if stored <= CHECKSUM_SIZE as u64 || !start.starts_with(&[0x28, 0xB5, 0x2F, 0xFD]) {
-        return corrupt("it does not begin with a zstd frame");
+    let size = frame_size(&start, stored).map_err(|why| damaged(digest, path, why))?;
+    Ok(Head {
+        size,
+        stored,
+        plain: false,
+    })
+}
+
+/// Returns the size that a compressed file of `stored` bytes declares in its first bytes.
+fn frame_size(start: &[u8], stored: u64) -> Result<u64, &'static str> {
+    if stored <= CHECKSUM_SIZE as u64 || !start.starts_with(&FRAME) {
+        return Err("it does not begin with a zstd frame");
     }
-    match zstd::zstd_safe::get_frame_content_size(&start) {
-        Ok(Some(size)) => Ok(Head {
-            size,
-            stored,
-            plain: false,
-        }),
-        _ => corrupt("it does not declare its size"),
+    match zstd::zstd_safe::get_frame_content_size(start) {
+        Ok(Some(size)) => Ok(size),
+        _ => Err("it does not declare its size"),
     }
 }
 
@@ -151,9 +158,20 @@ pub(crate) fn decode(
             corrupt("its content has another digest")
         };
     }
-    let mut stored = Tee::new(
-        BufReader::with_capacity(1 << 16, &mut *file).take(head.stored - CHECKSUM_SIZE as u64),
-    );
+    let from = BufReader::with_capacity(1 << 16, &mut *file);
+    decode_frame(from, &head, digest, path, sink)
+}
+
+/// Decodes a compressed object file, as [`decode`] does.
+fn decode_frame(
+    from: impl BufRead,
+    head: &Head,
+    digest: &Digest,
+    path: &Path,
+    sink: &mut impl Write,
+) -> Result<u64, StoreError> {
+    let corrupt = |why: &str| Err(damaged(digest, path, why));
+    let mut stored = Tee::new(from.take(head.stored - CHECKSUM_SIZE as u64));
     let mut hasher = Hasher::default();
     {
         let mut frame = match zstd::Decoder::new(&mut stored) {
@@ -204,6 +222,55 @@ pub(crate) fn decode(
         return corrupt("its content has another digest");
     }
     Ok(head.size)
+}
+
+/// Checks every byte of an object file that comes from elsewhere and is `stored` bytes long, without keeping it.
+/// `content` is the size of its content, where it is known. Returns the size.
+pub(crate) fn check_stream(
+    from: &mut dyn Read,
+    stored: u64,
+    content: Option<u64>,
+    digest: &Digest,
+    path: &Path,
+) -> Result<u64, StoreError> {
+    let corrupt = |why: &str| Err(damaged(digest, path, why));
+    let mut start = Vec::with_capacity(18);
+    (from.take(18).read_to_end(&mut start)).at("read", path)?;
+    // A plain file says what it is in its last bytes, so its size has to do.
+    let is_plain = match content {
+        Some(content) => chunks::file_size(content) == Some(stored),
+        None => !start.starts_with(&FRAME),
+    };
+    let from = &mut start.chain(from);
+    if !is_plain {
+        let size = frame_size(&start, stored);
+        let size = size.map_err(|why| damaged(digest, path, why))?;
+        if content.is_some_and(|content| content != size) {
+            return corrupt("it declares another size of its content than was listed");
+        }
+        let head = Head {
+            size,
+            stored,
+            plain: false,
+        };
+        let from = BufReader::with_capacity(1 << 16, from);
+        return decode_frame(from, &head, digest, path, &mut io::sink());
+    }
+    let Some(size) = content.or_else(|| chunks::content_size(stored)) else {
+        return corrupt("it is too short");
+    };
+    let mut content = Tee::new(from.take(size));
+    let footer = chunks::footer(&mut content, digest).at("read", path)?;
+    if content.count != size || content.digest() != *digest {
+        return corrupt("its content has another digest");
+    }
+    let mut found = Vec::with_capacity(footer.len());
+    let rest = from.take(footer.len() as u64 + 1).read_to_end(&mut found);
+    rest.at("read", path)?;
+    match found == footer {
+        true => Ok(size),
+        false => corrupt("its footer is that of another file"),
+    }
 }
 
 /// Opens the file of an object.
@@ -318,8 +385,40 @@ mod tests {
     fn read(bytes: &[u8], digest: &Digest) -> Result<Vec<u8>, StoreError> {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(bytes).unwrap();
-        let mut out = Vec::new();
-        decode(&mut file, digest, Path::new("object"), &mut out).map(|_| out)
+        let (mut out, path) = (Vec::new(), Path::new("object"));
+        let found = decode(&mut file, digest, path, &mut out);
+        // As a stream, with or without the size.
+        for content in [None, Some(out.len() as u64)] {
+            let size = bytes.len() as u64;
+            let streamed = check_stream(&mut &*bytes, size, content, digest, path);
+            let size = |found: &Result<u64, StoreError>| found.as_ref().ok().copied();
+            assert_eq!(size(&streamed), size(&found));
+        }
+        found.map(|_| out)
+    }
+
+    #[test]
+    fn a_plain_file_is_checked_as_a_stream() {
+        for size in [0, 1, 1 << 20, (2 << 20) + 7] {
+            let content: Vec<u8> = (0..size as u32)
+                .map(|i| (i.wrapping_mul(i) >> 7) as u8)
+                .collect();
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(&content).unwrap();
+            let (digest, _) = chunks::finish(&file, true).unwrap();
+            let mut good = Vec::new();
+            file.rewind().unwrap();
+            file.read_to_end(&mut good).unwrap();
+            assert_eq!(read(&good, &digest).unwrap(), content);
+            for at in [0, size / 2, size, good.len() - 88, good.len() - 1] {
+                let mut bad = good.clone();
+                bad[at.min(good.len() - 1)] ^= 1;
+                let stored = bad.len() as u64;
+                let path = Path::new("object");
+                let checked = check_stream(&mut &bad[..], stored, Some(size as u64), &digest, path);
+                assert_eq!(refused(checked), "Corrupt", "{at} of {size}");
+            }
+        }
     }
 
     #[test]

@@ -111,6 +111,55 @@ pub enum Request {
         /// Whether to wait while another one holds it.
         wait: bool,
     },
+    /// Look at a place that is to get a name.
+    Look {
+        /// The place.
+        remote: String,
+        /// Whether it is for pushes: its creates are then raced.
+        write: bool,
+    },
+    /// Pull exactly one release.
+    Locked {
+        /// The folder of the store, which is created.
+        store: PathBuf,
+        /// The place.
+        remote: String,
+        /// The model.
+        model: String,
+        /// The number.
+        seq: u64,
+        /// The digest that it must have.
+        identity: Digest,
+        /// Whether only to say what would move.
+        dry_run: bool,
+        /// Whether a whole group may write the store.
+        shared: bool,
+        /// Whether the store may belong to another user.
+        trusted: bool,
+    },
+    /// Bring the records of all releases, without the objects.
+    Mirror {
+        /// The place.
+        remote: String,
+        /// An empty folder, which becomes a store.
+        folder: PathBuf,
+    },
+    /// Read and hash every file of all releases.
+    Verify {
+        /// The place.
+        remote: String,
+    },
+    /// Delete files that no release needs.
+    Gc {
+        /// The place.
+        remote: String,
+        /// What is younger stays, in seconds.
+        grace: i64,
+        /// The number of releases of each model to keep; all without.
+        keep: Option<usize>,
+        /// Whether to delete, and not only to say what would be deleted.
+        apply: bool,
+    },
 }
 
 /// What `precast-remote` says.
@@ -123,7 +172,7 @@ pub enum Event {
     Bytes(u64),
     /// A release has moved.
     Moved(Moved),
-    /// A release that is there.
+    /// A release that is there; of a pull, one that comes.
     Listed(Listed),
     /// A release that is there, whole.
     Release(Box<Release>),
@@ -146,6 +195,14 @@ pub enum Event {
         /// What kind of error.
         kind: Kind,
     },
+    /// What a look found.
+    Looked(Looked),
+    /// The records of all releases are here.
+    Mirrored(Mirrored),
+    /// All files were read.
+    Verified(RemoteVerified),
+    /// What was, or would be, deleted.
+    Collected(RemoteGc),
 }
 
 /// What became of a lease.
@@ -236,4 +293,79 @@ pub struct Moved {
     /// take one number.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refuses_twice: Option<bool>,
+}
+
+/// What is at a place.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Looked {
+    /// Number of releases.
+    pub releases: usize,
+    /// Whether the storage refuses to create a file twice; none if it was not tried.
+    pub refuses_twice: Option<bool>,
+}
+
+/// What a mirror has.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mirrored {
+    /// Number of releases.
+    pub releases: usize,
+    /// Number of records.
+    pub records: usize,
+    /// Files that can't be read, each with the reason: the releases that need them are left out.
+    pub left_out: Vec<Flaw>,
+}
+
+/// A file of a remote that is not what it has to be.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Flaw {
+    /// The path of the file in the remote.
+    pub name: String,
+    /// The reason, as a fragment of a sentence.
+    pub why: String,
+}
+
+/// The result of a check of every file of a remote's releases.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RemoteVerified {
+    /// Number of releases.
+    pub releases: usize,
+    /// Objects that were read.
+    pub objects: usize,
+    /// Records that were read.
+    pub records: usize,
+    /// Bytes that were read.
+    pub bytes: u64,
+    /// Files that are damaged or missing.
+    pub flaws: Vec<Flaw>,
+}
+
+/// The plan of a collection of a remote, and what was done.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct RemoteGc {
+    /// Whether files were deleted.
+    pub applied: bool,
+    /// The releases that go.
+    pub releases: Vec<GoneRelease>,
+    /// The paths of the files that go, those of the releases too.
+    pub files: Vec<String>,
+    /// Their bytes.
+    pub bytes: u64,
+    /// Bytes of all files of the remote before.
+    pub before: u64,
+    /// Number of files that no release needs, and that are too young to go.
+    pub young: usize,
+}
+
+/// A release that goes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct GoneRelease {
+    /// The model.
+    pub model: String,
+    /// The number.
+    pub seq: u64,
 }

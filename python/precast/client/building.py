@@ -347,21 +347,40 @@ def push(model: str, remote: str, *, dry_run: bool = False, store: PathLike | No
 
 
 def pull(
-    remote: str,
+    remote: str | None = None,
     model: str | None = None,
     *,
     target: str | None = None,
     every: bool = False,
+    lock: bool = False,
+    locked: bool = False,
     dry_run: bool = False,
     store: PathLike | None = None,
     libtorch: PathLike | None = None,
 ) -> Document:
     """Copies the newest release of a model that this host can run from such a place; without a model, of all.
 
-    `target` names another kind of host; `every` takes all releases, for whatever host.
+    `target` names another kind of host; `every` takes all releases, for whatever host. `lock` writes what was taken
+    into `precast.lock` in the current folder; `locked` takes exactly the releases of that file, and no `remote`.
     """
-    options = _options(dry_run=dry_run, store=store, libtorch=libtorch, **{"for": target, "all": every})
+    options = _options(lock=lock, locked=locked, dry_run=dry_run, store=store, libtorch=libtorch)
+    options += _options(**{"for": target, "all": every})
     return Document(command.run("pull", *options, *_after(remote, model)))
+
+
+def remotes() -> Document:
+    """Returns the names of remotes, with their places."""
+    return Document(command.run("remote", "ls"))
+
+
+def add_remote(name: str, url: str, *, write: bool = False) -> Document:
+    """Gives a place a name, which then stands wherever a place does. Pushes need `write`."""
+    return Document(command.run("remote", "add", *_options(write=write), *_after(name, url)))
+
+
+def remove_remote(name: str) -> Document:
+    """Removes a name; the place stays as it is."""
+    return Document(command.run("remote", "rm", *_after(name)))
 
 
 def bench(
@@ -414,16 +433,23 @@ def gc(
     keep_releases: int | None = None,
     max_size: str | None = None,
     unreleased: bool = False,
+    grace: str | None = None,
+    apply: bool = False,
     dry_run: bool = False,
     store: PathLike | None = None,
     shared: bool = False,
 ) -> objects.Collection:
-    """Deletes unused programs, artifacts and objects of a store, and returns the plan."""
+    """Deletes unused programs, artifacts and objects of a store, and returns the plan.
+
+    Where `store` is a remote: what no release needs and is older than `grace`, as `"7d"`, only with `apply`.
+    """
     options = _options(
         keep_days=keep_days,
         keep_releases=keep_releases,
         max_size=max_size,
         unreleased=unreleased,
+        grace=grace,
+        apply=apply,
         dry_run=dry_run,
         store=store,
         shared=shared,

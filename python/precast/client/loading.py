@@ -38,7 +38,7 @@ def load(
 ) -> Model:
     """Loads the newest release of a model for this kind of host, or a named one, as `"minilm@7"`.
 
-    `store` is a folder, or the place of a remote, as `"s3://bucket/models"`: the release is then pulled into a store
+    `store` is a folder, or a remote, as `"s3://bucket/models"` or its name: the release is then pulled into a store
     below the user's caches first. A remote that can't be reached is no error if an earlier pull is there; it is said.
 
     Its modules are methods: `model.encode(input_ids, attention_mask)` takes tensors of torch, NumPy arrays or anything
@@ -80,10 +80,11 @@ def load(
         "pad": _pad,
         "wait": wait,
     }
-    if isinstance(store, str) and "://" in store:
+    if isinstance(store, str) and not Path(store).exists():
         from . import remotes
 
-        store, model = remotes.pulled(store, model, libtorch)
+        if (place := remotes.place(store)) is not None:
+            store, model = remotes.pulled(place, model, libtorch)
     store = Path(store)
     again = None if weights is not None else functools.partial(_again, store.absolute(), model, options)
     _end_before_libtorch()

@@ -20,6 +20,19 @@ UNREACHED = (
 )
 
 
+def place(store: str | os.PathLike[str]) -> str | None:
+    """Returns the URL of a remote that stands in the place of a store: itself, or that of its name. None for a folder,
+    which comes before a name."""
+    if not isinstance(store, str):
+        return None
+    if "://" in store:
+        return store
+    if "/" in store or Path(store).exists():
+        return None
+    named = {one["name"]: one["url"] for one in building.remotes()["remotes"]}
+    return named.get(store)
+
+
 def folder(remote: str) -> Path:
     """Returns the store for what comes from a remote: one for each, below the user's caches."""
     caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

@@ -9,6 +9,7 @@ use anyhow::{Error, Result};
 
 use super::{
     super::{Context, exit::Refusal, text::count},
+    names,
     program::{Program, ask},
 };
 use crate::{
@@ -27,7 +28,7 @@ use crate::{
 /// The remote of a build and its options.
 #[derive(clap::Args)]
 pub(in crate::cli) struct RemoteArgs {
-    /// Look there for what the store lacks, before it is made: a place as for `pull`
+    /// Look there for what the store lacks, before it is made: a place or a name as for `pull`
     #[arg(
         long,
         env = "PRECAST_REMOTE",
@@ -52,7 +53,7 @@ impl RemoteArgs {
         };
         Ok(Some(BuildRemote {
             name: place.to_owned(),
-            place: place.to_owned(),
+            place: names::resolve(place, self.push)?,
             store: std::path::absolute(&context.store)?,
             push: self.push,
             failed: AtomicBool::new(false),

@@ -62,6 +62,15 @@ fn documents() -> Vec<(&'static str, Value)> {
         made::<plan::PlanDocument>("plan", "precast plan --format json"),
         made::<remote::MovedDocument>("moved", "precast push and precast pull --format json"),
         made::<remote::RemoteDocument>("remote", "precast ls REMOTE --format json"),
+        made::<remote::names::RemotesDocument>("remotes", "precast remote --format json"),
+        made::<remote::store::RemoteVerifyDocument>(
+            "remote-verify",
+            "precast verify --store REMOTE --format json",
+        ),
+        made::<remote::store::RemoteGcDocument>(
+            "remote-gc",
+            "precast gc --store REMOTE --format json",
+        ),
         made::<release::ReleaseDocument>("release", "precast release --format json"),
         made::<report::Page>("report", "precast report --format json"),
         made::<show::ShowDocument>("show", "precast show ID --format json"),
