@@ -2,6 +2,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod answers;
+mod http;
+
 use std::{
     io::{self, Read},
     process::{Child, Command, Stdio},
