@@ -11,7 +11,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use futures_util::{StreamExt, stream::BoxStream};
 use object_store::{
-    Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, WriteMultipart, path::Path,
+    Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, WriteMultipart, path::Path,
 };
 use tokio::runtime::Runtime;
 
@@ -26,6 +26,8 @@ const PART: u64 = 8 << 20;
 const WHOLE: u64 = 256 << 20;
 /// Most parts of a file: S3 takes 10,000.
 const MOST_PARTS: u64 = 9_000;
+/// How often a create is tried that is refused although there is no file.
+const TRIES: usize = 5;
 /// Parts of one file that are on their way.
 const PARTS: usize = 3;
 
@@ -68,6 +70,42 @@ impl Storage {
             (at, name) => Path::parse(format!("{at}/{name}")),
         };
         path.map_err(|e| RemoteError::damaged(name, e.to_string()))
+    }
+
+    /// Creates a file in one request. Returns false if there was one, unless `how` is [`How::Any`].
+    fn put(&self, name: &str, content: PutPayload, how: How) -> Result<bool, RemoteError> {
+        let path = self.path(name)?;
+        let mode = match how {
+            How::New | How::Content => PutMode::Create,
+            How::Any => PutMode::Overwrite,
+        };
+        let mut left = TRIES;
+        loop {
+            let put = (self.store).put_opts(&path, content.clone(), mode.clone().into());
+            let error = match self.runtime.block_on(put) {
+                Ok(_) => return Ok(true),
+                Err(e) => e,
+            };
+            // What a create is answered with that meets another: 412 and 409, and 404 by some servers. 409 does not say
+            // that there is a file: the other request may have failed.
+            let met_another = matches!(
+                error,
+                Error::AlreadyExists { .. }
+                    | Error::Precondition { .. }
+                    | Error::NotModified { .. }
+                    | Error::NotFound { .. }
+            );
+            left -= 1;
+            if how == How::Any || !met_another {
+                return Err(failed("write", name, &error));
+            }
+            if self.head(name)?.is_some() {
+                return Ok(false);
+            }
+            if left == 0 {
+                return Err(failed("write", name, &error));
+            }
+        }
     }
 }
 
@@ -142,25 +180,7 @@ impl Carrier for Storage {
         if bytes <= PART || (how == How::New && bytes <= WHOLE) {
             let mut content = Vec::with_capacity(bytes as usize);
             from.take(bytes).read_to_end(&mut content).map_err(wrong)?;
-            let mode = match how {
-                How::New | How::Content => PutMode::Create,
-                How::Any => PutMode::Overwrite,
-            };
-            let options = PutOptions::from(mode);
-            let put = self.store.put_opts(&path, content.into(), options);
-            return match self.runtime.block_on(put) {
-                Ok(_) => Ok(true),
-                // What a racing create is answered with: 412 and 409, and 404 by some servers.
-                Err(
-                    Error::AlreadyExists { .. }
-                    | Error::Precondition { .. }
-                    | Error::NotModified { .. },
-                ) if how != How::Any => Ok(false),
-                Err(Error::NotFound { .. }) if how != How::Any && self.head(name)?.is_some() => {
-                    Ok(false)
-                }
-                Err(e) => Err(failed("write", name, &e)),
-            };
+            return self.put(name, content.into(), how);
         }
         if how != How::Any && self.head(name)?.is_some() {
             return Ok(false);
