@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod answers;
+mod hostile;
 mod http;
 
 use std::{
@@ -483,63 +484,6 @@ fn faults_of_every_kind_leave_nothing_half_visible_and_nothing_wrong() {
         }
     }
     assert!(failed > 20 && done > 20, "{failed} failed, {done} done");
-}
-
-#[test]
-fn a_changed_byte_of_a_remote_is_an_error_or_changes_nothing() {
-    let (_from, from, release) = source("a");
-    let store = Arc::new(InMemory::new());
-    let carrier = memory(&store);
-    push(&remote(memory(&store)), &from, &release).unwrap();
-    let names = carrier.list("").unwrap().unwrap();
-    assert!(names.len() > 8, "{names:?}");
-    let mut random = faulty((), None, 7);
-    random.odds = 2;
-    let mut refused = 0;
-    for round in 0..600u64 {
-        let name = &names[random.draw(names.len() as u64) as usize];
-        let good = small(&carrier, name, 1 << 20).unwrap().unwrap();
-        let mut bad = good.clone();
-        let at = random.draw(bad.len() as u64) as usize;
-        match round % 4 {
-            0 => bad[at] ^= 1 << random.draw(8),
-            1 => bad.truncate(at),
-            2 => bad.extend_from_slice(&good[at..]),
-            _ => {
-                let digits: Vec<usize> = (0..bad.len())
-                    .filter(|at| bad[*at].is_ascii_digit())
-                    .collect();
-                if let Some(at) = digits.get(at % digits.len().max(1)) {
-                    bad[*at] = b'9' - (bad[*at] - b'0');
-                }
-            }
-        }
-        let write = |bytes: &[u8]| {
-            carrier
-                .create(name, &mut &bytes[..], bytes.len() as u64, How::Any)
-                .unwrap()
-        };
-        write(&bad);
-        let (_to, to) = testing::store();
-        match pull(&remote(memory(&store)), &to, Some("1")) {
-            Err(error) => {
-                refused += 1;
-                assert!(!error.to_string().is_empty());
-                assert!(to.releases().get("m", None).unwrap().is_none(), "{name}");
-            }
-            Ok(_) => {
-                // A file that a pull does not read, or a field without an effect.
-                assert_eq!(
-                    to.releases().at("m", 1).unwrap().unwrap(),
-                    release,
-                    "{name}"
-                );
-            }
-        }
-        is_sound(&to);
-        write(&good);
-    }
-    assert!(refused > 300, "{refused} of 600 were refused");
 }
 
 #[test]

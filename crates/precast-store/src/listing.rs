@@ -25,9 +25,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
-    canon, checksum,
+    canon,
+    checksum::{self, Record},
     error::{At, StoreError},
-    layout::{Kind, StoreLayout, name_of},
+    layout::{Kind, StoreLayout, check_name, name_of},
     object,
     objects::Objects,
     records::Records,
@@ -104,12 +105,16 @@ impl ListedPart {
         let (found, checksum) = match kind {
             PartKind::Object => return Err(other(&place)),
             PartKind::Artifact => {
-                let (artifact, checksum) = checksum::decode::<Artifact>(text, &place)?;
+                let (artifact, checksum) = decode::<Artifact>(text, &place)?;
                 references.objects = artifact.objects();
                 (artifact.id, checksum)
             }
             PartKind::Program => {
-                let (program, checksum) = checksum::decode::<Program>(text, &place)?;
+                let (program, checksum) = decode::<Program>(text, &place)?;
+                check_name(&program.model).map_err(|e| StoreError::Record {
+                    path: place.clone(),
+                    why: e.to_string(),
+                })?;
                 references.artifacts = program.artifacts();
                 (program.id, checksum)
             }
@@ -301,7 +306,7 @@ impl Releases {
     /// release has that number. Returns its listing in this store.
     pub fn receive(&self, text: &[u8], listing: &Listing) -> Result<Listing, StoreError> {
         let place = PathBuf::from(release_path(&listing.model, listing.release.seq)?);
-        let (release, _) = checksum::decode::<Release>(text, &place)?;
+        let (release, _) = decode::<Release>(text, &place)?;
         if release != listing.release || !is_foreign_number(release.seq) {
             return Err(other(&place));
         }
@@ -320,10 +325,20 @@ impl Records {
         }
         match part.kind {
             PartKind::Artifact => {
-                self.put_artifact(&checksum::decode::<Artifact>(text, &place)?.0)?;
+                let artifact = decode::<Artifact>(text, &place)?.0;
+                let (mut file, path) = object::open(&self.base().layout, &artifact.object)?;
+                let size = object::head(&mut file, &artifact.object, &path)?.size;
+                if size != artifact.size {
+                    let says = artifact.size;
+                    return Err(StoreError::Record {
+                        path: place,
+                        why: format!("it says that its object has {says} bytes, which has {size}"),
+                    });
+                }
+                self.put_artifact(&artifact)?;
             }
             _ => {
-                self.put_program(&checksum::decode::<Program>(text, &place)?.0)?;
+                self.put_program(&decode::<Program>(text, &place)?.0)?;
             }
         }
         Ok(())
@@ -366,6 +381,19 @@ impl Objects {
         }
         self.publish_copy(pending, &part.id, Some(content), &place)
     }
+}
+
+/// Checks and parses the bytes of another store's record, which no newer precast may have written.
+fn decode<R: Record>(text: &[u8], place: &Path) -> Result<(R, Digest), StoreError> {
+    let (record, checksum) = checksum::decode::<R>(text, place)?;
+    if record.schema() > SCHEMA {
+        return Err(StoreError::Newer {
+            path: place.to_owned(),
+            found: record.schema().into(),
+            known: SCHEMA.into(),
+        });
+    }
+    Ok((record, checksum))
 }
 
 /// Returns the error for a record that is not the listed one.
