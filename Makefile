@@ -241,9 +241,11 @@ $(SERVERS)/moto_server: tests/servers.txt
 	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
 	@touch $@
 
-test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, through faults, races and hostile content; half an hour
 	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
-		$(CARGO) test $(FEATURES) --test servers -- --ignored
+		$(CARGO) test $(FEATURES) --test servers --test killed -- --ignored
+	PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed $(CARGO) test $(FEATURES) --lib -- --ignored --nocapture --test-threads=1 \
+		tests::faults tests::races tests::hostile
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))

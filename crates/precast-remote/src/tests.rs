@@ -3,8 +3,12 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
 mod answers;
+mod faults;
 mod hostile;
 mod http;
+mod races;
+#[path = "../tests/server/mod.rs"]
+mod server;
 
 use std::{
     io::{self, Read},
@@ -312,7 +316,7 @@ struct Faulty<C> {
     inner: C,
     /// The call that fails; none for one after the other with these odds.
     at: Option<u64>,
-    calls: AtomicU64,
+    calls: Arc<AtomicU64>,
     random: Mutex<u64>,
     odds: u64,
 }
@@ -424,7 +428,7 @@ fn faulty<C>(inner: C, at: Option<u64>, seed: u64) -> Faulty<C> {
     Faulty {
         inner,
         at,
-        calls: AtomicU64::new(0),
+        calls: Arc::default(),
         random: Mutex::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
         odds: 8,
     }
@@ -550,6 +554,31 @@ fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
     }
     assert!(to.releases().get("m", None).unwrap().is_none());
     is_sound(&to);
+}
+
+/// `benches/remote.py` computes dollars from these.
+#[test]
+fn requests_grow_with_the_files_of_a_release_alone() {
+    let store = Arc::new(InMemory::new());
+    let (_from, from, release) = source("a");
+    let (_other, other, second) = source("b");
+    let counted = || {
+        let mut carrier = faulty(memory(&store), None, 1);
+        carrier.odds = u64::MAX;
+        (carrier.calls.clone(), remote(carrier))
+    };
+    push(&remote(memory(&store)), &from, &release).unwrap();
+    let (calls, there) = counted();
+    let pushed = push(&there, &other, &second).unwrap();
+    let (files, new) = (
+        pushed.plan.moves + pushed.plan.there,
+        pushed.plan.moves as u64,
+    );
+    assert_eq!(calls.load(Ordering::Relaxed), files as u64 + new + 12);
+    let (_to, to) = testing::store();
+    let (calls, there) = counted();
+    pull(&there, &to, None).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), files as u64 + 3);
 }
 
 #[test]

@@ -1,84 +1,23 @@
 //! Push and pull against real servers of S3, which `make test-remotes` installs and names.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod server;
+
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    io::{BufRead, BufReader, Write},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use precast_store::{
     Store, testing,
     transfer::{Event, Moved, Request},
 };
+use server::Server;
 use tempfile::TempDir;
 
-/// An S3 server of this machine with a bucket `models`.
-struct Server {
-    child: Child,
-    port: u16,
-    _folder: TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 impl Server {
-    /// Starts the program that a variable names, with these arguments; `PORT` and `FOLDER` in them are replaced.
-    fn start(variable: &str, arguments: &[&str]) -> Self {
-        let hint = "`make test-remotes` names it";
-        let program = std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: {hint}"));
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().display().to_string();
-        let arguments = arguments.iter().map(|argument| {
-            argument
-                .replace("PORT", &port.to_string())
-                .replace("FOLDER", &place)
-        });
-        let child = Command::new(program)
-            .args(arguments)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self {
-            child,
-            port,
-            _folder: folder,
-        };
-        let begun = Instant::now();
-        while server
-            .request("PUT /models HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
-            .is_none()
-        {
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{variable} does not answer"
-            );
-            thread::sleep(Duration::from_millis(200));
-        }
-        server
-    }
-
-    /// Returns the answer to a request, if it is a good one.
-    fn request(&self, text: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.write_all(text.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        answer.split(' ').nth(1)?.starts_with('2').then_some(answer)
-    }
-
     /// Starts `precast-remote` with the credentials of the server, and returns what it says.
     fn ask(&self, request: &Request) -> Vec<Event> {
         let mut child = Command::new(env!("CARGO_BIN_EXE_precast-remote"))
@@ -196,13 +135,5 @@ fn moto() {
 #[test]
 #[ignore = "long: `make test-remotes`"]
 fn seaweedfs() {
-    let arguments = [
-        "server",
-        "-s3",
-        "-dir=FOLDER",
-        "-ip=127.0.0.1",
-        "-s3.port=PORT",
-        "-volume.max=5",
-    ];
-    serves(&Server::start("PRECAST_WEED", &arguments));
+    serves(&Server::weed());
 }

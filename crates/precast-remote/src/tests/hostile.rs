@@ -140,7 +140,14 @@ fn strange(random: &Random, was: &Value) -> Value {
         4 => json!("x".repeat(100_000)),
         5 => (0..DEEP).fold(was.clone(), |inner, _| json!([inner])),
         6 => (0..DEEP).fold(was.clone(), |inner, _| json!({"a": inner})),
-        7 => json!(vec![was.clone(); 1 + random.draw(2000) as usize]),
+        // A few megabytes at most, so that the memory is what the pull takes.
+        7 => {
+            let most = (4 << 20) / was.to_string().len() as u64;
+            json!(vec![
+                was.clone();
+                1 + random.draw(most.clamp(1, 2000)) as usize
+            ])
+        }
         8 => match was.as_array().filter(|all| !all.is_empty()) {
             Some(all) if random.draw(2) == 0 => json!(all[1..]),
             Some(all) => json!([&all[..], &all[..1]].concat()),
