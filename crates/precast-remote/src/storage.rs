@@ -9,11 +9,11 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use futures_util::{StreamExt, stream::BoxStream};
+use futures_util::StreamExt;
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, WriteMultipart, path::Path,
 };
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::mpsc};
 
 use crate::{
     carrier::{Body, Carrier, How},
@@ -26,6 +26,8 @@ const PART: u64 = 8 << 20;
 const WHOLE: u64 = 256 << 20;
 /// Most parts of a file: S3 takes 10,000.
 const MOST_PARTS: u64 = 9_000;
+/// Pieces of a body that may wait for its reader: each is of some hundred kilobytes at most.
+const AHEAD: usize = 32;
 /// How often a create is tried that is refused although there is no file.
 const TRIES: usize = 5;
 /// Parts of one file that are on their way.
@@ -151,14 +153,24 @@ impl Carrier for Storage {
 
     fn get(&self, name: &str) -> Result<Option<Body>, RemoteError> {
         match self.runtime.block_on(self.store.get(&self.path(name)?)) {
-            Ok(found) => Ok(Some(Body {
-                bytes: found.meta.size,
-                read: Box::new(Streamed {
-                    stream: found.into_stream(),
+            Ok(found) => {
+                let bytes = found.meta.size;
+                let mut stream = found.into_stream();
+                let (send, arrived) = mpsc::channel(AHEAD);
+                self.runtime.spawn(async move {
+                    while let Some(part) = stream.next().await {
+                        if send.send(part).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+                let read = Box::new(Streamed {
+                    arrived,
                     now: Bytes::new(),
-                    runtime: self.runtime.clone(),
-                }),
-            })),
+                    _runtime: self.runtime.clone(),
+                });
+                Ok(Some(Body { bytes, read }))
+            }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(failed("read", name, &e)),
         }
@@ -261,17 +273,18 @@ impl Carrier for Storage {
     }
 }
 
-/// A body that arrives.
+/// A body that arrives, while what has arrived is hashed and written.
 struct Streamed {
-    stream: BoxStream<'static, object_store::Result<Bytes>>,
+    arrived: mpsc::Receiver<object_store::Result<Bytes>>,
     now: Bytes,
-    runtime: Arc<Runtime>,
+    /// Where it arrives.
+    _runtime: Arc<Runtime>,
 }
 
 impl Read for Streamed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.now.is_empty() {
-            match self.runtime.block_on(self.stream.next()) {
+            match self.arrived.blocking_recv() {
                 None => return Ok(0),
                 Some(Ok(more)) => self.now = more,
                 Some(Err(e)) => return Err(io::Error::other(chain(&e))),

@@ -17,7 +17,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{self, Read},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -374,12 +374,18 @@ impl Objects {
         // Another store may have written the same content in another form: compressed or not.
         let limit = content.saturating_add(content / 16).saturating_add(1 << 20);
         let limit = limit.max(part.bytes);
-        let read = io::copy(&mut from.take(limit.saturating_add(1)), pending.file());
-        let read = read.at("receive", &place)?;
+        let mut file = io::BufWriter::with_capacity(1 << 18, pending.file());
+        let mut start = object::Tee::new((&mut *from).take(content));
+        let read = io::copy(&mut start, &mut file).at("receive", &place)?;
+        let arrived = start.digest();
+        let rest = limit.saturating_add(1) - read;
+        let read = read + io::copy(&mut from.take(rest), &mut file).at("receive", &place)?;
+        file.flush().at("receive", &place)?;
+        drop(file);
         if read > limit {
             return Err(damaged("its file is larger than the listing says"));
         }
-        self.publish_copy(pending, &part.id, Some(content), &place)
+        self.publish_copy(pending, &part.id, Some(content), Some(arrived), &place)
     }
 }
 
