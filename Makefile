@@ -243,13 +243,15 @@ $(SERVERS)/moto_server: tests/servers.txt
 	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
 	@touch $@
 
-test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, a Hub, and a registry if it is there
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, a Hub, and a registry if it is there; through faults, races and hostile content; half an hour
 	@skip=; for tool in docker-registry skopeo; do command -v $$tool > /dev/null || { skip='--skip registry'; \
 		echo "skipped: the tests with a registry, without \`$$tool\` (\`apt-get install docker-registry skopeo\`)"; }; done; \
 	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
 		PRECAST_ORAS_PYTHON=$(CURDIR)/$(SERVERS)/python PRECAST_HUB_PYTHON=$(CURDIR)/$(SERVERS)/python \
 		PRECAST_REGISTRY=$$(command -v docker-registry) PRECAST_SKOPEO=$$(command -v skopeo) \
-		$(CARGO) test $(FEATURES) --test servers --test hub -- --include-ignored $$skip
+		$(CARGO) test $(FEATURES) --test servers --test hub --test killed -- --include-ignored $$skip
+	PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed $(CARGO) test $(FEATURES) --lib -- --ignored --nocapture --test-threads=1 \
+		tests::faults tests::races tests::hostile
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))

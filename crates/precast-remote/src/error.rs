@@ -143,11 +143,24 @@ pub enum RemoteError {
     Store(#[from] StoreError),
 }
 
+/// Returns a reason that quotes what somebody else wrote: without control characters, which a terminal would obey, and
+/// not longer than a reader wants.
+fn shown(why: &str) -> String {
+    const MOST: usize = 500;
+    let mut text: String = (why.chars().take(MOST))
+        .map(|one| if one.is_control() { '\u{fffd}' } else { one })
+        .collect();
+    if why.chars().nth(MOST).is_some() {
+        text.push('…');
+    }
+    text
+}
+
 impl RemoteError {
     pub(crate) fn damaged(name: &str, why: impl Into<String>) -> Self {
         Self::Damaged {
             name: name.to_owned(),
-            why: why.into(),
+            why: shown(&why.into()),
         }
     }
 

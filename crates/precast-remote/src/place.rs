@@ -10,15 +10,24 @@
 //!
 //! Credentials and endpoints come from the environment, under the names that the tools of the storage use
 //! (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_NAME`, …,
-//! `HF_TOKEN`), or from the machine's role; those of a registry from where `docker login` keeps them. Plain HTTP is for this machine alone: nobody else's bytes come unencrypted.
+//! `HF_TOKEN`), or from the machine's role; those of a registry from where `docker login` keeps them. Plain
+//! HTTP is for this machine alone: nobody else's bytes come unencrypted. Static files are read from the named host alone: a
+//! redirect to another one is refused.
 
 use std::{fs, sync::Arc, time::Duration};
 
 use object_store::{
-    ClientOptions, ObjectStore, RetryConfig, aws::AmazonS3Builder, azure::MicrosoftAzureBuilder,
-    gcp::GoogleCloudStorageBuilder, http::HttpBuilder, local::LocalFileSystem, memory::InMemory,
+    ClientOptions, ObjectStore, RetryConfig,
+    aws::AmazonS3Builder,
+    azure::MicrosoftAzureBuilder,
+    client::{HttpClient, HttpConnector},
+    gcp::GoogleCloudStorageBuilder,
+    http::HttpBuilder,
+    local::LocalFileSystem,
+    memory::InMemory,
     path::Path,
 };
+use reqwest::redirect::{Attempt, Policy};
 use url::Url;
 
 use crate::{
@@ -109,7 +118,9 @@ pub fn open(text: &str, to: For) -> Result<Box<dyn Carrier>, RemoteError> {
             }
             let builder = HttpBuilder::new()
                 .with_url(text.trim_end_matches('/'))
-                .with_client_options(client(url.scheme() == "http"))
+                .with_http_connector(SameHost {
+                    allow_http: url.scheme() == "http",
+                })
                 .with_retry(retry);
             let store = builder.build().map_err(failed)?;
             let carrier = Storage::new(Arc::new(store), Path::default(), false)?;
@@ -156,13 +167,59 @@ fn shown(text: &str) -> String {
     format!("{}://{host}{}", url.scheme(), url.path())
 }
 
+/// A large file may take long; a connection that says nothing may not.
+const SILENCE: Duration = Duration::from_secs(120);
+/// How long a host has to accept a connection.
+const CONNECT: Duration = Duration::from_secs(5);
+
 fn client(allow_http: bool) -> ClientOptions {
-    // A large file may take long; a connection that says nothing may not.
-    const SILENCE: Duration = Duration::from_secs(120);
     ClientOptions::new()
         .with_allow_http(allow_http)
         .with_timeout_disabled()
+        .with_connect_timeout(CONNECT)
         .with_read_timeout(SILENCE)
+}
+
+/// Makes clients that follow no redirect to another host. The options of `object_store` have no choice for that.
+#[derive(Debug)]
+struct SameHost {
+    allow_http: bool,
+}
+
+impl HttpConnector for SameHost {
+    fn connect(&self, _: &ClientOptions) -> object_store::Result<HttpClient> {
+        let builder = reqwest::Client::builder()
+            .user_agent(concat!("precast-remote/", env!("CARGO_PKG_VERSION")))
+            .http1_only()
+            .https_only(!self.allow_http)
+            .connect_timeout(CONNECT)
+            .read_timeout(SILENCE)
+            .redirect(Policy::custom(stay));
+        let client = builder.build().map_err(|e| object_store::Error::Generic {
+            store: "HTTP",
+            source: Box::new(e),
+        })?;
+        Ok(HttpClient::new(client))
+    }
+}
+
+/// Follows a redirect within a host and port, a few times.
+fn stay(attempt: Attempt<'_>) -> reqwest::redirect::Action {
+    let of = |url: &Url| {
+        (
+            url.host_str().map(str::to_owned),
+            url.port_or_known_default(),
+        )
+    };
+    match attempt.previous().first() {
+        Some(first) if of(first) != of(attempt.url()) => {
+            let to = attempt.url().host_str().unwrap_or_default().to_owned();
+            attempt.error(format!(
+                "it redirects to another host, `{to}`: name that place itself if you trust it"
+            ))
+        }
+        _ => Policy::default().redirect(attempt),
+    }
 }
 
 /// How often a failing storage is tried again. The time counts from the start of a request, which may be that of a file

@@ -121,7 +121,7 @@ impl Remote {
     }
 
     /// Returns what the list of releases says.
-    fn kept(&self) -> Result<Numbers, RemoteError> {
+    pub(crate) fn kept(&self) -> Result<Numbers, RemoteError> {
         let Some(text) = small(&*self.carrier, NUMBERS, LARGEST)? else {
             return Ok(Numbers::new());
         };

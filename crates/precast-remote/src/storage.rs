@@ -9,11 +9,11 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use futures_util::{StreamExt, TryStreamExt, stream::BoxStream};
+use futures_util::StreamExt;
 use object_store::{
-    Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, WriteMultipart, path::Path,
+    Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, WriteMultipart, path::Path,
 };
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, sync::mpsc};
 
 use crate::{
     carrier::{Body, Carrier, Found, How, Source},
@@ -27,6 +27,10 @@ const PART: u64 = 8 << 20;
 const WHOLE: u64 = 256 << 20;
 /// Most parts of a file: S3 takes 10,000.
 const MOST_PARTS: u64 = 9_000;
+/// Pieces of a body that may wait for its reader: each is of some hundred kilobytes at most.
+const AHEAD: usize = 32;
+/// How often a create is tried that is refused although there is no file.
+const TRIES: usize = 5;
 /// Parts of one file that are on their way.
 const PARTS: usize = 3;
 
@@ -60,6 +64,42 @@ impl Storage {
             (at, name) => Path::parse(format!("{at}/{name}")),
         };
         path.map_err(|e| RemoteError::damaged(name, e.to_string()))
+    }
+
+    /// Creates a file in one request. Returns false if there was one, unless `how` is [`How::Any`].
+    fn put(&self, name: &str, content: PutPayload, how: How) -> Result<bool, RemoteError> {
+        let path = self.path(name)?;
+        let mode = match how {
+            How::New | How::Content => PutMode::Create,
+            How::Any => PutMode::Overwrite,
+        };
+        let mut left = TRIES;
+        loop {
+            let put = (self.store).put_opts(&path, content.clone(), mode.clone().into());
+            let error = match self.runtime.block_on(put) {
+                Ok(_) => return Ok(true),
+                Err(e) => e,
+            };
+            // What a create is answered with that meets another: 412 and 409, and 404 by some servers. 409 does not say
+            // that there is a file: the other request may have failed.
+            let met_another = matches!(
+                error,
+                Error::AlreadyExists { .. }
+                    | Error::Precondition { .. }
+                    | Error::NotModified { .. }
+                    | Error::NotFound { .. }
+            );
+            left -= 1;
+            if how == How::Any || !met_another {
+                return Err(failed("write", name, &error));
+            }
+            if self.head(name)?.is_some() {
+                return Ok(false);
+            }
+            if left == 0 {
+                return Err(failed("write", name, &error));
+            }
+        }
     }
 }
 
@@ -105,15 +145,24 @@ impl Carrier for Storage {
 
     fn get(&self, name: &str) -> Result<Option<Body>, RemoteError> {
         match self.runtime.block_on(self.store.get(&self.path(name)?)) {
-            Ok(found) => Ok(Some(Body {
-                bytes: found.meta.size,
-                read: Box::new(Streamed::new(
-                    (found.into_stream())
-                        .map_err(|e| io::Error::other(chain(&e)))
-                        .boxed(),
-                    self.runtime.clone(),
-                )),
-            })),
+            Ok(found) => {
+                let bytes = found.meta.size;
+                let mut stream = found.into_stream();
+                let (send, arrived) = mpsc::channel(AHEAD);
+                self.runtime.spawn(async move {
+                    while let Some(part) = stream.next().await {
+                        if send.send(part).await.is_err() {
+                            break;
+                        }
+                    }
+                });
+                let read = Box::new(Streamed {
+                    arrived,
+                    now: Bytes::new(),
+                    _runtime: self.runtime.clone(),
+                });
+                Ok(Some(Body { bytes, read }))
+            }
             Err(Error::NotFound { .. }) => Ok(None),
             Err(e) => Err(failed("read", name, &e)),
         }
@@ -135,25 +184,7 @@ impl Carrier for Storage {
         if bytes <= PART || (how == How::New && bytes <= WHOLE) {
             let mut content = Vec::with_capacity(bytes as usize);
             from.take(bytes).read_to_end(&mut content).map_err(wrong)?;
-            let mode = match how {
-                How::New | How::Content => PutMode::Create,
-                How::Any => PutMode::Overwrite,
-            };
-            let options = PutOptions::from(mode);
-            let put = self.store.put_opts(&path, content.into(), options);
-            return match self.runtime.block_on(put) {
-                Ok(_) => Ok(true),
-                // What a racing create is answered with: 412 and 409, and 404 by some servers.
-                Err(
-                    Error::AlreadyExists { .. }
-                    | Error::Precondition { .. }
-                    | Error::NotModified { .. },
-                ) if how != How::Any => Ok(false),
-                Err(Error::NotFound { .. }) if how != How::Any && self.head(name)?.is_some() => {
-                    Ok(false)
-                }
-                Err(e) => Err(failed("write", name, &e)),
-            };
+            return self.put(name, content.into(), how);
         }
         if how != How::Any && self.head(name)?.is_some() {
             return Ok(false);
@@ -243,30 +274,21 @@ impl Carrier for Storage {
     }
 }
 
-/// A body that arrives.
-pub struct Streamed {
-    stream: BoxStream<'static, io::Result<Bytes>>,
+/// A body that arrives, while what has arrived is hashed and written.
+struct Streamed {
+    arrived: mpsc::Receiver<object_store::Result<Bytes>>,
     now: Bytes,
-    runtime: Arc<Runtime>,
-}
-
-impl Streamed {
-    pub fn new(stream: BoxStream<'static, io::Result<Bytes>>, runtime: Arc<Runtime>) -> Self {
-        Self {
-            stream,
-            now: Bytes::new(),
-            runtime,
-        }
-    }
+    /// Where it arrives.
+    _runtime: Arc<Runtime>,
 }
 
 impl Read for Streamed {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.now.is_empty() {
-            match self.runtime.block_on(self.stream.next()) {
+            match self.arrived.blocking_recv() {
                 None => return Ok(0),
                 Some(Ok(more)) => self.now = more,
-                Some(Err(e)) => return Err(e),
+                Some(Err(e)) => return Err(io::Error::other(chain(&e))),
             }
         }
         let count = into.len().min(self.now.len());

@@ -2,8 +2,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod answers;
+mod faults;
+mod hostile;
+mod http;
 mod keeping;
 mod oci;
+mod races;
+#[path = "../tests/server/mod.rs"]
+mod server;
 
 use std::{
     io::{self, Read},
@@ -314,7 +321,7 @@ struct Faulty<C> {
     inner: C,
     /// The call that fails; none for one after the other with these odds.
     at: Option<u64>,
-    calls: AtomicU64,
+    calls: Arc<AtomicU64>,
     random: Mutex<u64>,
     odds: u64,
 }
@@ -426,7 +433,7 @@ fn faulty<C>(inner: C, at: Option<u64>, seed: u64) -> Faulty<C> {
     Faulty {
         inner,
         at,
-        calls: AtomicU64::new(0),
+        calls: Arc::default(),
         random: Mutex::new(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1),
         odds: 8,
     }
@@ -489,68 +496,6 @@ fn faults_of_every_kind_leave_nothing_half_visible_and_nothing_wrong() {
 }
 
 #[test]
-fn a_changed_byte_of_a_remote_is_an_error_or_changes_nothing() {
-    let (_from, from, release) = source("a");
-    let store = Arc::new(InMemory::new());
-    let carrier = memory(&store);
-    push(&remote(memory(&store)), &from, &release).unwrap();
-    let names = carrier.list("").unwrap().unwrap();
-    assert!(names.len() > 8, "{names:?}");
-    let mut random = faulty((), None, 7);
-    random.odds = 2;
-    let mut refused = 0;
-    for round in 0..600u64 {
-        let name = &names[random.draw(names.len() as u64) as usize];
-        let good = small(&carrier, name, 1 << 20).unwrap().unwrap();
-        let mut bad = good.clone();
-        let at = random.draw(bad.len() as u64) as usize;
-        match round % 4 {
-            0 => bad[at] ^= 1 << random.draw(8),
-            1 => bad.truncate(at),
-            2 => bad.extend_from_slice(&good[at..]),
-            _ => {
-                let digits: Vec<usize> = (0..bad.len())
-                    .filter(|at| bad[*at].is_ascii_digit())
-                    .collect();
-                if let Some(at) = digits.get(at % digits.len().max(1)) {
-                    bad[*at] = b'9' - (bad[*at] - b'0');
-                }
-            }
-        }
-        let write = |bytes: &[u8]| {
-            carrier
-                .create(
-                    name,
-                    &mut io::Cursor::new(&bytes),
-                    bytes.len() as u64,
-                    How::Any,
-                )
-                .unwrap()
-        };
-        write(&bad);
-        let (_to, to) = testing::store();
-        match pull(&remote(memory(&store)), &to, Some("1")) {
-            Err(error) => {
-                refused += 1;
-                assert!(!error.to_string().is_empty());
-                assert!(to.releases().get("m", None).unwrap().is_none(), "{name}");
-            }
-            Ok(_) => {
-                // A file that a pull does not read, or a field without an effect.
-                assert_eq!(
-                    to.releases().at("m", 1).unwrap().unwrap(),
-                    release,
-                    "{name}"
-                );
-            }
-        }
-        is_sound(&to);
-        write(&good);
-    }
-    assert!(refused > 300, "{refused} of 600 were refused");
-}
-
-#[test]
 fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
     let (_from, from, release) = source("a");
     let store = Arc::new(InMemory::new());
@@ -608,6 +553,31 @@ fn a_listing_can_not_ask_for_more_than_it_says_nor_for_files_elsewhere() {
     }
     assert!(to.releases().get("m", None).unwrap().is_none());
     is_sound(&to);
+}
+
+/// `benches/remote.py` computes dollars from these.
+#[test]
+fn requests_grow_with_the_files_of_a_release_alone() {
+    let store = Arc::new(InMemory::new());
+    let (_from, from, release) = source("a");
+    let (_other, other, second) = source("b");
+    let counted = || {
+        let mut carrier = faulty(memory(&store), None, 1);
+        carrier.odds = u64::MAX;
+        (carrier.calls.clone(), remote(carrier))
+    };
+    push(&remote(memory(&store)), &from, &release).unwrap();
+    let (calls, there) = counted();
+    let pushed = push(&there, &other, &second).unwrap();
+    let (files, new) = (
+        pushed.plan.moves + pushed.plan.there,
+        pushed.plan.moves as u64,
+    );
+    assert_eq!(calls.load(Ordering::Relaxed), files as u64 + new + 12);
+    let (_to, to) = testing::store();
+    let (calls, there) = counted();
+    pull(&there, &to, None).unwrap();
+    assert_eq!(calls.load(Ordering::Relaxed), files as u64 + 3);
 }
 
 #[test]

@@ -1,48 +1,23 @@
 //! Push and pull against real servers of S3 and a real registry, which `make test-remotes` installs and names.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod server;
+
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    net::{TcpListener, TcpStream},
+    io::{BufRead, BufReader, Write},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Command, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use precast_store::{
     Digest, Store, testing,
     transfer::{Event, Moved, Request},
 };
+use server::Server;
 use tempfile::TempDir;
 
-/// A server of this machine: S3 with a bucket `models`, or a registry.
-struct Server {
-    child: Child,
-    port: u16,
-    folder: TempDir,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Returns the program that a variable names.
-fn program(variable: &str) -> String {
-    let hint = "`make test-remotes` names it";
-    std::env::var(variable).unwrap_or_else(|_| panic!("{variable}: {hint}"))
-}
-
 impl Server {
-    /// Starts a server of S3.
-    fn s3(variable: &str, arguments: &[&str]) -> Self {
-        let bucket = "PUT /models HTTP/1.0\r\nContent-Length: 0\r\n\r\n";
-        Self::start(variable, arguments, "", bucket)
-    }
-
     /// Starts a registry.
     fn registry() -> Self {
         let config = "version: 0.1\n\
@@ -51,51 +26,6 @@ impl Server {
         let arguments = ["serve", "FOLDER/config"];
         let ready = "GET /v2/ HTTP/1.0\r\n\r\n";
         Self::start("PRECAST_REGISTRY", &arguments, config, ready)
-    }
-
-    /// Starts the program that a variable names, with these arguments and the file `config`, and waits until it answers a
-    /// request. `PORT` and `FOLDER` are replaced.
-    fn start(variable: &str, arguments: &[&str], config: &str, ready: &str) -> Self {
-        let program = program(variable);
-        let free = TcpListener::bind("127.0.0.1:0").unwrap();
-        let port = free.local_addr().unwrap().port();
-        drop(free);
-        let folder = tempfile::tempdir().unwrap();
-        let place = folder.path().display().to_string();
-        let with = |text: &str| {
-            text.replace("PORT", &port.to_string())
-                .replace("FOLDER", &place)
-        };
-        std::fs::write(folder.path().join("config"), with(config)).unwrap();
-        let child = Command::new(program)
-            .args(arguments.iter().map(|argument| with(argument)))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self {
-            child,
-            port,
-            folder,
-        };
-        let begun = Instant::now();
-        while server.request(ready).is_none() {
-            assert!(
-                begun.elapsed() < Duration::from_secs(60),
-                "{variable} does not answer"
-            );
-            thread::sleep(Duration::from_millis(200));
-        }
-        server
-    }
-
-    /// Returns the answer to a request, if it is a good one.
-    fn request(&self, text: &str) -> Option<String> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
-        stream.write_all(text.as_bytes()).ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        answer.split(' ').nth(1)?.starts_with('2').then_some(answer)
     }
 
     /// Starts `precast-remote` with the credentials of the server, and returns what it says.
@@ -235,15 +165,7 @@ fn moto() {
 #[test]
 #[ignore = "long: `make test-remotes`"]
 fn seaweedfs() {
-    let arguments = [
-        "server",
-        "-s3",
-        "-dir=FOLDER",
-        "-ip=127.0.0.1",
-        "-s3.port=PORT",
-        "-volume.max=5",
-    ];
-    serves(&Server::s3("PRECAST_WEED", &arguments));
+    serves(&Server::weed());
 }
 
 /// Returns the path of the file in which the registry keeps these bytes.
@@ -283,7 +205,7 @@ fn registry() {
     comes(&remote);
     // A copy under another name and another tag.
     let copy = |arguments: &[&str], to: &str| {
-        let mut skopeo = Command::new(program("PRECAST_SKOPEO"));
+        let mut skopeo = Command::new(server::program("PRECAST_SKOPEO"));
         skopeo.args(["copy", "--src-tls-verify=false", "--dest-tls-verify=false"]);
         skopeo.args(arguments);
         skopeo.arg(format!("docker://{host}/models/precast:m-r1"));
@@ -322,7 +244,7 @@ index = client.get_manifest(client.get_container(f"{host}/{source}:m-r1"), allow
 client.pull(f"{host}/{source}@{index['manifests'][0]['digest']}", outdir="pulled")
 "#;
     let work = tempfile::tempdir().unwrap();
-    let copied = Command::new(program("PRECAST_ORAS_PYTHON"))
+    let copied = Command::new(server::program("PRECAST_ORAS_PYTHON"))
         .args(["-c", code, &host, "models/precast", "copies/oras"])
         .current_dir(work.path())
         .output()

@@ -17,7 +17,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{self, Read},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
 };
 
@@ -25,9 +25,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::{
-    canon, checksum,
+    canon,
+    checksum::{self, Record},
     error::{At, StoreError},
-    layout::{Kind, StoreLayout, name_of},
+    layout::{Kind, StoreLayout, check_name, name_of},
     object,
     objects::Objects,
     records::Records,
@@ -106,12 +107,16 @@ impl ListedPart {
         let (found, checksum) = match kind {
             PartKind::Object => return Err(other(&place)),
             PartKind::Artifact => {
-                let (artifact, checksum) = checksum::decode::<Artifact>(text, &place)?;
+                let (artifact, checksum) = decode::<Artifact>(text, &place)?;
                 references.objects = artifact.objects();
                 (artifact.id, checksum)
             }
             PartKind::Program => {
-                let (program, checksum) = checksum::decode::<Program>(text, &place)?;
+                let (program, checksum) = decode::<Program>(text, &place)?;
+                check_name(&program.model).map_err(|e| StoreError::Record {
+                    path: place.clone(),
+                    why: e.to_string(),
+                })?;
                 references.artifacts = program.artifacts();
                 (program.id, checksum)
             }
@@ -235,7 +240,7 @@ impl Listing {
     /// Fails if these are not the bytes of the file of its release.
     pub fn check_release(&self, text: &[u8]) -> Result<(), StoreError> {
         let place = PathBuf::from(release_path(&self.model, self.release.seq)?);
-        let (release, _) = checksum::decode::<Release>(text, &place)?;
+        let (release, _) = decode::<Release>(text, &place)?;
         if release != self.release || !is_foreign_number(release.seq) {
             return Err(other(&place));
         }
@@ -351,10 +356,20 @@ impl Records {
         part.check_record(text)?;
         match part.kind {
             PartKind::Artifact => {
-                self.put_artifact(&checksum::decode::<Artifact>(text, &place)?.0)?;
+                let artifact = decode::<Artifact>(text, &place)?.0;
+                let (mut file, path) = object::open(&self.base().layout, &artifact.object)?;
+                let size = object::head(&mut file, &artifact.object, &path)?.size;
+                if size != artifact.size {
+                    let says = artifact.size;
+                    return Err(StoreError::Record {
+                        path: place,
+                        why: format!("it says that its object has {says} bytes, which has {size}"),
+                    });
+                }
+                self.put_artifact(&artifact)?;
             }
             _ => {
-                self.put_program(&checksum::decode::<Program>(text, &place)?.0)?;
+                self.put_program(&decode::<Program>(text, &place)?.0)?;
             }
         }
         Ok(())
@@ -391,13 +406,32 @@ impl Objects {
         let place = PathBuf::from(part.path());
         let (content, limit) = part.most();
         let mut pending = self.leases().pending_file()?;
-        let read = io::copy(&mut from.take(limit.saturating_add(1)), pending.file());
-        let read = read.at("receive", &place)?;
+        let mut file = io::BufWriter::with_capacity(1 << 18, pending.file());
+        let mut start = object::Tee::new((&mut *from).take(content));
+        let read = io::copy(&mut start, &mut file).at("receive", &place)?;
+        let arrived = start.digest();
+        let rest = limit.saturating_add(1) - read;
+        let read = read + io::copy(&mut from.take(rest), &mut file).at("receive", &place)?;
+        file.flush().at("receive", &place)?;
+        drop(file);
         if read > limit {
             return Err(object::damaged(&part.id, &place, TOO_LARGE));
         }
-        self.publish_copy(pending, &part.id, Some(content), &place)
+        self.publish_copy(pending, &part.id, Some(content), Some(arrived), &place)
     }
+}
+
+/// Checks and parses the bytes of another store's record, which no newer precast may have written.
+fn decode<R: Record>(text: &[u8], place: &Path) -> Result<(R, Digest), StoreError> {
+    let (record, checksum) = checksum::decode::<R>(text, place)?;
+    if record.schema() > SCHEMA {
+        return Err(StoreError::Newer {
+            path: place.to_owned(),
+            found: record.schema().into(),
+            known: SCHEMA.into(),
+        });
+    }
+    Ok((record, checksum))
 }
 
 /// Returns the error for a record that is not the listed one.

@@ -138,21 +138,27 @@ impl Objects {
         let copied = io::copy(&mut file, pending.file());
         copied.at("write an object into", self.base().path())?;
         // An error names the file that was copied.
-        self.publish_copy(pending, digest, None, &path)
+        self.publish_copy(pending, digest, None, None, &path)
     }
 
     /// Publishes a copy of an object's file, after a check of every byte. `most` is the size of the content where it is
-    /// known; `from` is the file's origin, for errors.
+    /// known, and `arrived` the digest of as many first bytes of the file: a plain file is then not read again. `from` is
+    /// the file's origin, for errors.
     pub(super) fn publish_copy(
         &self,
         mut pending: PendingFile,
         digest: &Digest,
         most: Option<u64>,
+        arrived: Option<Digest>,
         from: &Path,
     ) -> Result<(), StoreError> {
         pending.file().rewind().at("read", pending.path())?;
+        let mut checked = None;
         if let Some(most) = most {
-            let size = object::head(pending.file(), digest, from)?.size;
+            let object::Head { size, plain, .. } = object::head(pending.file(), digest, from)?;
+            if plain && size == most && arrived == Some(*digest) {
+                checked = Some(size);
+            }
             if size > most {
                 return Err(StoreError::Corrupt {
                     digest: *digest,
@@ -162,7 +168,10 @@ impl Objects {
             }
             pending.file().rewind().at("read", pending.path())?;
         }
-        let size = object::decode(pending.file(), digest, from, &mut io::sink())?;
+        let size = match checked {
+            Some(size) => size,
+            None => object::decode(pending.file(), digest, from, &mut io::sink())?,
+        };
         let file = pending.file().metadata().at("look at", pending.path())?;
         let _adding = self.leases().adding(&[*digest])?;
         pending.publish(&self.base().layout.object(digest))?;
