@@ -98,6 +98,8 @@ impl Read for Arriving {
                     self.breaks = 0;
                 }
                 None if is_whole => {
+                    // A stream that ended may say anything when it is asked once more.
+                    self.stream = futures_util::stream::empty().boxed();
                     if self.hasher.clone().finish() != self.blob.digest {
                         return Err(io::Error::other(
                             "it has another digest than its manifest says",
