@@ -15,7 +15,7 @@ use crate::{
 const README: &str = "README.md";
 
 /// Commands that change nothing of Precast, or that another test runs: how they begin, and which.
-const ELSEWHERE: [(&str, &str); 15] = [
+const ELSEWHERE: [(&str, &str); 21] = [
     ("cargo install", "a checkout is compiled by `make`"),
     ("python3 -m venv", "no command of Precast"),
     (".venv/bin/pip install torch", "no command of Precast"),
@@ -27,6 +27,15 @@ const ELSEWHERE: [(&str, &str); 15] = [
     ("docker ", "container.rs"),
     ("rsync ", "machines.rs"),
     ("ssh ", "machines.rs"),
+    ("hf ", "no command of Precast"),
+    ("precast push minilm hf://", "crates/precast-remote: hub.rs"),
+    ("precast pull hf://", "crates/precast-remote: hub.rs"),
+    ("skopeo ", "crates/precast-remote: servers.rs"),
+    (
+        "precast push minilm oci://",
+        "crates/precast-remote: servers.rs",
+    ),
+    ("precast pull oci://", "crates/precast-remote: servers.rs"),
     ("precast inspect encoder.pt2", "reading_json.rs"),
     ("precast init my:load", "numerics: generation.rs"),
     ("precast report --training", "reading_json.rs"),
