@@ -155,6 +155,7 @@ def moves(ways: Ways, work: Path, objects: int, size: int, rounds: int) -> dict[
         return work / "to" / name
 
     at = f"{objects}"
+
     def pushed(remote: str) -> dict[str, Any]:
         # The first push to a place also races creates there, once.
         ways.ask(do="push", store=small, remote=remote)
