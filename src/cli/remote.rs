@@ -273,8 +273,8 @@ fn split(text: &str) -> (String, Option<String>) {
 
 /// Returns what this host is, with the torch that is in use; nothing without one.
 fn hosts(libtorch: &LibtorchFolder) -> Vec<Target> {
-    let folder = libtorch.find();
-    // <site-packages>/torch
+    // <site-packages>/torch, also through a link as `.venv/libtorch`
+    let folder = libtorch.find().and_then(|folder| folder.canonicalize().ok());
     let packages = folder.as_deref().and_then(Path::parent);
     let Some(torch) = packages.and_then(|folder| Torch::find(&[folder])) else {
         return Vec::new();
