@@ -7,6 +7,8 @@ from pathlib import Path
 
 import precast
 import pytest
+from precast.client import building
+from precast.client.building import gc
 
 
 def test_a_release_is_loaded_from_a_remote_and_from_an_earlier_pull_without_it(
@@ -20,7 +22,12 @@ def test_a_release_is_loaded_from_a_remote_and_from_an_earlier_pull_without_it(
     assert pushed["to"] == 1 and pushed["published"]
     with pytest.raises(precast.NotFound, match="no release of `nothing`"):
         precast.load(remote, "nothing")
-    assert precast.load(remote, "tiny").modules == precast.load(store, "tiny").modules
+    collected = []
+    monkeypatch.setattr(building, "gc", lambda **options: collected.append(gc(**options)))
+    for _ in range(2):
+        assert precast.load(remote, "tiny").modules == precast.load(store, "tiny").modules
+    # Once a release came: what is older than three releases goes.
+    assert [one["dry_run"] for one in collected] == [False]
     again = precast.pull(remote, "tiny", store=tmp_path / "third", dry_run=True)["releases"][0]
     assert again["plan"]["moves"] > 0
     # A name, and a lock.

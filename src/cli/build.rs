@@ -77,6 +77,7 @@ pub(super) fn gate_command(python: &PythonArgs, launcher: &Launcher) -> Result<G
 
 pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     if args.dry_run {
+        args.remote.not_asked();
         return super::plan::show(&args.spec, &args.python, context);
     }
     let spec = Spec::load(args.spec.file.path())?;

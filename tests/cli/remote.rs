@@ -108,6 +108,7 @@ fn a_build_takes_from_a_remote_what_another_machine_made() {
             (&"hit".into(), &"file://[ROOT]/there".into())
         );
     }
+    build(&sandbox, "n", &url, &["--dry-run"]).says("a plan does not ask file://");
     // What can't be built there can't be built here.
     assert_eq!(programs[2]["state"], "skipped");
     second.shows("release 1 of file://[ROOT]/there leaves it out");

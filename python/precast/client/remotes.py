@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import warnings
@@ -41,7 +42,7 @@ def folder(remote: str) -> Path:
 
 def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> tuple[Path, str]:
     """Pulls a release; returns the store that has it, and its name there. Where the remote can't be reached, an earlier
-    pull has to do; it is said."""
+    pull has to do; it is said. Of each model the newest three releases stay, and what a process uses."""
     store = folder(remote)
     try:
         moved = building.pull(remote, model, store=store, libtorch=libtorch)["releases"][0]
@@ -51,6 +52,9 @@ def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> 
         text = f"{remote} can't be reached ({error}): {model} is answered by an earlier pull"
         warnings.warn(PrecastWarning(text), stacklevel=3)
         return store, model
+    if moved["published"]:
+        with contextlib.suppress(BuildError):  # a machine that can't delete has more on its disk
+            building.gc(store=store)
     return store, f"{model.partition('@')[0]}@{moved['to']}"
 
 

@@ -42,6 +42,13 @@ pub(in crate::cli) struct RemoteArgs {
 }
 
 impl RemoteArgs {
+    /// Says that a plan knows this machine alone.
+    pub(in crate::cli) fn not_asked(&self) {
+        if let Some(place) = &self.remote {
+            note!("a plan does not ask {place}: what is missing here may come from there");
+        }
+    }
+
     /// Returns the remote, if one was named.
     pub(in crate::cli) fn of<'a>(
         &self,
