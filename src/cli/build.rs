@@ -1,5 +1,6 @@
 //! `precast build`: builds the programs that the store lacks.
 
+mod on_ray;
 mod summary;
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
@@ -39,6 +40,9 @@ pub(super) struct BuildArgs {
     timeout: Option<u64>,
     #[command(flatten)]
     remote: RemoteArgs,
+    /// A resource of Ray that each builder needs, as `sm90=1`; may be repeated
+    #[arg(long, value_name = "NAME=NUMBER", requires = "on", value_parser = on_ray::resource)]
+    ray_resource: Vec<(String, f64)>,
     /// Fail instead of compiling
     #[arg(long)]
     locked: bool,
@@ -85,7 +89,7 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     let launcher = args.python.launcher(&spec.root);
     let progress = progress::reporter(context);
     let remote = args.remote.of(context, progress.as_ref())?;
-    let options = build::Options {
+    let mut options = build::Options {
         gate: gate_command(&args.python, &launcher)?,
         launcher,
         scratch: std::env::temp_dir(),
@@ -103,7 +107,10 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         store: &store,
     };
     let traced = trace::Traced::new(progress.as_ref());
-    let result = build::build(&options, &traced);
+    let result = match args.remote.cluster() {
+        Some(cluster) if !args.locked => on_ray::build(args, cluster, &mut options, &traced),
+        _ => build::build(&options, &traced).map_err(Into::into),
+    };
     if let Some(path) = &args.trace {
         traced.write(path)?;
     }

@@ -18,7 +18,7 @@ use precast_store::{
 use crate::{
     error::RemoteError,
     event::Tell,
-    lease::TIMES,
+    lease::{TIMES, Times},
     remote::{Remote, Wanted},
 };
 
@@ -237,10 +237,12 @@ fn serve(
             kind,
             id,
             wait,
+            seconds,
         } => {
             let remote = Remote::open_to_write(&remote)?;
             let held = |leased| say(&Event::Lease(leased));
-            remote.lease(kind, id, wait, TIMES, stop, &held)?;
+            let times = seconds.map_or(TIMES, Times::lost_after);
+            remote.lease(kind, id, wait, times, stop, &held)?;
         }
         Request::List { remote } => {
             let remote = Remote::open(&remote)?;

@@ -38,23 +38,53 @@ pub(in crate::cli) struct RemoteArgs {
     /// Push what the build made: of several builds that lack one artifact at once, one makes it
     #[arg(long, requires = "remote")]
     push: bool,
+    /// Share the build with builders on a Ray cluster, which push: `ray` for the cluster of this machine, or
+    /// `ray://HOST:10001`
+    #[arg(long, value_name = "CLUSTER", requires = "remote", value_parser = cluster)]
+    on: Option<String>,
+    /// After how many seconds without a sign of its holder a lease is taken over: for tests
+    #[arg(
+        long,
+        env = "PRECAST_LEASE_SECONDS",
+        value_name = "SECONDS",
+        hide = true
+    )]
+    lease_seconds: Option<u16>,
+}
+
+fn cluster(text: &str) -> Result<String, String> {
+    if text == "ray" || text.starts_with("ray://") {
+        return Ok(text.to_owned());
+    }
+    Err("it is `ray` or `ray://HOST:PORT`".to_owned())
 }
 
 impl RemoteArgs {
+    /// Returns the place that was named.
+    pub(in crate::cli) fn place(&self) -> Option<&str> {
+        self.remote.as_deref().filter(|place| !place.is_empty())
+    }
+
+    /// Returns the cluster that shares the build.
+    pub(in crate::cli) fn cluster(&self) -> Option<&str> {
+        self.on.as_deref()
+    }
+
     /// Returns the remote, if one was named.
     pub(in crate::cli) fn of<'a>(
         &self,
         context: &'a Context,
         progress: &'a dyn Progress,
     ) -> Result<Option<BuildRemote<'a>>> {
-        let Some(place) = self.remote.as_deref().filter(|place| !place.is_empty()) else {
+        let Some(place) = self.place() else {
             return Ok(None);
         };
         Ok(Some(BuildRemote {
             name: place.to_owned(),
             place: place.to_owned(),
             store: std::path::absolute(&context.store)?,
-            push: self.push,
+            push: self.push || self.on.is_some(),
+            lease_seconds: self.lease_seconds,
             failed: AtomicBool::new(false),
             context,
             progress,
@@ -69,6 +99,7 @@ pub(in crate::cli) struct BuildRemote<'a> {
     store: std::path::PathBuf,
     /// Whether the build may write there.
     push: bool,
+    lease_seconds: Option<u16>,
     /// Whether it failed: then it is left alone.
     failed: AtomicBool,
     context: &'a Context,
@@ -200,6 +231,7 @@ impl Remote for BuildRemote<'_> {
             kind,
             id: *id,
             wait,
+            seconds: self.lease_seconds,
         };
         let mut leased = None;
         let mut program = match Program::start(&request, self.cancel()) {
