@@ -251,6 +251,8 @@ $(RAY)/python: examples/python/requirements.txt python/requirements.txt $(STAMP)
 	$(PY) -m venv --clear .venv-ray
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(RAY)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
 	$(RAY)/python -m pip install --no-deps --disable-pip-version-check -q -r examples/python/requirements.txt -r python/requirements.txt
+	@# As in an environment that has torch itself: the command finds it without starting a Python.
+	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.dirname(torch.__file__))')" "$$($(RAY)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch"
 	@touch $@
 
 test-ray: wheel-of-tests $(RAY)/python ## builds shared on a Ray cluster of four nodes on this machine, with faults (PRECAST_RAY_ROUNDS=200)

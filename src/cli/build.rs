@@ -19,7 +19,7 @@ use super::{
     trace,
 };
 use crate::{
-    build::{self, BuildError, GateCommand, Launcher},
+    build::{self, BuildError, GateCommand, Launcher, Outcome},
     spec::Spec,
 };
 
@@ -118,6 +118,9 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     let push = remote.as_ref().and_then(BuildRemote::push);
     drop(progress);
     let summary = result?;
+    // Builders on a cluster have pushed their release: only what they lack is left.
+    let made = |(_, outcome): &(String, Outcome)| matches!(outcome, Outcome::Built(_));
+    let push = push.filter(|_| args.remote.pushes() || summary.programs.iter().any(made));
     let instead = summary::instead(&summary, &store)?;
     summary::print(&summary, instead, context)?;
     if let (Some(push), Some(release)) = (push, &summary.release) {

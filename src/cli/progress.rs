@@ -438,7 +438,15 @@ mod tests {
             json!({"log": "text of a library"}),
         ];
         let lines = said.map(|said| said_line(&said).unwrap_or_default());
-        insta::assert_snapshot!(lines.join("\n"), @"");
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        published: encode batch=8
+        compile: encode batch=8 (2.0 s)
+
+        note: something
+
+        error: no \u{1b}[31mspec
+        log: text of a library
+        ");
     }
 
     #[test]

@@ -105,7 +105,7 @@ def test_every_plan_ends_complete(cluster: Cluster, tmp_path: Path) -> None:
             cluster.add_node(num_cpus=1)
         compiles = Path(os.environ["COMPILES"])
         compiles.write_text("")
-        project = Project(tmp_path / str(number), PROGRAMS, ("capture is slow",))
+        project = Project(tmp_path / str(number), PROGRAMS)
         faults = Faults(cluster, project, random.Random(seed * 1000 + number))
         over = threading.Event()
         thread = threading.Thread(target=faults.run, args=(over,))

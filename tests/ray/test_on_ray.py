@@ -12,11 +12,9 @@ from pathlib import Path
 from conftest import NODES, Project, keys, processes, published
 from ray.cluster_utils import Cluster
 
-SLOW = ("capture is slow", "eager is slow", "compile is slow")
-
 
 def test_the_release_is_that_of_one_machine(cluster: Cluster, tmp_path: Path) -> None:
-    project = Project(tmp_path, 8, ("capture is slow",))
+    project = Project(tmp_path, 8, seconds=1)
     _, alone = project.build("alone", "--jobs=1")
     events, last = project.on_ray("shared")
     made = published(events)
@@ -32,14 +30,13 @@ def test_the_release_is_that_of_one_machine(cluster: Cluster, tmp_path: Path) ->
 
 
 def test_four_nodes_are_almost_four_times_as_fast_as_one(cluster: Cluster, tmp_path: Path) -> None:
-    programs = 32
     took = []
     for count in (1, NODES):
         while len(cluster.worker_nodes) > count:
             cluster.remove_node(min(cluster.worker_nodes, key=lambda node: node.node_id))
         while len(cluster.worker_nodes) < count:
             cluster.add_node(num_cpus=1)
-        project = Project(tmp_path / str(count), programs, SLOW)
+        project = Project(tmp_path / str(count), 32, seconds=4)
         begun = time.monotonic()
         events, _ = project.on_ray("shared")
         took.append(time.monotonic() - begun)
@@ -51,20 +48,23 @@ def test_four_nodes_are_almost_four_times_as_fast_as_one(cluster: Cluster, tmp_p
 
 
 def test_ctrl_c_ends_the_builders_and_their_leases(cluster: Cluster, tmp_path: Path) -> None:
-    project = Project(tmp_path, 8, ("compile waits",))
+    project = Project(tmp_path, 8, steer="compile waits")
     process = project.start("shared", "--on=ray", f"--remote={project.url}", "--jobs=1")
-    leases = tmp_path / "remote/leases"
-    until(lambda: len(list(leases.rglob("*.json")) or list(leases.rglob("*"))) >= NODES)
+
+    def leases() -> int:
+        return sum(path.is_file() for path in (tmp_path / "remote/leases").rglob("*"))
+
+    until(lambda: leases() >= NODES)
     assert len(list(processes(f"--remote={project.url}", "--until-stdin-ends"))) == NODES
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
     until(lambda: not list(processes(project.url)))
-    assert not [path for path in leases.rglob("*") if path.is_file()]
+    assert not leases()
 
 
 def test_a_killed_caller_ends_the_builders(cluster: Cluster, tmp_path: Path) -> None:
-    project = Project(tmp_path, 8, ("compile waits",))
+    project = Project(tmp_path, 8, steer="compile waits")
     process = project.start("shared", "--on=ray", f"--remote={project.url}", "--jobs=1")
     until(lambda: len(list(processes(f"--remote={project.url}", "--until-stdin-ends"))) == NODES)
     process.kill()

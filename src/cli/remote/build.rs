@@ -65,6 +65,11 @@ impl RemoteArgs {
         self.remote.as_deref().filter(|place| !place.is_empty())
     }
 
+    /// Returns whether the user asked for a push.
+    pub(in crate::cli) fn pushes(&self) -> bool {
+        self.push
+    }
+
     /// Returns the cluster that shares the build.
     pub(in crate::cli) fn cluster(&self) -> Option<&str> {
         self.on.as_deref()
