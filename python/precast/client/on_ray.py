@@ -67,7 +67,7 @@ class Said:
 
 def build(builder: int, arguments: list[str], version: str, said: Any) -> None:
     """Runs one builder, on its node: a task."""
-    import ray
+    import ray  # type: ignore[import-not-found]
 
     import precast
 
