@@ -107,8 +107,15 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         store: &store,
     };
     let traced = trace::Traced::new(progress.as_ref());
-    let result = match args.remote.cluster() {
-        Some(cluster) if !args.locked => on_ray::build(args, cluster, &mut options, &traced),
+    let result = match (args.remote.cluster(), &remote) {
+        (Some(cluster), Some(remote)) if !args.locked => {
+            let builders = on_ray::Builders {
+                args,
+                cluster,
+                remote: remote.place(),
+            };
+            on_ray::build(&builders, &mut options, &traced)
+        }
         _ => build::build(&options, &traced).map_err(Into::into),
     };
     if let Some(path) = &args.trace {

@@ -22,6 +22,8 @@ Json = dict[str, Any]
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NODES = 4
+# The port for callers elsewhere.
+CLIENT = 10301
 
 MODEL = """
 import os
@@ -177,7 +179,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture(scope="session")
 def cluster(worker: None) -> Iterator[Cluster]:
     """A head without CPUs, and four nodes with room for one builder each."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    head = {"num_cpus": 0, "include_dashboard": False, "ray_client_server_port": CLIENT}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
     for _ in range(NODES):
         cluster.add_node(num_cpus=1)
     os.environ["RAY_ADDRESS"] = cluster.address

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import NODES, Project, keys, processes, published
+from conftest import CLIENT, NODES, Project, keys, processes, published
 from ray.cluster_utils import Cluster
 
 
@@ -45,6 +45,13 @@ def test_four_nodes_are_almost_four_times_as_fast_as_one(cluster: Cluster, tmp_p
     efficiency = took[0] / (NODES * took[1])
     print(f"one node {took[0]:.1f} s, {NODES} nodes {took[1]:.1f} s, efficiency {efficiency:.2f}")
     assert efficiency > 0.85
+
+
+def test_a_cluster_elsewhere_gets_the_folder_of_the_spec(cluster: Cluster, tmp_path: Path) -> None:
+    project = Project(tmp_path, 4)
+    events, last = project.build("shared", f"--on=ray://localhost:{CLIENT}", f"--remote={project.url}", "--jobs=1")
+    assert len(published(events)) == 4 and last["compiled"] == 0
+    project.sound()
 
 
 def test_ctrl_c_ends_the_builders_and_their_leases(cluster: Cluster, tmp_path: Path) -> None:

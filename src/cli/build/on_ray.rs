@@ -27,6 +27,16 @@ use crate::{
     store::target::DeviceKind,
 };
 
+/// The builders: what they are to do, and where.
+pub(super) struct Builders<'a> {
+    /// The arguments of this build.
+    pub args: &'a BuildArgs,
+    /// The cluster, as the user wrote it.
+    pub cluster: &'a str,
+    /// The place of the remote.
+    pub remote: &'a str,
+}
+
 /// A line of the Python.
 #[derive(Deserialize)]
 #[serde(untagged)]
@@ -54,8 +64,7 @@ pub(super) fn resource(text: &str) -> Result<(String, f64), String> {
 
 /// Builds with the help of builders on a cluster, if the remote lacks anything.
 pub(super) fn build(
-    args: &BuildArgs,
-    cluster: &str,
+    builders: &Builders<'_>,
     options: &mut Options<'_>,
     progress: &dyn Progress,
 ) -> anyhow::Result<Summary> {
@@ -64,7 +73,7 @@ pub(super) fn build(
     options.locked = false;
     match looked {
         Err(BuildError::Locked { missing, .. }) => {
-            builders(args, cluster, missing, options, progress)?;
+            share(builders, missing, options, progress)?;
         }
         Err(BuildError::LockedShim { .. }) => {}
         ended => return Ok(ended?),
@@ -73,14 +82,13 @@ pub(super) fn build(
 }
 
 /// Starts builders, and passes on what they say until there is nothing left for them to do.
-fn builders(
-    args: &BuildArgs,
-    cluster: &str,
+fn share(
+    builders: &Builders<'_>,
     missing: usize,
     options: &Options<'_>,
     progress: &dyn Progress,
 ) -> anyhow::Result<()> {
-    let python = args.python.interpreter(&options.spec.root);
+    let python = builders.args.python.interpreter(&options.spec.root);
     let refused = |why: String| {
         let message = format!("`{}` can't start builders on Ray: {why}", python.display());
         let hint = "`pip install 'precast[ray]'` there, with the versions of the cluster; `--python` names another one";
@@ -95,7 +103,7 @@ fn builders(
         .spawn()
         .map_err(|error| refused(error.to_string()))?;
     let (mut input, output) = (child.stdin.take(), child.stdout.take());
-    let request = request(args, cluster, missing, options);
+    let request = request(builders, missing, options);
     if let Some(input) = &mut input {
         // A Python that ended has said why.
         let _ = writeln!(input, "{request}").and_then(|()| input.flush());
@@ -148,12 +156,13 @@ fn builders(
 }
 
 /// Returns the request: the arguments of each builder, and what it needs.
-fn request(args: &BuildArgs, cluster: &str, missing: usize, options: &Options<'_>) -> Value {
+fn request(builders: &Builders<'_>, missing: usize, options: &Options<'_>) -> Value {
+    let args = builders.args;
     let mut given = Vec::new();
     let mut give = |name: &str, value: Option<String>| {
         given.extend(value.map(|value| format!("--{name}={value}")));
     };
-    give("remote", args.remote.place().map(str::to_owned));
+    give("remote", Some(builders.remote.to_owned()));
     give("only", args.spec.only.clone());
     for set in &args.spec.set {
         give("set", Some(set.clone()));
@@ -179,7 +188,7 @@ fn request(args: &BuildArgs, cluster: &str, missing: usize, options: &Options<'_
     );
     let path = std::path::absolute(args.spec.file.path()).unwrap_or_default();
     json!({
-        "cluster": cluster,
+        "cluster": builders.cluster,
         "spec": path,
         "arguments": given,
         "missing": missing,

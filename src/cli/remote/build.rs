@@ -60,11 +60,6 @@ fn cluster(text: &str) -> Result<String, String> {
 }
 
 impl RemoteArgs {
-    /// Returns the place that was named.
-    pub(in crate::cli) fn place(&self) -> Option<&str> {
-        self.remote.as_deref().filter(|place| !place.is_empty())
-    }
-
     /// Returns whether the user asked for a push.
     pub(in crate::cli) fn pushes(&self) -> bool {
         self.push
@@ -81,14 +76,15 @@ impl RemoteArgs {
         context: &'a Context,
         progress: &'a dyn Progress,
     ) -> Result<Option<BuildRemote<'a>>> {
-        let Some(place) = self.place() else {
+        let Some(place) = self.remote.as_deref().filter(|place| !place.is_empty()) else {
             return Ok(None);
         };
+        let push = self.push || self.on.is_some();
         Ok(Some(BuildRemote {
             name: place.to_owned(),
             place: place.to_owned(),
             store: std::path::absolute(&context.store)?,
-            push: self.push || self.on.is_some(),
+            push,
             lease_seconds: self.lease_seconds,
             failed: AtomicBool::new(false),
             context,
@@ -114,6 +110,11 @@ pub(in crate::cli) struct BuildRemote<'a> {
 impl BuildRemote<'_> {
     fn cancel(&self) -> &Arc<AtomicBool> {
         &self.context.cancel
+    }
+
+    /// Returns where it is, for builders on other machines.
+    pub(in crate::cli) fn place(&self) -> &str {
+        &self.place
     }
 
     /// Sends a request. An error is told once; the build goes on without the remote.
