@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from precast.client import on_ray
 from precast.client.on_ray import Nodes
 from precast.client.progress import Line, Lines
 
@@ -61,6 +62,21 @@ def test_a_python_without_ray_says_so(tmp_path: Path) -> None:
     assert ran.returncode == 1
     said = json.loads(ran.stdout)
     assert "has no Ray: there is no ray" in said["error"] and "precast[ray]" in said["hint"]
+
+
+def test_the_store_of_a_killed_builder_is_removed_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with on_ray._folder() as alive:
+        old = tmp_path / "precast-builder-killed"
+        (old / "store").mkdir(parents=True)
+        (old / "owner").touch()
+        for folder in (old, Path(alive)):
+            os.utime(folder, (0, 0))
+        with on_ray._folder() as new:
+            assert sorted(tmp_path.iterdir()) == sorted([Path(alive), Path(new)])
+    assert list(tmp_path.iterdir()) == []
 
 
 BUILDERS: list[dict[str, Any]] = [

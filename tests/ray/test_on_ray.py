@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from conftest import CLIENT, NODES, Project, keys, processes, published
 from ray.cluster_utils import Cluster
 
@@ -29,6 +30,7 @@ def test_the_release_is_that_of_one_machine(cluster: Cluster, tmp_path: Path) ->
     assert last["published"]
 
 
+@pytest.mark.timeout(1200)
 def test_four_nodes_are_almost_four_times_as_fast_as_one(cluster: Cluster, tmp_path: Path) -> None:
     took = []
     for count in (1, NODES):
@@ -36,7 +38,7 @@ def test_four_nodes_are_almost_four_times_as_fast_as_one(cluster: Cluster, tmp_p
             cluster.remove_node(min(cluster.worker_nodes, key=lambda node: node.node_id))
         while len(cluster.worker_nodes) < count:
             cluster.add_node(num_cpus=1)
-        project = Project(tmp_path / str(count), 32, seconds=4)
+        project = Project(tmp_path / str(count), 32, seconds=8)
         begun = time.monotonic()
         events, _ = project.on_ray("shared")
         took.append(time.monotonic() - begun)

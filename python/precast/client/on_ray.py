@@ -19,15 +19,18 @@ The end of standard input, after Ctrl-C or when the caller was killed, ends the 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import queue
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +80,7 @@ def build(builder: int, arguments: list[str], version: str, said: Any) -> None:
         raise Failed(f"{node}: it has precast {precast.__version__}, the caller has {version}; {hint}")
     # Ray's limit is not the builder's, which has `--jobs`.
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    with tempfile.TemporaryDirectory(prefix="precast-builder-", ignore_cleanup_errors=True) as folder:
+    with _folder() as folder:
         store = ["--until-stdin-ends", "--format=json", f"--store={folder}/store"]
         process = subprocess.Popen(
             [command.find(), "build", *arguments, *store],
@@ -98,6 +101,21 @@ def build(builder: int, arguments: list[str], version: str, said: Any) -> None:
         raise Killed(f"{node}: it was ended by {signal.Signals(-code).name}")
     if code:
         raise Failed(f"{node}: {error}")
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[str]:
+    """Makes a folder for a store and removes it at the end. Before that it removes those whose owner was killed."""
+    for old in Path(tempfile.gettempdir()).glob("precast-builder-*"):
+        with contextlib.suppress(OSError), (old / "owner").open() as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A new one may have no owner yet.
+            if time.time() - old.stat().st_mtime > 60:
+                shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="precast-builder-", ignore_cleanup_errors=True) as folder:
+        with Path(folder, "owner").open("w") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX)
+            yield folder
 
 
 def _heard(process: subprocess.Popen[str], tell: Any) -> str:
