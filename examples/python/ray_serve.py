@@ -3,6 +3,7 @@
 ```console
 $ python ray_serve.py --store artifacts                 # pushes the release to a folder and serves it from there
 $ python ray_serve.py --remote s3://models/precast      # serves what is there
+$ python ray_serve.py --torch-compile                   # and a replica with `torch.compile`, for its time to be ready
 ```
 
 A node pulls a release once, into its cache. Its replicas map one copy of the weights from there.
@@ -14,6 +15,7 @@ import argparse
 import logging
 import os
 import re
+import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -26,7 +28,7 @@ import numpy as np
 import precast
 import ray
 from ray import serve
-from sentence import SentenceEncoder, check, eager, sentences
+from sentence import MINILM, SentenceEncoder, check, eager, sentences
 
 REPLICAS = 2
 # Quick steps, for an example: see Ray's guide on autoscaling.
@@ -54,6 +56,26 @@ class Encoder:
     async def __call__(self, sentences: list[str]) -> tuple[int, float, np.ndarray]:
         """Returns the process that answers, the seconds of its start until it was ready, and the vectors."""
         return os.getpid(), self.seconds, await self.encoder.aencode(sentences)
+
+
+@serve.deployment(ray_actor_options={"num_cpus": 0.5})
+class Compiled:
+    """The same model with `torch.compile`, from its Python code and an empty cache."""
+
+    def __init__(self) -> None:
+        begun = time.perf_counter()
+        sys.path.insert(0, str(MINILM))
+        import model
+        import torch
+
+        self.bert = torch.compile(model.load())
+        with torch.inference_mode():
+            self.bert(torch.ones(1, 8, dtype=torch.int64), torch.ones(1, 8, dtype=torch.int64))
+        self.seconds = time.perf_counter() - begun
+
+    def ready(self) -> float:
+        """Returns the seconds of its start until it was ready."""
+        return self.seconds
 
 
 def mapped(pid: int, cache: Path) -> dict[str, int]:
@@ -117,18 +139,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--store", default="artifacts", type=Path, help="a store with the release `minilm`")
     parser.add_argument("--remote", help="where the release is already, as `s3://models/precast`")
+    parser.add_argument("--torch-compile", action="store_true", help="start a replica with `torch.compile` too")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         remote = given.remote or f"file://{folder}/remote"
         if not given.remote:
             precast.push("minilm", remote, store=given.store)
         # Empty, as on a node that was never used. Elsewhere it is `~/.cache`.
-        there = {"env_vars": {"XDG_CACHE_HOME": folder}}
+        there = {"env_vars": {"XDG_CACHE_HOME": folder, "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}}
         ray.init(
             num_cpus=2, object_store_memory=100 << 20, include_dashboard=False, log_to_driver=False, runtime_env=there
         )
         logging.getLogger("ray.serve").setLevel("ERROR")
         vectors = serving(remote, Path(folder) / "precast")
+        if given.torch_compile:
+            compiled: Any = serve.run(Compiled.bind(), name="compiled", route_prefix="/compiled")
+            print(f"with torch.compile: ready {compiled.ready.remote().result(timeout_s=600):.1f} s after its start")
         serve.shutdown()
         ray.shutdown()
         os.environ["XDG_CACHE_HOME"] = folder

@@ -14,7 +14,7 @@ use super::{
     exit::Refusal,
     internal, progress,
     python::PythonArgs,
-    remote::{BuildRemote, RemoteArgs},
+    remote::{BuildRemote, MACHINES, RemoteArgs},
     spec::{SpecArgs, default_jobs},
     trace,
 };
@@ -41,7 +41,13 @@ pub(super) struct BuildArgs {
     #[command(flatten)]
     remote: RemoteArgs,
     /// A resource of Ray that each builder needs, as `sm90=1`; may be repeated
-    #[arg(long, value_name = "NAME=NUMBER", requires = "on", value_parser = on_ray::resource)]
+    #[arg(
+        long,
+        value_name = "NAME=NUMBER",
+        requires = "on",
+        value_parser = on_ray::resource,
+        help_heading = MACHINES
+    )]
     ray_resource: Vec<(String, f64)>,
     /// Fail instead of compiling
     #[arg(long)]

@@ -14,7 +14,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-pub(super) use self::build::{BuildRemote, RemoteArgs};
+pub(super) use self::build::{BuildRemote, MACHINES, RemoteArgs};
 use super::{
     Context,
     exit::{self, Refusal},

@@ -148,12 +148,11 @@ def _end(process: subprocess.Popen[str]) -> None:
     assert process.stdin is not None
     with contextlib.suppress(OSError):
         process.stdin.close()
-    try:
+    with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GRACE - 5)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def say(**line: Any) -> None:
@@ -175,11 +174,14 @@ def main() -> int:
     except ImportError as error:
         say(error=f"`{sys.executable}` has no Ray: {error}", hint="`pip install 'precast[ray]'` there")
         return 1
-    stop = threading.Event()
+    stop, connected = threading.Event(), threading.Event()
 
     def end() -> None:
         sys.stdin.read()
         stop.set()
+        # Also when Ray does not answer.
+        time.sleep(2 * GRACE if connected.is_set() else 0)
+        os._exit(130)
 
     threading.Thread(target=end, daemon=True).start()
     cluster, spec = request["cluster"], Path(request["spec"])
@@ -196,6 +198,7 @@ def main() -> int:
         hint = "`ray status` shows a cluster that runs; its Ray and Python must be of the same versions as here"
         say(error=f"can't reach the Ray cluster `{cluster}`: {error}", hint=hint)
         return 1
+    connected.set()
     try:
         builders(ray, request, [f"--file={spec}", *request["arguments"]], stop)
     finally:
@@ -244,13 +247,12 @@ def builders(ray: Any, request: Json, arguments: list[str], stop: threading.Even
                 done = True
             except ray.exceptions.RayError as error:
                 say(note=f"a builder failed: {nodes.named(_short(error))}")
-    if not left:
-        if not done:
-            say(note="no builder is left: this machine makes what is missing")
-        return
+    if not left and not done:
+        say(note="no builder is left: this machine makes what is missing")
     for one in left:
         ray.cancel(one)
-    _, left = ray.wait(left, num_returns=len(left), timeout=GRACE)
+    if left:
+        _, left = ray.wait(left, num_returns=len(left), timeout=GRACE)
     for one in left:
         ray.cancel(one, force=True)
     tell()

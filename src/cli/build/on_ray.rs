@@ -115,8 +115,12 @@ fn share(
             .map_while(Result::ok)
             .all(|line| send.send(line).is_ok())
     });
-    let mut error = None;
+    let (mut error, mut heard) = (None, false);
     loop {
+        if options.cancel.load(Ordering::Relaxed) {
+            // The end of its input has it end the builders.
+            input.take();
+        }
         match lines.recv_timeout(Duration::from_millis(100)) {
             Ok(line) => match serde_json::from_str(&line) {
                 Ok(Line::Said {
@@ -129,6 +133,7 @@ fn share(
                     said: &said,
                 }),
                 Ok(Line::Note { note: message }) => {
+                    heard = true;
                     progress.event(&Event::Note { message: &message });
                 }
                 Ok(Line::Error {
@@ -137,10 +142,6 @@ fn share(
                 }) => error = Some(Refusal::usage(message, hint)),
                 Err(_) => progress.event(&Event::Note { message: &line }),
             },
-            // The end of its input has it end the builders.
-            Err(mpsc::RecvTimeoutError::Timeout) if options.cancel.load(Ordering::Relaxed) => {
-                input.take();
-            }
             Err(mpsc::RecvTimeoutError::Timeout) => {}
             Err(mpsc::RecvTimeoutError::Disconnected) => break,
         }
@@ -150,6 +151,12 @@ fn share(
     match error {
         _ if options.cancel.load(Ordering::Relaxed) => Err(BuildError::Interrupted.into()),
         Some(error) => Err(error.into()),
+        None if heard && !status.success() => {
+            let message =
+                format!("builders on Ray ended with {status}: this machine makes what is missing");
+            progress.event(&Event::Note { message: &message });
+            Ok(())
+        }
         None if !status.success() => Err(refused(format!("it ended with {status}")).into()),
         None => Ok(()),
     }

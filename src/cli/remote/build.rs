@@ -24,6 +24,9 @@ use crate::{
     },
 };
 
+/// The heading of options about other machines.
+pub(in crate::cli) const MACHINES: &str = "Other machines";
+
 /// The remote of a build and its options.
 #[derive(clap::Args)]
 pub(in crate::cli) struct RemoteArgs {
@@ -32,15 +35,22 @@ pub(in crate::cli) struct RemoteArgs {
         long,
         env = "PRECAST_REMOTE",
         value_name = "REMOTE",
-        hide_env_values = true
+        hide_env_values = true,
+        help_heading = MACHINES
     )]
     remote: Option<String>,
     /// Push what the build made: of several builds that lack one artifact at once, one makes it
-    #[arg(long, requires = "remote")]
+    #[arg(long, requires = "remote", help_heading = MACHINES)]
     push: bool,
     /// Share the build with builders on a Ray cluster, which push: `ray` for the cluster of this machine, or
     /// `ray://HOST:10001`
-    #[arg(long, value_name = "CLUSTER", requires = "remote", value_parser = cluster)]
+    #[arg(
+        long,
+        value_name = "CLUSTER",
+        requires = "remote",
+        value_parser = cluster,
+        help_heading = MACHINES
+    )]
     on: Option<String>,
     /// After how many seconds without a sign of its holder a lease is taken over: for tests
     #[arg(
