@@ -24,7 +24,7 @@ export RUFF_CACHE_DIR := $(CURDIR)/target/ruff
 BUILD := $(CARGO) build --workspace --exclude precast-python
 
 .DEFAULT_GOAL := build
-.PHONY: build remote lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-remotes test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint format book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
+.PHONY: build remote lib examples example-c venv torch test-torch test-newest test-newest-all torches demo chat train tune examples-python test test-build test-compiler test-worker test-numerics test-long test-remotes test-ray test-short test-cli test-python test-python-with test-doc wheel wheel-of-tests twice sweep lint format book mutants torture torture-runtime bench bench-build bench-smoke bench-overhead bench-store clean help FORCE
 
 build: venv ## the release binary, target/release/precast (the default)
 	$(BUILD) --release --bin precast
@@ -227,7 +227,7 @@ test-numerics: test-build
 # What `make test` leaves out: sweeps of architectures, the vision-language model, sanitizers, a worker that hangs for two
 # minutes, a service's own compile, and the newest torch with all specs. Those of `full` have targets of their own.
 test-long: export OMP_WAIT_POLICY ?= passive
-test-long: lint test-build test-newest-all test-remotes ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
+test-long: lint test-build test-newest-all test-remotes test-ray ## the long tests, after a change of worker, shim, gate or `python/`, and before a release
 	$(CARGO) test --no-fail-fast $(FEATURES) $(addprefix --test ,$(NUMERICS) sweep cli) -- --ignored \
 		--skip full --skip releases_of_an_older_torch
 	PRECAST_LONG_TESTS=1 $(PY) -m unittest $(LONG_WORKER_TESTS) $(WITH_LONG_TESTS)
@@ -252,6 +252,21 @@ test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers
 		$(CARGO) test $(FEATURES) --test servers --test hub --test killed -- --include-ignored $$skip
 	PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed $(CARGO) test $(FEATURES) --lib -- --ignored --nocapture --test-threads=1 \
 		tests::faults tests::races tests::hostile
+
+# Ray has a Python of its own, which sees .venv's packages and has the wheel.
+RAY := .venv-ray/bin
+
+$(RAY)/python: examples/python/requirements.txt python/requirements.txt $(STAMP)
+	$(PY) -m venv --clear .venv-ray
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$($(RAY)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/checkout.pth"
+	$(RAY)/python -m pip install --no-deps --disable-pip-version-check -q -r examples/python/requirements.txt -r python/requirements.txt
+	@# As in an environment that has torch itself: the command finds it without starting a Python.
+	@ln -sfn "$$($(PY) -c 'import os, torch; print(os.path.dirname(torch.__file__))')" "$$($(RAY)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch"
+	@touch $@
+
+test-ray: wheel-of-tests $(RAY)/python ## builds shared on a Ray cluster of four nodes on this machine, with faults (PRECAST_RAY_ROUNDS=200)
+	$(RAY)/python -m pip install --no-deps --force-reinstall --disable-pip-version-check -q target/wheels/dev/*.whl
+	$(RAY)/python -m pytest -q -s -p no:cacheprovider --timeout 600 tests/ray
 
 test-short: test-build
 	$(LANE) short $(CARGO) test --no-fail-fast $(FEATURES) --lib --bins $(addprefix --test ,$(filter-out cli $(NUMERICS),$(RUST_TESTS)))

@@ -75,7 +75,7 @@ def measure(store: Path, work: Path, rounds: int) -> dict[str, Any]:
         keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testtest", "AWS_REGION": "us-east-1"}
         os.environ.update(keys | {"AWS_ENDPOINT_URL": url})
         remote, cache = ["s3://models/precast", "minilm"], f"{url}/models/mega-cache"
-        subprocess.run(["precast", "push", "minilm", remote[0], "--store", store], check=True)
+        subprocess.run(["precast", "push", "minilm", remote[0], "--store", store], check=True, stdout=sys.stderr)
         saved = work / "mega-cache"
         taken(peer.replace("SAVE", repr(str(saved))), [], fresh())
         peer = peer.replace("SAVE", "None")

@@ -1,5 +1,6 @@
 //! `precast build`: builds the programs that the store lacks.
 
+mod on_ray;
 mod summary;
 
 use std::{ffi::OsString, path::PathBuf, sync::Arc, time::Duration};
@@ -13,12 +14,12 @@ use super::{
     exit::Refusal,
     internal, progress,
     python::PythonArgs,
-    remote::{BuildRemote, RemoteArgs},
+    remote::{BuildRemote, MACHINES, RemoteArgs},
     spec::{SpecArgs, default_jobs},
     trace,
 };
 use crate::{
-    build::{self, BuildError, GateCommand, Launcher},
+    build::{self, BuildError, GateCommand, Launcher, Outcome},
     spec::Spec,
 };
 
@@ -39,6 +40,15 @@ pub(super) struct BuildArgs {
     timeout: Option<u64>,
     #[command(flatten)]
     remote: RemoteArgs,
+    /// A resource of Ray that each builder needs, as `sm90=1`; may be repeated
+    #[arg(
+        long,
+        value_name = "NAME=NUMBER",
+        requires = "on",
+        value_parser = on_ray::resource,
+        help_heading = MACHINES
+    )]
+    ray_resource: Vec<(String, f64)>,
     /// Fail instead of compiling
     #[arg(long)]
     locked: bool,
@@ -86,7 +96,7 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     let launcher = args.python.launcher(&spec.root);
     let progress = progress::reporter(context);
     let remote = args.remote.of(context, progress.as_ref())?;
-    let options = build::Options {
+    let mut options = build::Options {
         gate: gate_command(&args.python, &launcher)?,
         launcher,
         scratch: std::env::temp_dir(),
@@ -104,7 +114,17 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
         store: &store,
     };
     let traced = trace::Traced::new(progress.as_ref());
-    let result = build::build(&options, &traced);
+    let result = match (args.remote.cluster(), &remote) {
+        (Some(cluster), Some(remote)) if !args.locked => {
+            let builders = on_ray::Builders {
+                args,
+                cluster,
+                remote: remote.place(),
+            };
+            on_ray::build(&builders, &mut options, &traced)
+        }
+        _ => build::build(&options, &traced).map_err(Into::into),
+    };
     if let Some(path) = &args.trace {
         traced.write(path)?;
     }
@@ -112,6 +132,9 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     let push = remote.as_ref().and_then(BuildRemote::push);
     drop(progress);
     let summary = result?;
+    // Builders on a cluster have pushed their release: only what they lack is left.
+    let made = |(_, outcome): &(String, Outcome)| matches!(outcome, Outcome::Built(_));
+    let push = push.filter(|_| args.remote.pushes() || summary.programs.iter().any(made));
     let instead = summary::instead(&summary, &store)?;
     summary::print(&summary, instead, context)?;
     if let (Some(push), Some(release)) = (push, &summary.release) {

@@ -10,6 +10,7 @@ use std::{
 
 use indicatif::{MultiProgress, ProgressBar, ProgressState, ProgressStyle};
 use owo_colors::Style;
+use serde_json::Value;
 
 use super::{
     Context,
@@ -163,6 +164,7 @@ impl PlainLines {
                 format!("failed: {module} {bucket}: {message}")
             }
             Event::Fetched { .. } => fetched(event)?,
+            Event::Builder { node, said, .. } => format!("{node}: {}", said_line(said)?),
             Event::Note { message } => format!("note: {message}"),
             _ => return self.detail(event),
         })
@@ -200,6 +202,27 @@ fn fetched(event: &Event<'_>) -> Option<String> {
         } => Some(format!("from {}: {}", plain(remote), count(*number, what))),
         _ => None,
     }
+}
+
+/// Returns the line about what a builder on another machine said; none for what is of no interest here.
+fn said_line(said: &Value) -> Option<String> {
+    let text = |name: &str| said[name].as_str().map(plain);
+    let program = || Some(format!("{} {}", text("module")?, text("bucket")?));
+    for name in ["error", "warning", "log"] {
+        if let Some(text) = text(name) {
+            return Some(format!("{name}: {text}"));
+        }
+    }
+    Some(match said["event"].as_str()? {
+        "end" if !matches!(said["job"].as_str()?, "prepare" | "open") => {
+            let took = seconds(said["seconds"].as_f64()?);
+            format!("{}: {} ({took})", text("job")?, text("what")?)
+        }
+        "published" => format!("published: {}", program()?),
+        "failed" => format!("failed: {}: {}", program()?, text("message")?),
+        "note" => format!("note: {}", text("message")?),
+        _ => return None,
+    })
 }
 
 /// Width of the column in which lines of bars begin.
@@ -246,6 +269,26 @@ impl Bars {
     /// Prints above the bars.
     fn line(&self, text: impl fmt::Display) {
         let _ = self.all.println(fitted(text));
+    }
+
+    /// Shows what a builder on another machine is at, in a line of its own.
+    fn builder(&self, number: usize, node: &str, said: &Value) {
+        let bar = self.worker(number);
+        match said["event"].as_str() {
+            Some("begin") => {
+                let text = |name: &str| said[name].as_str().map(plain).unwrap_or_default();
+                bar.reset_elapsed();
+                bar.set_message(format!("{node}: {} {}", text("job"), text("what")));
+            }
+            Some("finished") => bar.set_message(format!("{node}: done")),
+            Some("published" | "left_out") => self.whole.inc(1),
+            Some("end") => {}
+            _ => {
+                if let Some(line) = said_line(said) {
+                    self.line(format_args!("{node}: {line}"));
+                }
+            }
+        }
     }
 
     fn worker(&self, number: usize) -> ProgressBar {
@@ -340,6 +383,11 @@ impl Progress for Bars {
                 *self.end.lock().unwrap_or_else(PoisonError::into_inner) = end;
             }
             Event::Published { .. } | Event::LeftOut { .. } => self.whole.inc(1),
+            Event::Builder {
+                builder,
+                node,
+                said,
+            } => self.builder(*builder, node, said),
             Event::Fetched { .. } => {
                 if let Some(line) = fetched(event) {
                     self.line(line);
@@ -374,7 +422,32 @@ impl Drop for Bars {
 
 #[cfg(test)]
 mod tests {
-    use super::{remaining, whole_line};
+    use serde_json::json;
+
+    use super::{remaining, said_line, whole_line};
+
+    #[test]
+    fn what_a_builder_says_is_a_line_where_it_is_of_interest() {
+        let said = [
+            json!({"event": "published", "module": "encode", "bucket": "batch=8"}),
+            json!({"event": "end", "job": "compile", "what": "encode batch=8", "seconds": 2.0}),
+            json!({"event": "end", "job": "open", "what": "model", "seconds": 2.0}),
+            json!({"event": "note", "message": "something"}),
+            json!({"event": "published"}),
+            json!({"error": "no \u{1b}[31mspec", "hint": "write one"}),
+            json!({"log": "text of a library"}),
+        ];
+        let lines = said.map(|said| said_line(&said).unwrap_or_default());
+        insta::assert_snapshot!(lines.join("\n"), @r"
+        published: encode batch=8
+        compile: encode batch=8 (2.0 s)
+
+        note: something
+
+        error: no \u{1b}[31mspec
+        log: text of a library
+        ");
+    }
 
     #[test]
     fn the_progress_line_fits_each_terminal() {

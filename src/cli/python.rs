@@ -31,7 +31,7 @@ pub(super) struct PythonArgs {
     python: Option<PathBuf>,
     /// Accept a torch that is newer than the tried versions
     #[arg(long)]
-    untried_torch: bool,
+    pub(super) untried_torch: bool,
     /// A program to start instead of Python with the built-in worker
     #[arg(long, env = "PRECAST_WORKER", value_name = "PROGRAM", hide = true)]
     worker: Option<PathBuf>,
@@ -47,6 +47,12 @@ impl PythonArgs {
     /// Returns the interpreter that was named.
     pub(super) fn named(&self) -> Option<&Path> {
         self.python.as_deref()
+    }
+
+    /// Chooses the interpreter as [`Self::launcher`] does, also where another program replaces the worker.
+    pub(super) fn interpreter(&self, root: &Path) -> PathBuf {
+        let named = self.python.clone();
+        named.unwrap_or_else(|| python_of(&[root, Path::new("")]))
     }
 
     /// Like [`Self::launcher`]. If no interpreter is named, uses that of the environment of a libtorch.

@@ -19,7 +19,7 @@ use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 
-pub(super) use self::build::{BuildRemote, RemoteArgs};
+pub(super) use self::build::{BuildRemote, MACHINES, RemoteArgs};
 use super::{
     Context,
     exit::{self, Refusal},
@@ -274,7 +274,9 @@ fn split(text: &str) -> (String, Option<String>) {
 /// Returns what this host is, with the torch that is in use; nothing without one.
 fn hosts(libtorch: &LibtorchFolder) -> Vec<Target> {
     // <site-packages>/torch, also through a link as `.venv/libtorch`
-    let folder = libtorch.find().and_then(|folder| folder.canonicalize().ok());
+    let folder = libtorch
+        .find()
+        .and_then(|folder| folder.canonicalize().ok());
     let packages = folder.as_deref().and_then(Path::parent);
     let Some(torch) = packages.and_then(|folder| Torch::find(&[folder])) else {
         return Vec::new();

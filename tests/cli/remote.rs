@@ -381,3 +381,25 @@ fn a_remote_is_looked_at_checked_and_collected_in_the_place_of_a_store() {
     assert_eq!(left_out.code, 1);
     left_out.says("its releases are left out");
 }
+
+#[test]
+fn builders_on_a_cluster_need_a_remote_and_a_python_with_ray() {
+    beside();
+    let sandbox = Sandbox::new();
+    let url = format!("file://{}", sandbox.path("there").display());
+    let alone = sandbox.run(&["build", "--on", "ray"]).exits(2);
+    alone.says("--remote <REMOTE>");
+    let other = build(&sandbox, "a", &url, &["--on", "slurm"]).exits(2);
+    other.says("it is `ray` or `ray://HOST:PORT`");
+    let wrong = ["--on", "ray", "--ray-resource", "sm90"];
+    build(&sandbox, "a", &url, &wrong)
+        .exits(2)
+        .says("as `sm90=1`");
+    // The Python of the checkout has not the package.
+    let without = build(&sandbox, "a", &url, &["--on", "ray"]).exits(2);
+    without.says("can't start builders on Ray: it ended with");
+    without.says("`pip install 'precast[ray]'` there");
+    // Where nothing is missing, nothing is started.
+    build(&sandbox, "b", &url, &["--push"]).exits(0);
+    build(&sandbox, "c", &url, &["--on", "ray"]).exits(0);
+}

@@ -15,7 +15,7 @@ use crate::{
 const README: &str = "README.md";
 
 /// Commands that change nothing of Precast, or that another test runs: how they begin, and which.
-const ELSEWHERE: [(&str, &str); 21] = [
+const ELSEWHERE: [(&str, &str); 23] = [
     ("cargo install", "a checkout is compiled by `make`"),
     ("python3 -m venv", "no command of Precast"),
     (".venv/bin/pip install torch", "no command of Precast"),
@@ -28,6 +28,8 @@ const ELSEWHERE: [(&str, &str); 21] = [
     ("rsync ", "machines.rs"),
     ("ssh ", "machines.rs"),
     ("hf ", "no command of Precast"),
+    ("pip install 'precast[ray]'", "no command of Precast"),
+    ("precast build --on ray", "`make test-ray`"),
     ("precast push minilm hf://", "crates/precast-remote: hub.rs"),
     ("precast pull hf://", "crates/precast-remote: hub.rs"),
     ("skopeo ", "crates/precast-remote: servers.rs"),

@@ -49,8 +49,8 @@ impl<T: Node> Executor<T> {
         body(&mut self.lock().schedule)
     }
 
-    /// Waits for the next task; none when all tasks have ended. `able` is asked again after each wait. `started`: whether
-    /// the thread's worker counted as starting.
+    /// Waits for the next task; none when all tasks have ended. `able` is asked under the lock of the schedule, again
+    /// after each wait. `started`: whether the thread's worker counted as starting.
     pub fn next(&self, able: impl Fn() -> Able, started: bool) -> Option<Next<T>> {
         let mut shared = self.lock();
         // Under the lock of its first choice: otherwise another thread could start a worker for a task that this one

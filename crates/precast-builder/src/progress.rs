@@ -162,6 +162,15 @@ pub enum Event<'a> {
         /// The reason, in one line.
         message: &'a str,
     },
+    /// A builder on another machine said something.
+    Builder {
+        /// Number of the builder, from 0.
+        builder: usize,
+        /// Name of its machine.
+        node: &'a str,
+        /// Its line: an event of this list, `{"log": TEXT}` for other text, or an error, a warning or a note.
+        said: &'a serde_json::Value,
+    },
     /// A program failed.
     Failed {
         /// Title of the module.

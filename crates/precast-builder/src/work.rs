@@ -58,6 +58,9 @@ struct Work<'a> {
     /// The weights that the worker saved, and those of the spec's file.
     saved: (&'a SavedWeights, Option<&'a FromFile>),
     results: Mutex<Results>,
+    /// The leases of programs that are being made, by job. Apart from the results: they are looked at while the schedule is
+    /// locked, and the schedule is locked while the results are.
+    leases: Mutex<HashMap<usize, Box<dyn Send>>>,
 }
 
 /// Results that other tasks wait for.
@@ -69,8 +72,6 @@ struct Results {
     captured: HashMap<usize, CapturedProgram>,
     compiles: HashMap<Digest, MissingArtifact>,
     failures: HashMap<Digest, Arc<TaskFailure>>,
-    /// The leases of programs that are being made, by job.
-    leases: HashMap<usize, Box<dyn Send>>,
     /// Warnings of programs that were reported already.
     noted: BTreeSet<String>,
     done: Done,
@@ -109,6 +110,7 @@ pub(super) fn run(
             shim,
             ..Results::default()
         }),
+        leases: Mutex::default(),
     };
     thread::scope(|scope| {
         let mut starting = starting.into_iter();
@@ -131,6 +133,17 @@ pub(super) fn run(
 impl Work<'_> {
     fn results(&self) -> MutexGuard<'_, Results> {
         self.results.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn leases(&self) -> MutexGuard<'_, HashMap<usize, Box<dyn Send>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the lease of a program back.
+    fn release(&self, job: usize) {
+        let lease = self.leases().remove(&job);
+        // Its end takes a moment.
+        drop(lease);
     }
 
     /// Runs tasks until none is left.
@@ -169,7 +182,7 @@ impl Work<'_> {
     /// Returns whether as many programs are being made as this build has workers for, and one more: further ones are left
     /// to other builds.
     fn is_busy(&self) -> bool {
-        self.results().leases.len() > self.context.options().jobs.max(1)
+        self.leases().len() > self.context.options().jobs.max(1)
     }
 
     /// Returns whether this build is to make a program; if not, another one makes or has made it.
@@ -181,7 +194,7 @@ impl Work<'_> {
         };
         match remote.remote.lease(PartKind::Program, &job.id, false) {
             Some(Turn::Own(lease)) => {
-                self.results().leases.insert(number, lease);
+                self.leases().insert(number, lease);
                 true
             }
             Some(Turn::Made) if remote.fetch_program(&job.id) => {
@@ -223,10 +236,8 @@ impl Work<'_> {
                 if let (Some(remote), Some(id)) = (self.sharing(), outcome.id()) {
                     remote.offer(id);
                 }
-                let mut results = self.results();
-                results.done.outcomes.insert(index, outcome);
-                let lease = results.leases.remove(&job);
-                drop((results, lease));
+                self.results().done.outcomes.insert(index, outcome);
+                self.release(job);
             }
         }
         Ok(true)
@@ -248,10 +259,8 @@ impl Work<'_> {
                     results.done.findings.insert(job.item.module, findings);
                 }
                 let outcome = self.failed(job, *failure)?;
-                let mut results = self.results();
-                results.done.outcomes.insert(job.index, outcome);
-                let lease = results.leases.remove(&number);
-                drop((results, lease));
+                self.results().done.outcomes.insert(job.index, outcome);
+                self.release(number);
                 Ok(false)
             }
         }

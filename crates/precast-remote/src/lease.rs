@@ -42,6 +42,19 @@ pub(crate) const TIMES: Times = Times {
     most: Duration::from_secs(3600),
 };
 
+impl Times {
+    /// Returns times by which a lease is taken over after so many seconds.
+    pub(crate) fn lost_after(seconds: u16) -> Self {
+        let part = |of: Duration| of * u32::from(seconds) / 60;
+        Self {
+            beat: part(TIMES.beat),
+            lost: part(TIMES.lost),
+            look: part(TIMES.look),
+            most: TIMES.most,
+        }
+    }
+}
+
 /// How long a sleep takes no notice of a stop.
 const NAP: Duration = Duration::from_millis(20);
 

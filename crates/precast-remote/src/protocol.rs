@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use crate::{
     error::RemoteError,
     event::Tell,
-    lease::TIMES,
+    lease::{TIMES, Times},
     probe,
     remote::{Remote, Wanted},
 };
@@ -286,10 +286,12 @@ fn serve(
             kind,
             id,
             wait,
+            seconds,
         } => {
             let remote = Remote::open_to_write(&remote)?;
             let held = |leased| say(&Event::Lease(leased));
-            remote.lease(kind, id, wait, TIMES, stop, &held)?;
+            let times = seconds.map_or(TIMES, Times::lost_after);
+            remote.lease(kind, id, wait, times, stop, &held)?;
         }
         Request::List { remote } => {
             let remote = Remote::open(&remote)?;

@@ -110,6 +110,8 @@ pub enum Request {
         id: Digest,
         /// Whether to wait while another one holds it.
         wait: bool,
+        /// After how many seconds without a sign of its holder it is taken over: for tests.
+        seconds: Option<u16>,
     },
     /// Look at a place that is to get a name.
     Look {

@@ -37,6 +37,8 @@ def build_spec(
     locked: bool = False,
     remote: str | None = None,
     push: bool = False,
+    on: str | None = None,
+    ray_resource: Sequence[str] = (),
     jobs: int | None = None,
     memory: str | None = None,
     timeout: float | None = None,
@@ -49,6 +51,7 @@ def build_spec(
     """Builds the programs of a spec that the store lacks, and publishes a release.
 
     `remote` is a place to look for programs and artifacts before they are made; `push` also sends there what was made.
+    `on` is `"ray"`, or `"ray://HOST:10001"`, for builders on a Ray cluster that share the build through the remote.
     `settings` decides keys of `[compile]` for this build, as `{"mode": "max-autotune", "encode.dynamic": True}`.
     `progress` shows the build: a bar on a terminal and in a notebook, else lines on standard error. A build that ends
     with an error after its plan raises a `BuildError` with the `BuildResult` as its attribute `result`, else None. Its
@@ -79,6 +82,8 @@ def build_spec(
         locked=locked,
         remote=remote,
         push=push,
+        on=on,
+        ray_resource=ray_resource,
         jobs=jobs,
         memory=memory,
         timeout=timeout,

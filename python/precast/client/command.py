@@ -61,7 +61,7 @@ def run(*arguments: str, on_event: Callable[[Json], object] | None = None) -> Js
                 on_event(last)
     error, other = None, []
     for line in errors:
-        document = _document(line)
+        document = document_of(line)
         if "error" in document:
             error = document
         elif "warning" in document:
@@ -157,7 +157,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
             process.wait()
 
 
-def _document(line: str) -> Json:
+def document_of(line: str) -> Json:
     """Returns the JSON object of a line, and an empty one for other text, as libtorch prints it."""
     try:
         document = json.loads(line)

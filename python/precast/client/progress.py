@@ -75,6 +75,7 @@ class Line:
         match event["event"]:
             case "planned":
                 self._of, self._done = event["missing"], 0
+                self._jobs.clear()
             case "begin":
                 self._jobs[event["worker"]] = f"{event['job']} {event['what']}"
             case "end":
@@ -86,6 +87,8 @@ class Line:
             case "failed" | "note":
                 self._done += event["event"] == "failed"
                 self._screen.above(_line(event))
+            case "builder":
+                self._builder(event)
             case _:
                 return
         if self._of:
@@ -93,6 +96,20 @@ class Line:
 
     def close(self) -> None:
         self._screen.show("")
+
+    def _builder(self, event: Json) -> None:
+        """Shows what a builder on another machine is at as one job, whichever of its workers it is."""
+        said, builder = event["said"], event["builder"]
+        match said.get("event"):
+            case "begin":
+                self._jobs[builder] = f"{event['node']}: {said['job']} {said['what']}"
+            case "published" | "left_out":
+                self._done = min(self._done + 1, self._of)
+            case "finished":
+                self._jobs.pop(builder, None)
+            case _:
+                if (line := _line(event)) and said.get("event") != "planned":
+                    self._screen.above(line)
 
     def _text(self) -> str:
         filled = round(20 * self._done / self._of)
@@ -161,4 +178,8 @@ def _line(event: Json) -> str:
             return f"{name.replace('_', ' ')}: {event['module']} {event['bucket']}: {event['message']}"
         case "note":
             return f"note: {event['message']}"
+        case "builder":
+            said = event["said"]
+            line = _line(said) if "event" in said else said.get("log") or said.get("error") or said.get("warning") or ""
+            return line and f"{event['node']}: {line}"
     return ""

@@ -25,6 +25,9 @@ use crate::{
     },
 };
 
+/// The heading of options about other machines.
+pub(in crate::cli) const MACHINES: &str = "Other machines";
+
 /// The remote of a build and its options.
 #[derive(clap::Args)]
 pub(in crate::cli) struct RemoteArgs {
@@ -33,12 +36,38 @@ pub(in crate::cli) struct RemoteArgs {
         long,
         env = "PRECAST_REMOTE",
         value_name = "REMOTE",
-        hide_env_values = true
+        hide_env_values = true,
+        help_heading = MACHINES
     )]
     remote: Option<String>,
     /// Push what the build made: of several builds that lack one artifact at once, one makes it
-    #[arg(long, requires = "remote")]
+    #[arg(long, requires = "remote", help_heading = MACHINES)]
     push: bool,
+    /// Share the build with builders on a Ray cluster, which push: `ray` for the cluster of this machine, or
+    /// `ray://HOST:10001`
+    #[arg(
+        long,
+        value_name = "CLUSTER",
+        requires = "remote",
+        value_parser = cluster,
+        help_heading = MACHINES
+    )]
+    on: Option<String>,
+    /// After how many seconds without a sign of its holder a lease is taken over: for tests
+    #[arg(
+        long,
+        env = "PRECAST_LEASE_SECONDS",
+        value_name = "SECONDS",
+        hide = true
+    )]
+    lease_seconds: Option<u16>,
+}
+
+fn cluster(text: &str) -> Result<String, String> {
+    if text == "ray" || text.starts_with("ray://") {
+        return Ok(text.to_owned());
+    }
+    Err("it is `ray` or `ray://HOST:PORT`".to_owned())
 }
 
 impl RemoteArgs {
@@ -47,6 +76,16 @@ impl RemoteArgs {
         if let Some(place) = &self.remote {
             note!("a plan does not ask {place}: what is missing here may come from there");
         }
+    }
+
+    /// Returns whether the user asked for a push.
+    pub(in crate::cli) fn pushes(&self) -> bool {
+        self.push
+    }
+
+    /// Returns the cluster that shares the build.
+    pub(in crate::cli) fn cluster(&self) -> Option<&str> {
+        self.on.as_deref()
     }
 
     /// Returns the remote, if one was named.
@@ -58,11 +97,13 @@ impl RemoteArgs {
         let Some(place) = self.remote.as_deref().filter(|place| !place.is_empty()) else {
             return Ok(None);
         };
+        let push = self.push || self.on.is_some();
         Ok(Some(BuildRemote {
             name: place.to_owned(),
-            place: names::resolve(place, self.push)?,
+            place: names::resolve(place, push)?,
             store: std::path::absolute(&context.store)?,
-            push: self.push,
+            push,
+            lease_seconds: self.lease_seconds,
             failed: AtomicBool::new(false),
             context,
             progress,
@@ -77,6 +118,7 @@ pub(in crate::cli) struct BuildRemote<'a> {
     store: std::path::PathBuf,
     /// Whether the build may write there.
     push: bool,
+    lease_seconds: Option<u16>,
     /// Whether it failed: then it is left alone.
     failed: AtomicBool,
     context: &'a Context,
@@ -86,6 +128,11 @@ pub(in crate::cli) struct BuildRemote<'a> {
 impl BuildRemote<'_> {
     fn cancel(&self) -> &Arc<AtomicBool> {
         &self.context.cancel
+    }
+
+    /// Returns where it is, for builders on other machines.
+    pub(in crate::cli) fn place(&self) -> &str {
+        &self.place
     }
 
     /// Sends a request. An error is told once; the build goes on without the remote.
@@ -208,6 +255,7 @@ impl Remote for BuildRemote<'_> {
             kind,
             id: *id,
             wait,
+            seconds: self.lease_seconds,
         };
         let mut leased = None;
         let mut program = match Program::start(&request, self.cancel()) {
