@@ -84,6 +84,12 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return store
 
 
+@pytest.fixture(autouse=True)
+def no_remote(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test asks a remote that it does not name."""
+    monkeypatch.delenv("PRECAST_REMOTE", raising=False)
+
+
 @pytest.fixture
 def no_build(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:

@@ -17,7 +17,6 @@ import wrapped_encoder
 from conftest import HERE, in_threads, python
 from fake_engine import counts
 from precast import CompileConfig, CompiledModule, maybe_compile
-from precast.client import remotes
 from precast.compare.batches import difference
 from torch import Tensor, nn
 from wrapped_encoder import BUCKETS, SHAPES, batch, encoder
@@ -293,8 +292,12 @@ def test_a_fresh_machine_takes_it_from_a_remote(store: Path, tmp_path: Path, mon
     assert report["artifact"] == 1 and report["regions"][""]["attempt"]["built"] is False
     # One that does not answer is said, and the module is built here: `second` has no capture.
     monkeypatch.setenv("PRECAST_REMOTE", "https://localhost:1/models")
-    with pytest.warns(precast.PrecastWarning, match="nothing of encoder came from https://localhost:1/models"):
-        assert not remotes.bring("https://localhost:1/models", "encoder", "x", tmp_path / "fresh")
+    with pytest.warns(precast.PrecastWarning, match="nothing of `encoder` came from https://localhost:1/models"):
+        wrapped(tmp_path / "other")
+    # But not of a folder that the first push makes.
+    with pytest.warns(precast.PrecastWarning) as said:
+        wrapped(tmp_path / "other", remote=f"file://{tmp_path}/new", push=True)
+    assert not [one for one in said if "came from" in str(one.message)]
     with pytest.raises(ValueError, match="`push` is given without `remote`"):
         monkeypatch.delenv("PRECAST_REMOTE")
         precast.CompileConfig(push=True)

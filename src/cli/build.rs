@@ -137,9 +137,6 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     let push = push.filter(|_| args.remote.pushes() || summary.programs.iter().any(made));
     let instead = summary::instead(&summary, &store)?;
     summary::print(&summary, instead, context)?;
-    if let (Some(push), Some(release)) = (push, &summary.release) {
-        push.send(release, context)?;
-    }
     if !summary.unanswered.is_empty() {
         let modules = summary.unanswered.clone();
         return Err(BuildError::Unanswered { modules }.into());
@@ -152,6 +149,13 @@ pub(super) fn run(args: &BuildArgs, context: &Context) -> Result<u8> {
     if raised > 0 {
         let total = summary.programs.len();
         return Err(BuildError::Failed { failed, total }.into());
+    }
+    // The newest release is what this build has, also where it is not new.
+    let any = |(_, outcome): &(String, Outcome)| outcome.id().is_some();
+    if let (Some(push), Some(release)) = (push, &summary.release)
+        && summary.programs.iter().any(any)
+    {
+        push.send(release, context)?;
     }
     Ok(0)
 }

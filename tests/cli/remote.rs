@@ -131,10 +131,27 @@ fn a_build_takes_from_a_remote_what_another_machine_made() {
     // One that does not answer costs the help, and a push after it is an error.
     let nowhere = "https://localhost:1/models";
     let alone = build(&sandbox, "f", nowhere, &[]).exits(0);
+    alone.says("nothing came from https://localhost:1/models: can't read");
     alone.says("the build goes on without https://localhost:1/models: can't read");
-    let unpushed = build(&sandbox, "g", nowhere, &["--push"]).exits(1);
-    unpushed.says("release 1 of fake was not pushed to https://localhost:1/models");
-    unpushed.says("`precast push fake@1 https://localhost:1/models` pushes it");
+    build(&sandbox, "g", nowhere, &["--push"])
+        .exits(2)
+        .says("can't push to `https://localhost:1/models`");
+    build(&sandbox, "g", "https://me:secret@localhost/models", &[])
+        .exits(2)
+        .says("has a name or a password in it");
+    build(&sandbox, "g", "", &["--push"])
+        .exits(2)
+        .says("a push needs a remote");
+    sandbox.write("no folder", "");
+    let file = format!("file://{}", sandbox.path("no%20folder").display());
+    let unpushed = build(&sandbox, "g", &file, &["--push"]).exits(1);
+    unpushed.says("release 1 of fake was not pushed to file://");
+    unpushed.says("`precast push fake@1 file://");
+    // A build that publishes nothing pushes nothing: the newest release there stays.
+    sandbox.append("model.py", "# fake: capture fails");
+    let before = sandbox.json(&["ls", &url])["releases"].clone();
+    build(&sandbox, "a", &url, &["--push"]).exits(1);
+    assert_eq!(sandbox.json(&["ls", &url])["releases"], before);
 }
 
 #[test]

@@ -16,7 +16,7 @@ ATTRIBUTES = {"maybe_as_int", "fake_mode", "shape_env", "replacements_slocs", "i
 # Attributes of `SymInt.node`, whose names are common.
 OF_NODE = {"hint", "expr"}
 # Not torch's: fields of named tuples, IPython's and Python's own, and those of the package.
-OTHERS = {"_fields", "_replace", "_repr_html_", "_getframe", "_precast", "_run_taking", "_device", "_opened"}
+OTHERS = {"_fields", "_replace", "_repr_html_", "_getframe", "_precast", "_run_taking", "_device", "_opened", "_exit"}
 BY_NAME = {"getattr", "setattr", "hasattr", "delattr"}
 
 

@@ -1,6 +1,6 @@
 //! One build from plan to release.
 
-use std::{collections::HashSet, thread, time::Instant};
+use std::{collections::HashSet, sync::atomic::Ordering, thread, time::Instant};
 
 use precast_store::{
     Digest, StoreError, check_release_name,
@@ -38,6 +38,9 @@ pub fn build(options: &Options<'_>, progress: &dyn Progress) -> Result<Summary, 
                 progress.event(&Event::Note { message });
             }
             // What this build has made is in the store: the second time it makes the rest.
+            Ok(None) if options.cancel.load(Ordering::Relaxed) => {
+                return Err(BuildError::Interrupted);
+            }
             Ok(None) => again = true,
             Ok(Some(summary)) => return Ok(summary),
             Err(error) => return Err(in_spec(options.spec, error)),
@@ -69,16 +72,16 @@ fn build_all(
     let mut plan = plan::plan(spec, Some(store), known.clone(), &options.request)?;
     let lacks = plan.missing().next().is_some();
     let remote = options.remote.filter(|_| lacks);
-    let remote = remote.map(|remote| FromRemote::ask(remote, spec, progress));
+    let remote = remote.map(|remote| FromRemote::ask(remote, spec, store, progress));
     if let Some(remote) = &remote {
         if known.is_none() {
-            known = remote.known(spec, store, torch)?;
+            known = remote.known(spec, torch)?;
             plan = plan::plan(spec, Some(store), known.clone(), &options.request)?;
         }
         if remote.fetch_programs(&plan) {
             plan = plan::plan(spec, Some(store), known, &options.request)?;
         }
-        remote.leave_out(&mut plan, store)?;
+        remote.leave_out(&mut plan);
     }
     let remote = remote.as_ref();
     let missing = plan.missing().count();
@@ -224,7 +227,8 @@ fn with_weights(
         try_file(Some(&shim))?;
     }
     if let Some(remote) = workers.remote {
-        match remote.wait(&done.taken) {
+        // The stop of the workers is set by now: they have ended.
+        match remote.wait(&done.taken, &|| options.cancel.load(Ordering::Relaxed)) {
             Some(came) => done.outcomes.extend(came),
             None => return Ok(None),
         }
@@ -244,13 +248,16 @@ fn held_plan(workers: &Workers<'_>, known: &Known) -> Result<Plan, BuildError> {
     let Options { spec, store, .. } = options;
     let mut remote = workers.remote;
     loop {
-        let plan = plan::plan(spec, Some(store), Some(known.clone()), &options.request)?;
+        let mut plan = plan::plan(spec, Some(store), Some(known.clone()), &options.request)?;
         // Once: the keys may be others than those before the model was open.
         if remote
             .take()
             .is_some_and(|remote| remote.fetch_programs(&plan))
         {
             continue;
+        }
+        if let Some(remote) = workers.remote {
+            remote.leave_out(&mut plan);
         }
         let found = plan.found();
         store.leases().keep(&found)?;
@@ -280,7 +287,7 @@ fn same_entry(
         release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))
     })?;
     match (own, remote) {
-        (None, Some(remote)) => remote.same_entry(plan, &known.entry, store),
+        (None, Some(remote)) => remote.same_entry(plan, &known.entry),
         (own, _) => Ok(own),
     }
 }
@@ -296,7 +303,7 @@ fn shim(
         shims::known(store, &spec.model.name, &known.target)?,
         remote,
     ) {
-        (None, Some(remote)) => remote.shim(known, store),
+        (None, Some(remote)) => Ok(remote.shim(known)),
         (own, _) => Ok(own),
     }
 }

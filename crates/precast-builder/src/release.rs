@@ -232,6 +232,12 @@ fn publish(
             return Ok(());
         }
     }
+    let left_out = wanted.iter().filter(|program| program.skipped);
+    let left_out = left_out.filter_map(|program| match &program.item.state {
+        State::Miss { key, .. } => key.as_ref().map(|(id, _)| *id),
+        State::Skipped { key, .. } => Some(*key),
+        State::Hit { .. } => None,
+    });
     let mut release = Release {
         schema: SCHEMA,
         model: spec.model.name.clone(),
@@ -240,6 +246,7 @@ fn publish(
         rollback: None,
         programs,
         lacks,
+        left_out: left_out.collect(),
         weights: parts.weights.object,
         aliases: parts.weights.aliases.clone(),
         assets: assets(options)?,

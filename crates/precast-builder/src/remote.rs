@@ -14,8 +14,14 @@ pub trait Remote: Sync {
     /// Brings what these keys name into the store, with everything that it needs. Returns the keys of what is there now.
     fn fetch(&self, kind: PartKind, ids: &[Digest]) -> Vec<Digest>;
     /// Returns whose turn it is to make what a key names; with `wait` not before it is this build's, or another one has
-    /// made it. None if this build may not write.
-    fn lease(&self, kind: PartKind, id: &Digest, wait: bool) -> Option<Turn>;
+    /// made it. None if this build may not write, or is to `stop`.
+    fn lease(
+        &self,
+        kind: PartKind,
+        id: &Digest,
+        wait: bool,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Option<Turn>;
     /// Sends what these keys name, if this build may write.
     fn offer(&self, kind: PartKind, ids: &[Digest]);
 }

@@ -20,7 +20,7 @@ use std::{
 
 use precast_store::{
     Digest, PartKind, Store, StoreError,
-    record::{Entry, Program, Release, Shim},
+    record::{Entry, Program, Release, Shim, SourceFile},
 };
 
 use super::{
@@ -37,6 +37,7 @@ use crate::{
 /// What a remote has of a model, and what came from it.
 pub(super) struct FromRemote<'a> {
     pub remote: &'a dyn Remote,
+    store: &'a Store,
     /// The newest one first.
     releases: Vec<Release>,
     /// The programs of the newest release.
@@ -54,10 +55,16 @@ pub(super) struct Came {
 
 impl<'a> FromRemote<'a> {
     /// Asks for the releases of the model.
-    pub fn ask(remote: &'a dyn Remote, spec: &Spec, progress: &'a dyn Progress) -> Self {
+    pub fn ask(
+        remote: &'a dyn Remote,
+        spec: &Spec,
+        store: &'a Store,
+        progress: &'a dyn Progress,
+    ) -> Self {
         let (releases, programs) = remote.releases(&spec.model.name);
         Self {
             remote,
+            store,
             releases,
             programs,
             progress,
@@ -78,7 +85,6 @@ impl<'a> FromRemote<'a> {
     pub fn known(
         &self,
         spec: &Spec,
-        store: &Store,
         torch: Option<&std::path::Path>,
     ) -> Result<Option<Known>, PlanError> {
         let mut releases = self.releases.iter();
@@ -87,11 +93,19 @@ impl<'a> FromRemote<'a> {
         let (Some(release), Some(site)) = (release, site) else {
             return Ok(None);
         };
+        // Whoever wrote the remote names files of the project, and no others.
+        let is_inside = |source: &SourceFile| {
+            let mut parts = std::path::Path::new(&source.path).components();
+            parts.all(|part| matches!(part, std::path::Component::Normal(_)))
+        };
+        if !release.entry.sources.iter().all(is_inside) {
+            return Ok(None);
+        }
         let entry = Entry {
             site_packages: vec![site.to_string_lossy().into_owned()],
             ..release.entry.clone()
         };
-        plan::known_of(spec, store, &entry)
+        plan::known_of(spec, self.store, &entry)
     }
 
     /// Fetches the missing programs of a plan. Returns whether any came.
@@ -101,31 +115,18 @@ impl<'a> FromRemote<'a> {
         !self.fetch(PartKind::Program, &asked).is_empty()
     }
 
-    /// Leaves out what a release of the same sources leaves out: programs without which their modules work. Only where
-    /// nothing else is missing, so that no worker has to find out the same again.
-    pub fn leave_out(&self, plan: &mut Plan, store: &Store) -> Result<(), StoreError> {
-        let Some(known) = &plan.known else {
-            return Ok(());
-        };
-        let needless = |item: &Item| item.form.optional || !is_missing(&item);
-        if !plan.items.iter().all(needless) {
-            return Ok(());
-        }
-        let Some(release) = self.same_entry(plan, &known.entry, store)? else {
-            return Ok(());
-        };
+    /// Leaves out what a release leaves out, so that no worker has to find out the same again: programs with these keys
+    /// can't be built, and their modules work without them.
+    pub fn leave_out(&self, plan: &mut Plan) {
         let remote = self.remote.name();
         for item in &mut plan.items {
-            if let State::Miss {
-                key: Some((key, _)),
-                ..
-            } = &item.state
-            {
+            let Some(key) = key_of(item) else { continue };
+            let mut releases = self.releases.iter();
+            if let Some(release) = releases.find(|release| release.left_out.contains(&key)) {
                 let why = format!("release {} of {remote} leaves it out", release.seq);
-                item.state = State::Skipped { key: *key, why };
+                item.state = State::Skipped { key, why };
             }
         }
-        Ok(())
     }
 
     /// Fetches a program that another build made. Returns whether it came.
@@ -142,7 +143,7 @@ impl<'a> FromRemote<'a> {
         if ids.is_empty() {
             return vec![];
         }
-        let came = self.remote.fetch(kind, ids);
+        let came = self.bring(kind, ids);
         let mut all = self.came.lock().unwrap_or_else(PoisonError::into_inner);
         let (set, what) = match kind {
             PartKind::Program => (&mut all.programs, "program"),
@@ -178,7 +179,11 @@ impl<'a> FromRemote<'a> {
 
     /// Waits for programs that other builds make. Returns the outcomes, or none where one of these builds has ended without
     /// its program.
-    pub fn wait(&self, taken: &[(usize, Digest)]) -> Option<Vec<(usize, Outcome)>> {
+    pub fn wait(
+        &self,
+        taken: &[(usize, Digest)],
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Option<Vec<(usize, Outcome)>> {
         if !taken.is_empty() {
             let programs = if taken.len() == 1 {
                 "program"
@@ -189,20 +194,24 @@ impl<'a> FromRemote<'a> {
             self.progress.event(&Event::Note { message: &message });
         }
         let wait = |(index, id): &(usize, Digest)| {
-            let turn = self.remote.lease(PartKind::Program, id, true);
+            let turn = self.remote.lease(PartKind::Program, id, true, stop);
             let came = matches!(turn, Some(Turn::Made)) && self.fetch_program(id);
             came.then(|| (*index, self.outcome(*id)))
         };
         taken.iter().map(wait).collect()
     }
 
+    /// Fetches what these keys name. It is protected from gc before it is here, for as long as the store is open.
+    fn bring(&self, kind: PartKind, ids: &[Digest]) -> Vec<Digest> {
+        match self.store.leases().keep(ids) {
+            Ok(()) => self.remote.fetch(kind, ids),
+            // A store that can't be written takes nothing.
+            Err(_) => vec![],
+        }
+    }
+
     /// Returns a release of the same sources, with its weights in the store; none if there is none.
-    pub fn same_entry(
-        &self,
-        plan: &Plan,
-        entry: &Entry,
-        store: &Store,
-    ) -> Result<Option<Release>, StoreError> {
+    pub fn same_entry(&self, plan: &Plan, entry: &Entry) -> Result<Option<Release>, StoreError> {
         let hits: HashSet<Digest> = plan.hits().into_iter().collect();
         let same = |release: &&Release| {
             // The packages of another machine are in other folders.
@@ -215,27 +224,26 @@ impl<'a> FromRemote<'a> {
         let Some(release) = self.releases.iter().find(same) else {
             return Ok(None);
         };
-        if let Some(weights) = release.weights
-            && !store.objects().has_sound(&weights)?
-            && self.remote.fetch(PartKind::Object, &[weights]).is_empty()
-        {
-            return Ok(None);
+        if let Some(weights) = release.weights {
+            if !self.store.objects().has_sound(&weights)?
+                && self.bring(PartKind::Object, &[weights]).is_empty()
+            {
+                return Ok(None);
+            }
+            let (remote, seq, short) = (self.remote.name(), release.seq, weights.short());
+            let message = format!("weights {short} are those of release {seq} of {remote}");
+            self.progress.event(&Event::Note { message: &message });
         }
         Ok(Some(release.clone()))
     }
 
     /// Returns a shim for a target, which is in the store now; none if there is none.
-    pub fn shim(&self, known: &Known, store: &Store) -> Result<Option<Shim>, StoreError> {
+    pub fn shim(&self, known: &Known) -> Option<Shim> {
         let mut shims = self.releases.iter().flat_map(|release| &release.shims);
-        let Some(shim) = shims.find(|shim| shims::fits(shim, &known.target)) else {
-            return Ok(None);
-        };
+        let shim = shims.find(|shim| shims::fits(shim, &known.target))?;
         let objects: Vec<Digest> = shim.objects().collect();
-        if self.remote.fetch(PartKind::Object, &objects).len() < objects.len() {
-            return Ok(None);
-        }
-        store.leases().keep(&objects)?;
-        Ok(Some(shim.clone()))
+        let came = self.bring(PartKind::Object, &objects).len() == objects.len();
+        came.then(|| shim.clone())
     }
 
     /// Says why programs that are still missing did not come, in one line.

@@ -192,7 +192,8 @@ impl Work<'_> {
         let Some(remote) = self.sharing().filter(|_| job.item.form.compiled) else {
             return true;
         };
-        match remote.remote.lease(PartKind::Program, &job.id, false) {
+        let stop = || self.context.workers.stop.is_set();
+        match (remote.remote).lease(PartKind::Program, &job.id, false, &stop) {
             Some(Turn::Own(lease)) => {
                 self.leases().insert(number, lease);
                 true

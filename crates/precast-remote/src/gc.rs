@@ -65,8 +65,11 @@ impl Remote {
         apply: bool,
         tell: &Tell<'_>,
     ) -> Result<RemoteGc, RemoteError> {
-        let now = if apply { self.clock()? } else { local_now() };
-        let Plan { mut gc, seen } = self.plan(now, grace, keep)?;
+        // Where nothing says how old it is, nothing is written for a clock either.
+        let Plan { mut gc, mut seen } = self.plan(local_now(), grace, keep)?;
+        if apply && !gc.files.is_empty() {
+            Plan { gc, seen } = self.plan(self.clock()?, grace, keep)?;
+        }
         if !apply || gc.files.is_empty() {
             return Ok(gc);
         }

@@ -73,8 +73,7 @@ impl Remote {
         let part = ListedPart::of(kind, id);
         let name = format!("leases/{}", part.path());
         if !self.carrier.is_folder() {
-            let there = self.carrier.head(&part.path())?.is_some();
-            held(if there { Leased::There } else { Leased::Held });
+            held(Leased::Held);
             return Ok(());
         }
         let own = Own::new();
@@ -93,7 +92,7 @@ impl Remote {
             }
             match small(&*self.carrier, &name, 1 << 10)? {
                 // Its holder has given it back.
-                None => continue,
+                None => {}
                 Some(text) if seen.as_ref().is_none_or(|(last, _)| *last != text) => {
                     seen = Some((text, Instant::now()));
                 }

@@ -233,6 +233,10 @@ impl Listing {
             for name in ["schema", "seq", "rollback", "provenance"] {
                 fields.remove(name);
             }
+            // Packages lie elsewhere on each machine.
+            if let Some(entry) = fields.get_mut("entry").and_then(|it| it.as_object_mut()) {
+                entry.remove("site_packages");
+            }
         }
         canon::digest(&json!({"parts": parts, "release": release}))
     }

@@ -681,6 +681,9 @@ pub struct Release {
     /// partial: only a load by its number gets it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lacks: Vec<String>,
+    /// Request keys of programs that can't be built, and that their modules work without.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub left_out: Vec<Digest>,
     /// Digest of the weight set, a safetensors object; none for a model without parameters and buffers.
     pub weights: Option<Digest>,
     /// Names of tied tensors -> the name under which the weight set holds them.

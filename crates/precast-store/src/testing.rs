@@ -195,6 +195,7 @@ pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release 
         rollback: None,
         programs: programs.into(),
         lacks: vec![],
+        left_out: vec![],
         shims: vec![],
         weights: None,
         aliases: BTreeMap::new(),

@@ -83,7 +83,8 @@ def _gate(weights: Mapping[str, torch.Tensor], half: Function) -> Gate:
     given = list(half.inputs.values())
     with torch.no_grad():
         results = half.program.run(weights.__getitem__, given)
-    largest = max((float(one.double().nan_to_num(0, 0, 0).abs().max()) for one in results if one.numel()), default=0.0)
+    sizes = (one.detach().double().nan_to_num(0, 0, 0).abs().max() for one in results if one.numel())
+    largest = max(map(float, sizes), default=0.0)
     coarsest = max((TOLERANCES.get(one.dtype, (0.0, 0.0))[0] for one in (*given, *results)), default=0.0)
     return Gate(atol=coarsest * largest)
 

@@ -197,6 +197,7 @@ class BuildResult(Document):
     programs: Table
     findings: Table
     compiled: int
+    fetched: int
     release: Document | None
     published: bool
     lost: list[str]

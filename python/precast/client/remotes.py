@@ -59,18 +59,22 @@ def pulled(remote: str, model: str, libtorch: os.PathLike[str] | str | None) -> 
 
 
 def bring(remote: str, model: str, begins: str, store: os.PathLike[str] | str) -> bool:
-    """Pulls the releases of a model whose names begin so. Returns whether any came. A remote that fails is said, and is
-    no error: the caller makes the release itself."""
+    """Pulls the releases of a model whose names begin so. Returns whether any came."""
+    url = place(remote)
+    if url is None:
+        raise BuildError(f"there is no remote `{remote}`: `precast remote ls` lists those that have a name")
     try:
-        listed = building.ls(remote)["releases"]
+        listed = building.ls(url)["releases"]
         names = {one["name"] for one in listed if one["model"] == model and (one["name"] or "").startswith(begins)}
-        moved = [building.pull(remote, f"{model}@{name}", store=store)["releases"] for name in sorted(names)]
+        moved = [building.pull(url, f"{model}@{name}", store=store)["releases"] for name in sorted(names)]
     except NotFound:
         return False
-    except BuildError as error:
-        warnings.warn(PrecastWarning(f"nothing of {model} came from {remote}: {error}"), stacklevel=3)
-        return False
     return bool(moved)
+
+
+def is_new(error: BuildError) -> bool:
+    """Returns whether a place is not there yet: the first push makes it."""
+    return UNREACHED[0] in str(error)
 
 
 def _has(store: Path, model: str) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -31,9 +32,11 @@ from .. import _native
 from ..client import remotes
 from ..compare.rounding import checked
 from ..compare.truth import Shares
-from ..errors import LoadError, NotFound
+from ..config import CompileConfig
+from ..errors import BuildError, LoadError, NotFound
 from ..record import values
 from ..record.record import Live, Record
+from .logs import Log
 from .parts import CALL
 from .traced import Traced, prefixed
 
@@ -85,19 +88,30 @@ class Contract:
 class Candidates:
     """The releases of a key in a store, read once."""
 
-    def __init__(self) -> None:
+    def __init__(self, log: Log) -> None:
+        self._log = log
         self._read: dict[tuple[str, str, str], list[tuple[str, Contract]]] = {}
 
-    def of(self, store: str | Path, model: str, key: str, remote: str | None) -> list[tuple[str, Contract]]:
-        """Returns the names of releases and their contracts, the newest first. If the store has none, those of a remote
-        come into it."""
+    def of(self, config: CompileConfig, model: str, key: str) -> list[tuple[str, Contract]]:
+        """Returns the names of releases and their contracts, the newest first. If the store has none, those of the
+        remote come into it."""
+        store, remote = config.store, config.remote or os.environ.get("PRECAST_REMOTE")
         place = (str(store), model, key)
         if place not in self._read:
             found = list(_contracts(store, model, key))
-            if not found and remote and remotes.bring(remote, model, key, store):
+            if not found and remote and self._came(remote, model, key, config):
                 found = list(_contracts(store, model, key))
             self._read[place] = found
         return self._read[place]
+
+    def _came(self, remote: str, model: str, key: str, config: CompileConfig) -> bool:
+        """Returns whether releases came from a remote. One that fails is logged: the caller makes them itself."""
+        try:
+            return remotes.bring(remote, model, key, config.store)
+        except BuildError as error:
+            if not (config.push and remotes.is_new(error)):
+                self._log.remote(model, remote, error)
+            return False
 
 
 def _contracts(store: str | Path, model: str, key: str) -> Iterator[tuple[str, Contract]]:

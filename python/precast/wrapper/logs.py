@@ -69,6 +69,12 @@ class Log:
         text = f"`{model}` is being built: {count(programs, 'program')}; a later start takes under a second"
         self._say(logging.INFO, text, f"build of {model}", programs=programs)
 
+    def remote(self, model: str, remote: str, error: Exception) -> None:
+        """Logs that a remote failed."""
+        self._say(
+            logging.WARNING, f"nothing of `{model}` came from {remote}: {error}", f"remote {remote}", remote=remote
+        )
+
     def padding(self, region: str, found: dict[str, Any], buckets: dict[str, list[int]], calls: int) -> None:
         """Logs that more than half of what a region runs is padding."""
         dims = ", ".join(f"`{dim}` {one['share']:.0%}" for dim, one in found["dims"].items())

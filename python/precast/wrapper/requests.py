@@ -12,7 +12,6 @@ All releases that the store lacks are built by one build (`parts`).
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -149,7 +148,7 @@ def obtain(
 
     `without` are names of releases that are not taken, with the reasons.
     """
-    began, found = time.perf_counter(), contract.Candidates()
+    began, found = time.perf_counter(), contract.Candidates(log)
     outcome: dict[Any, Release | Exception] = {}
     by_key: dict[str, list[_Group]] = {}
     several = len(regions) > 1
@@ -218,7 +217,6 @@ def _join(
 ) -> None:
     """Puts a request into the group of a release that holds; captures the region if there is none."""
     config = request.region.config
-    remote = config.remote or os.environ.get("PRECAST_REMOTE")
     name = request.model(model)
     for called in (False, True):
         if called:
@@ -228,7 +226,7 @@ def _join(
             if request.holds(group.contract):
                 group.requests.append(request)
                 return
-        for found, one in candidates.of(config.store, name, key, remote):
+        for found, one in candidates.of(config, name, key):
             if found not in without and request.holds(one):
                 groups.append(_Group(name, found, one, None))
                 groups[-1].requests.append(request)

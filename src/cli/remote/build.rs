@@ -2,7 +2,7 @@
 
 use std::sync::{
     Arc,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicUsize, Ordering},
 };
 
 use anyhow::{Error, Result};
@@ -94,22 +94,49 @@ impl RemoteArgs {
         context: &'a Context,
         progress: &'a dyn Progress,
     ) -> Result<Option<BuildRemote<'a>>> {
+        let push = self.push || self.on.is_some();
         let Some(place) = self.remote.as_deref().filter(|place| !place.is_empty()) else {
+            if push {
+                let hint = "name one with `--remote`: PRECAST_REMOTE is empty";
+                return Err(Refusal::usage("a push needs a remote", hint).into());
+            }
             return Ok(None);
         };
-        let push = self.push || self.on.is_some();
+        refuse(place, push)?;
         Ok(Some(BuildRemote {
             name: place.to_owned(),
             place: names::resolve(place, push)?,
             store: std::path::absolute(&context.store)?,
             push,
             lease_seconds: self.lease_seconds,
-            failed: AtomicBool::new(false),
+            failures: AtomicUsize::new(0),
             context,
             progress,
         }))
     }
 }
+
+/// Refuses places that a build can't use, before it begins.
+fn refuse(place: &str, push: bool) -> Result<(), Refusal> {
+    let Some((scheme, rest)) = place.split_once("://") else {
+        return Ok(());
+    };
+    let host = rest.split('/').next().unwrap_or_default();
+    if host.contains('@') {
+        let message = "the place of the remote has a name or a password in it";
+        let hint = "credentials come from the storage's own tools, and are no part of a URL";
+        return Err(Refusal::usage(message, hint));
+    }
+    if push && scheme.starts_with("http") {
+        let message = format!("can't push to `{place}`: files over HTTP are only read");
+        let hint = "push to the storage behind it, such as `s3://` or `file://`";
+        return Err(Refusal::usage(message, hint));
+    }
+    Ok(())
+}
+
+/// After so many failures a remote is left alone.
+const FAILURES: usize = 3;
 
 /// A remote of a build.
 pub(in crate::cli) struct BuildRemote<'a> {
@@ -119,8 +146,8 @@ pub(in crate::cli) struct BuildRemote<'a> {
     /// Whether the build may write there.
     push: bool,
     lease_seconds: Option<u16>,
-    /// Whether it failed: then it is left alone.
-    failed: AtomicBool,
+    /// How often it failed: after some failures it is left alone.
+    failures: AtomicUsize,
     context: &'a Context,
     progress: &'a dyn Progress,
 }
@@ -137,7 +164,7 @@ impl BuildRemote<'_> {
 
     /// Sends a request. An error is told once; the build goes on without the remote.
     fn ask(&self, request: &Request, each: &mut dyn FnMut(Event)) {
-        if self.failed.load(Ordering::Relaxed) {
+        if self.is_left() {
             return;
         }
         if let Err(error) = ask(request, self.cancel(), each) {
@@ -145,10 +172,19 @@ impl BuildRemote<'_> {
         }
     }
 
+    /// Returns whether it is left alone. One damaged file is not enough.
+    fn is_left(&self) -> bool {
+        self.failures.load(Ordering::Relaxed) >= FAILURES
+    }
+
     fn fails(&self, error: &Error) {
-        let first = !self.failed.swap(true, Ordering::Relaxed);
-        if first && !self.cancel().load(Ordering::Relaxed) {
-            let message = format!("the build goes on without {}: {error:#}", self.name);
+        let before = self.failures.fetch_add(1, Ordering::Relaxed);
+        if before < FAILURES && !self.cancel().load(Ordering::Relaxed) {
+            let goes_on = match before + 1 {
+                FAILURES => "the build goes on without",
+                _ => "nothing came from",
+            };
+            let message = format!("{goes_on} {}: {error:#}", self.name);
             self.progress.event(&Told::Note { message: &message });
         }
     }
@@ -159,7 +195,7 @@ impl BuildRemote<'_> {
             name: self.name.clone(),
             place: self.place.clone(),
             offer: self.offered(PartKind::Program, &[]),
-            failed: self.failed.load(Ordering::Relaxed),
+            failed: self.is_left(),
         })
     }
 
@@ -246,8 +282,14 @@ impl Remote for BuildRemote<'_> {
         has
     }
 
-    fn lease(&self, kind: PartKind, id: &Digest, wait: bool) -> Option<Turn> {
-        if !self.push || self.failed.load(Ordering::Relaxed) {
+    fn lease(
+        &self,
+        kind: PartKind,
+        id: &Digest,
+        wait: bool,
+        stop: &(dyn Fn() -> bool + Sync),
+    ) -> Option<Turn> {
+        if !self.push || self.is_left() {
             return None;
         }
         let request = Request::Lease {
@@ -265,13 +307,15 @@ impl Remote for BuildRemote<'_> {
                 return None;
             }
         };
-        let listened = program.events(&mut |event| {
+        let mut on_event = |event| {
             if let Event::Lease(told) = event {
                 leased = Some(told);
             }
             leased.is_none()
-        });
-        if let Err(error) = listened {
+        };
+        if let Err(error) = program.events_until(stop, &mut on_event)
+            && !stop()
+        {
             self.fails(&error);
         }
         match leased? {

@@ -148,6 +148,29 @@ impl Program {
         }
     }
 
+    /// As [`Self::events`], and ends its input when `stop` says so.
+    pub fn events_until(
+        &mut self,
+        stop: &(dyn Fn() -> bool + Sync),
+        each: &mut dyn FnMut(Event) -> bool,
+    ) -> Result<bool> {
+        let (input, over) = (self.input.clone(), AtomicBool::new(false));
+        thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) && !stop() {
+                    thread::park_timeout(Duration::from_millis(50));
+                }
+                if stop() {
+                    input.lock().unwrap_or_else(PoisonError::into_inner).take();
+                }
+            });
+            let listened = self.events(each);
+            over.store(true, Ordering::Relaxed);
+            watch.thread().unpark();
+            listened
+        })
+    }
+
     /// Ends its input, and waits for its end.
     pub fn end(&mut self) -> std::io::Result<ExitStatus> {
         self.over.store(true, Ordering::Relaxed);

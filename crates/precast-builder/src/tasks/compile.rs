@@ -31,9 +31,14 @@ pub(crate) fn compile(slot: &mut Slot<'_>, compile: MissingArtifact) -> Result<b
     }
     // So may another machine. Its lease is held until the artifact can be found.
     let remote = context.workers.remote;
-    let lease =
-        |remote: &FromRemote<'_>| (remote.remote).lease(PartKind::Artifact, &compile.key, true);
+    let stop = || context.workers.stop.is_set();
+    let lease = |remote: &FromRemote<'_>| {
+        (remote.remote).lease(PartKind::Artifact, &compile.key, true, &stop)
+    };
     let turn = remote.and_then(lease);
+    if stop() {
+        return Err(BuildError::Interrupted.into());
+    }
     if let (Some(remote), Some(Turn::Made)) = (remote, &turn)
         && !remote.fetch_artifacts(&[compile.key]).is_empty()
         && options.store.records().keep_artifact(&compile.key)?
