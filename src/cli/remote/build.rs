@@ -256,11 +256,20 @@ impl Remote for BuildRemote<'_> {
             remote: self.place.clone(),
             model: model.to_owned(),
         };
-        self.ask(&request, &mut |event| match event {
+        let mut take = |event| match event {
             Event::Release(release) => releases.push(*release),
             Event::Program(program) => programs.push(*program),
             _ => {}
-        });
+        };
+        match ask(&request, self.cancel(), &mut take) {
+            // A build asks this first, also the one after the builders on a cluster.
+            Ok(()) => self.failures.store(0, Ordering::Relaxed),
+            Err(error) => {
+                // A place that does not answer would be waited for each time.
+                self.failures.store(FAILURES - 1, Ordering::Relaxed);
+                self.fails(&error);
+            }
+        }
         (releases, programs)
     }
 
