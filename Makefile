@@ -243,7 +243,7 @@ $(SERVERS)/moto_server: tests/servers.txt
 	$(SERVERS)/python -m pip install --disable-pip-version-check -q -r tests/servers.txt
 	@touch $@
 
-test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, a Hub, and a registry if it is there; through faults, races and hostile content; half an hour
+test-remotes: test-build $(SERVERS)/moto_server ## push and pull against servers of S3, a Hub, and a registry if it is there; through faults, races and hostile content; an hour
 	@skip=; for tool in docker-registry skopeo; do command -v $$tool > /dev/null || { skip='--skip registry'; \
 		echo "skipped: the tests with a registry, without \`$$tool\` (\`apt-get install docker-registry skopeo\`)"; }; done; \
 	PRECAST_MOTO=$(CURDIR)/$(SERVERS)/moto_server PRECAST_WEED=$(CURDIR)/$(SERVERS)/weed \
