@@ -2,13 +2,15 @@
 //! `make test-remotes` runs: it installs the client.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod asked;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::{BufRead, BufReader, Read, Write},
+    io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::Path,
-    process::{Child, Command, Stdio},
+    process::{Child, Command},
     thread,
     time::{Duration, Instant},
 };
@@ -18,6 +20,8 @@ use precast_store::{
     transfer::{Event, Kind, Listed, Moved, Request},
 };
 use tempfile::TempDir;
+
+use asked::{line, moved, pull as pulling, push as pushing, said};
 
 const REPO: &str = "hf://org/models";
 
@@ -104,31 +108,23 @@ impl Server {
         self.count("POST", "/commit/")
     }
 
-    fn command(&self, program: &str, token: &str) -> Command {
-        let mut command = Command::new(program);
+    /// Has a program use this Hub.
+    fn with_home<'a>(&self, command: &'a mut Command, token: &str) -> &'a mut Command {
         command
             .env("HF_ENDPOINT", format!("http://127.0.0.1:{}", self.port))
             .env("HF_HOME", self.folder.path().join("home"))
             .env_remove("HF_TOKEN_PATH")
-            .env("HF_TOKEN", token);
-        command
+            .env("HF_TOKEN", token)
     }
 
     /// Starts `precast-remote` with a request.
     fn begin(&self, request: &Request, token: &str) -> Child {
-        let mut child = self
-            .command(env!("CARGO_BIN_EXE_precast-remote"), token)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let input = child.stdin.as_mut().unwrap();
-        writeln!(input, "{}", serde_json::to_string(request).unwrap()).unwrap();
-        child
+        let mut program = asked::program();
+        asked::begin(self.with_home(&mut program, token), &line(request))
     }
 
     fn ask(&self, request: &Request, token: &str) -> Vec<Event> {
-        said(self.begin(request, token))
+        said(self.begin(request, token)).0
     }
 
     fn push(&self, store: &Store) -> Moved {
@@ -138,7 +134,7 @@ impl Server {
     /// Pulls a release into a new store, and checks every byte there.
     fn pull(&self, from: &str, which: Option<&str>) -> (TempDir, Store, Moved) {
         let (dir, store) = testing::store();
-        let moved = moved(&self.ask(&pulling(&store, from, which), "secret"));
+        let moved = moved(&self.ask(&pulling(from, which, store.path()), "secret"));
         assert_eq!(store.audit().verify().unwrap().defects, []);
         (dir, store, moved)
     }
@@ -160,20 +156,12 @@ impl Server {
         let python = std::env::var("PRECAST_HUB_PYTHON");
         let python = python.expect("PRECAST_HUB_PYTHON: `make test-remotes` names it");
         let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/hub_client.py");
-        let mut client = self.command(&python, "secret");
+        let mut client = Command::new(python);
+        let client = self.with_home(&mut client, "secret");
         let client = client.args([script, command]).arg(folder).output().unwrap();
         let said = String::from_utf8_lossy(&client.stderr);
         assert!(client.status.success(), "{said}");
     }
-}
-
-/// Returns what the program says until its end. The end of its input would stop it.
-fn said(mut child: Child) -> Vec<Event> {
-    let output = BufReader::new(child.stdout.take().unwrap()).lines();
-    let events = output.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-    let events = events.collect();
-    child.wait().unwrap();
-    events
 }
 
 /// Waits for something.
@@ -186,41 +174,6 @@ fn until(is_there: impl Fn() -> bool) {
         );
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-fn pushing(store: &Store, remote: &str) -> Request {
-    Request::Push {
-        store: store.path().to_owned(),
-        remote: remote.to_owned(),
-        model: "m".to_owned(),
-        which: None,
-        dry_run: false,
-        shared: false,
-        trusted: false,
-    }
-}
-
-fn pulling(store: &Store, remote: &str, which: Option<&str>) -> Request {
-    Request::Pull {
-        store: store.path().to_owned(),
-        remote: remote.to_owned(),
-        models: vec!["m".to_owned()],
-        which: which.map(str::to_owned),
-        hosts: vec![],
-        target: None,
-        all: false,
-        dry_run: false,
-        shared: false,
-        trusted: false,
-    }
-}
-
-fn moved(events: &[Event]) -> Moved {
-    let found = events.iter().find_map(|event| match event {
-        Event::Moved(moved) => Some(moved.clone()),
-        _ => None,
-    });
-    found.unwrap_or_else(|| panic!("{events:?}"))
 }
 
 /// Returns the error at the end.
@@ -242,13 +195,7 @@ fn source(name: &str) -> (TempDir, Store) {
     let artifact = testing::put_artifact(&store, name);
     let program = testing::put_program(&store, "m", 1, &[artifact.id]);
     let mut release = testing::release("m", None, &[program.id]);
-    let mut random = 1u64;
-    let weights: Vec<u8> = (0..3 << 17)
-        .flat_map(|_| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005) + name.len() as u64;
-            random.to_be_bytes()
-        })
-        .collect();
+    let weights = testing::noise(3 << 20, name.len() as u64);
     release.weights = Some(store.objects().put_bytes(&weights).unwrap());
     store.releases().put(&release).unwrap();
     (dir, store)
@@ -354,7 +301,7 @@ fn another_record_of_one_key_stays_and_the_slower_push_says_so() {
     until(|| server.commits() > 0);
     let quick = server.push(&b);
     assert_eq!((quick.to, quick.identity), (Some(1), quick.identity_there));
-    let (_, message) = error(&said(slow));
+    let (_, message) = error(&said(slow).0);
     assert!(
         message.contains("another push has created it meanwhile"),
         "{message}"
@@ -405,7 +352,7 @@ fn a_push_that_died_shows_nothing_and_the_next_one_sends_what_is_missing() {
     let push = server.begin(&pushing(&other, REPO), "secret");
     until(|| server.count("PUT", "") >= objects);
     server.restart();
-    assert!(moved(&said(push)).published);
+    assert!(moved(&said(push).0).published);
     assert_eq!(server.list().len(), 2);
 }
 
@@ -417,7 +364,8 @@ fn what_is_refused_says_what_to_do() {
     let at = |place: &str| format!("{REPO}{place}");
     let push = |remote: &str, token: &str| error(&server.ask(&pushing(&from, remote), token));
     let (_to, to) = testing::store();
-    let pull = |remote: &str, token: &str| error(&server.ask(&pulling(&to, remote, None), token));
+    let pull =
+        |remote: &str, token: &str| error(&server.ask(&pulling(remote, None, to.path()), token));
     for ((kind, message), expected, words) in [
         (
             push(REPO, "not-so-secret"),
@@ -457,7 +405,7 @@ fn what_is_refused_says_what_to_do() {
     let (_other, other) = source("another");
     let (_, message) = error(&server.ask(&pushing(&other, REPO), ""));
     assert!(message.contains("there is no token"), "{message}");
-    moved(&server.ask(&pulling(&to, REPO, None), ""));
+    moved(&server.ask(&pulling(REPO, None, to.path()), ""));
     assert_eq!((server.commits(), server.list().len()), (1, 1));
     // A commit is a revision that stays.
     let refs = fs::read(server.folder.path().join("hub/refs.json")).unwrap();
@@ -522,7 +470,7 @@ fn a_repository_has_the_files_of_a_folder_for_the_hubs_own_client() {
     )
     .unwrap();
     let url = format!("file://{}", copy.display());
-    moved(&server.ask(&pulling(&to, &url, None), ""));
+    moved(&server.ask(&pulling(&url, None, to.path()), ""));
     // And a repository that the other client made of a folder, whose list of releases then follows.
     let server = Server::start();
     server.client("upload", &folder);

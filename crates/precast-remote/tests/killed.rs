@@ -1,90 +1,44 @@
 //! Pushes and pulls that are killed at any moment: what is visible is whole, and the next one completes.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod asked;
+
 use std::{
-    io::{Read, Write},
     path::Path,
-    process::{Child, ChildStdin, Command, Stdio},
+    process::Child,
     thread,
     time::{Duration, Instant},
 };
 
+use asked::{moved, push, said};
 use precast_store::{
     Needs, Store, testing,
-    transfer::{Event, Moved, Request},
+    transfer::{Event, Kind, Request},
 };
 use tempfile::TempDir;
 
-/// Starts the program with a request. It works until it is done, or its input ends.
-fn start(request: &Request) -> (Child, ChildStdin) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_precast-remote"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    writeln!(input, "{}", serde_json::to_string(request).unwrap()).unwrap();
-    (child, input)
+fn start(request: &Request) -> Child {
+    asked::begin(&mut asked::program(), &asked::line(request))
 }
 
 /// Runs a request to its end. Returns what it says, and how long it took.
 fn done(request: &Request) -> (Vec<Event>, Duration) {
     let begun = Instant::now();
-    let (mut child, input) = start(request);
-    let mut text = String::new();
-    child
-        .stdout
-        .take()
-        .unwrap()
-        .read_to_string(&mut text)
-        .unwrap();
-    drop(input);
-    assert!(child.wait().unwrap().success(), "{text}");
-    let events = text.lines().map(|line| serde_json::from_str(line).unwrap());
-    (events.collect(), begun.elapsed())
+    let (events, good) = said(start(request));
+    assert!(good, "{events:?}");
+    (events, begun.elapsed())
 }
 
 /// Kills a request after a while. Returns whether it was still at work.
 fn killed(request: &Request, after: Duration) -> bool {
-    let (mut child, _input) = start(request);
+    let mut child = start(request);
     thread::sleep(after);
     child.kill().unwrap();
     !child.wait().unwrap().success()
 }
 
-fn push(from: &Store, remote: &str) -> Request {
-    Request::Push {
-        store: from.path().to_owned(),
-        remote: remote.to_owned(),
-        model: "m".to_owned(),
-        which: None,
-        dry_run: false,
-        shared: false,
-        trusted: false,
-    }
-}
-
 fn pull(remote: &str, to: &Path) -> Request {
-    Request::Pull {
-        store: to.to_owned(),
-        remote: remote.to_owned(),
-        models: vec!["m".to_owned()],
-        which: None,
-        hosts: vec![],
-        target: None,
-        all: false,
-        dry_run: false,
-        shared: false,
-        trusted: false,
-    }
-}
-
-fn moved(events: &[Event]) -> &Moved {
-    let found = events.iter().find_map(|event| match event {
-        Event::Moved(moved) => Some(moved),
-        _ => None,
-    });
-    found.unwrap_or_else(|| panic!("{events:?}"))
+    asked::pull(remote, None, to)
 }
 
 /// A store with a release of a dozen files, one of them of some megabytes.
@@ -97,15 +51,7 @@ fn source() -> (TempDir, Store) {
         })
         .collect();
     let mut release = testing::release("m", None, &programs);
-    let mut random = 1u64;
-    let weights: Vec<u8> = (0..3 << 17)
-        .flat_map(|_| {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            random.to_be_bytes()
-        })
-        .collect();
+    let weights = testing::noise(3 << 20, 1);
     release.weights = Some(store.objects().put_bytes(&weights).unwrap());
     store.releases().put(&release).unwrap();
     (dir, store)
@@ -141,22 +87,17 @@ fn kills(rounds: u32) -> u32 {
         killed_at_work += u32::from(killed(&push(&from, &remote), push_takes.mul_f64(part)));
         // What is visible is whole.
         let whole = dir.path().join("whole");
-        let (mut child, input) = start(&pull(&remote, &whole));
-        let mut text = String::new();
-        child
-            .stdout
-            .take()
-            .unwrap()
-            .read_to_string(&mut text)
-            .unwrap();
-        drop(input);
-        if child.wait().unwrap().success() {
+        let (events, good) = said(start(&pull(&remote, &whole)));
+        if good {
             is_sound(&whole);
         } else {
             // Nothing was there: no marker, or no release.
+            let Some(Event::Error { kind, message, .. }) = events.last() else {
+                panic!("{events:?}");
+            };
             assert!(
-                text.contains("\"kind\":\"missing\"") || text.contains("can't open"),
-                "{text}"
+                *kind == Kind::Missing || message.contains("can't open"),
+                "{events:?}"
             );
         }
         let (events, _) = done(&push(&from, &remote));

@@ -1,13 +1,16 @@
 //! The program, as `precast` starts it.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod asked;
+
 use std::{
     fs,
-    io::{BufRead, BufReader, Write},
+    io::{BufRead, BufReader},
     os::unix::fs::PermissionsExt,
     process::{Child, Command, Stdio},
 };
 
+use asked::{begin, said};
 use precast_store::{
     Store, testing,
     transfer::{Event, Kind, Request},
@@ -20,21 +23,8 @@ fn asked(line: &str) -> (Vec<Event>, bool) {
 
 /// As [`asked`], with these variables of the environment.
 fn asked_with(line: &str, variables: &[(&str, &str)]) -> (Vec<Event>, bool) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_precast-remote"))
-        .envs(variables.iter().copied())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut input = child.stdin.take().unwrap();
-    writeln!(input, "{line}").unwrap();
-    let output = BufReader::new(child.stdout.take().unwrap());
-    let events = output
-        .lines()
-        .map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-    let events = events.collect();
-    drop(input);
-    (events, child.wait().unwrap().success())
+    let mut command = asked::program();
+    said(begin(command.envs(variables.iter().copied()), line))
 }
 
 #[test]

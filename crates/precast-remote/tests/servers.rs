@@ -1,15 +1,12 @@
 //! Push and pull against real servers of S3 and a real registry, which `make test-remotes` installs and names.
 #![allow(clippy::unwrap_used, reason = "a test that fails panics")]
 
+mod asked;
 mod server;
 
-use std::{
-    io::{BufRead, BufReader, Write},
-    path::Path,
-    process::{Command, Stdio},
-    thread,
-};
+use std::{path::Path, process::Command, thread};
 
+use asked::moved;
 use precast_store::{
     Digest, Store, testing,
     transfer::{Event, Moved, Request},
@@ -30,66 +27,24 @@ impl Server {
 
     /// Starts `precast-remote` with the credentials of the server, and returns what it says.
     fn ask(&self, request: &Request) -> Vec<Event> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_precast-remote"))
-            .env(
-                "AWS_ENDPOINT_URL",
-                format!("http://127.0.0.1:{}", self.port),
-            )
-            .env("AWS_ACCESS_KEY_ID", "test")
-            .env("AWS_SECRET_ACCESS_KEY", "testtest")
-            .env("AWS_REGION", "us-east-1")
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut input = child.stdin.take().unwrap();
-        writeln!(input, "{}", serde_json::to_string(request).unwrap()).unwrap();
-        let output = BufReader::new(child.stdout.take().unwrap());
-        let events = output
-            .lines()
-            .map(|line| serde_json::from_str(&line.unwrap()).unwrap());
-        let events = events.collect();
-        drop(input);
-        child.wait().unwrap();
-        events
+        let endpoint = format!("http://127.0.0.1:{}", self.port);
+        let variables = [
+            ("AWS_ENDPOINT_URL", &*endpoint),
+            ("AWS_ACCESS_KEY_ID", "test"),
+            ("AWS_SECRET_ACCESS_KEY", "testtest"),
+            ("AWS_REGION", "us-east-1"),
+        ];
+        let line = asked::line(request);
+        asked::said(asked::begin(asked::program().envs(variables), &line)).0
     }
 
     fn push(&self, store: &Store, remote: &str) -> Moved {
-        let events = self.ask(&Request::Push {
-            store: store.path().to_owned(),
-            remote: remote.to_owned(),
-            model: "m".to_owned(),
-            which: None,
-            dry_run: false,
-            shared: false,
-            trusted: false,
-        });
-        moved(&events)
+        moved(&self.ask(&asked::push(store, remote)))
     }
 
     fn pull(&self, to: &Path, remote: &str) -> Moved {
-        let events = self.ask(&Request::Pull {
-            store: to.to_owned(),
-            remote: remote.to_owned(),
-            models: vec!["m".to_owned()],
-            which: None,
-            hosts: vec![],
-            target: None,
-            all: false,
-            dry_run: false,
-            shared: false,
-            trusted: false,
-        });
-        moved(&events)
+        moved(&self.ask(&asked::pull(remote, None, to)))
     }
-}
-
-fn moved(events: &[Event]) -> Moved {
-    let found = events.iter().find_map(|event| match event {
-        Event::Moved(moved) => Some(moved.clone()),
-        _ => None,
-    });
-    found.unwrap_or_else(|| panic!("{events:?}"))
 }
 
 /// A store with a release whose weights are larger than a part of an upload.
@@ -98,13 +53,7 @@ fn source(name: &str) -> (TempDir, Store) {
     let artifact = testing::put_artifact(&store, name);
     let program = testing::put_program(&store, "m", 1, &[artifact.id]);
     let mut release = testing::release("m", None, &[program.id]);
-    let mut random = 1u64;
-    let weights: Vec<u8> = (0..20 << 17)
-        .flat_map(|_| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005) + name.len() as u64;
-            random.to_be_bytes()
-        })
-        .collect();
+    let weights = testing::noise(20 << 20, name.len() as u64);
     release.weights = Some(store.objects().put_bytes(&weights).unwrap());
     store.releases().put(&release).unwrap();
     (dir, store)

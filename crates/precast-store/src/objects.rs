@@ -463,12 +463,7 @@ mod tests {
     #[test]
     fn large_content_that_does_not_compress_lies_there_once() {
         let (_dir, store) = testing::store();
-        let mut random = 1u64;
-        let mut next = |_| {
-            random = random.wrapping_mul(6_364_136_223_846_793_005) + 1;
-            random.to_be_bytes()
-        };
-        let content: Vec<u8> = (0..(33 << 17)).flat_map(&mut next).collect();
+        let content = testing::noise(33 << 20, 1);
         let (digest, size) = put(&store, &content);
         assert_eq!((digest, size), (Digest::of(&content), content.len() as u64));
         let object = store.layout().object(&digest);

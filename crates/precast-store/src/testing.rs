@@ -185,6 +185,18 @@ pub fn program(model: &str, batch: i64, artifacts: &[Digest]) -> Program {
     }
 }
 
+/// Returns so many bytes that do not compress; another `seed` gives others.
+pub fn noise(bytes: usize, seed: u64) -> Vec<u8> {
+    let mut random = 1u64;
+    let words = (0..bytes / 8).flat_map(|_| {
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(seed);
+        random.to_be_bytes()
+    });
+    words.collect()
+}
+
 /// Returns a release of `programs` without weights; the store gives it a number.
 pub fn release(model: &str, name: Option<&str>, programs: &[Digest]) -> Release {
     Release {

@@ -219,15 +219,7 @@ fn pass(stream: &mut TcpStream, head: &str, body: &[u8]) {
 /// Stores with a release each: two builds of the same keys, and one with weights that are sent in parts.
 fn sources() -> Vec<(TempDir, Store, Release)> {
     let (dir, store, mut large) = source("large");
-    let mut random = 1u64;
-    let weights: Vec<u8> = (0..9 << 17)
-        .flat_map(|_| {
-            random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            random.to_be_bytes()
-        })
-        .collect();
+    let weights = testing::noise(9 << 20, 1);
     large.weights = Some(store.objects().put_bytes(&weights).unwrap());
     let large = store.releases().put(&large).unwrap().0;
     vec![source("a"), source("b"), (dir, store, large)]
