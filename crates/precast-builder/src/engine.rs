@@ -134,7 +134,12 @@ fn without_python(
     let Some(shim) = shim(options, known, remote)? else {
         return Ok(None);
     };
-    let Some(same) = same_entry(options, plan, known, remote)? else {
+    let same = match (same_entry(options, plan, known)?, remote) {
+        // Its weights are the model's, as nobody has opened it here.
+        (None, Some(remote)) => remote.same_entry(plan, &known.entry)?,
+        (own, _) => own,
+    };
+    let Some(same) = same else {
         return Ok(None);
     };
     if !weights::restored(options, &same)? {
@@ -210,7 +215,7 @@ fn with_weights(
             torch: known.target.torch.clone(),
         });
     }
-    let same = same_entry(options, &plan, known, workers.remote)?;
+    let same = same_entry(options, &plan, known)?;
     let try_file = |shim: Option<&Shim>| match file {
         Some(file) => {
             let aliases = &saved.aliases;
@@ -277,19 +282,14 @@ fn same_entry(
     options: &Options<'_>,
     plan: &Plan,
     known: &Known,
-    remote: Option<&FromRemote<'_>>,
 ) -> Result<Option<Release>, StoreError> {
     let Options { spec, store, .. } = options;
     // The key of every program has the fact that weights come from a file: no release of the other kind has such a
     // program.
     let hits: HashSet<Digest> = plan.hits().into_iter().collect();
-    let own = store.releases().find(&spec.model.name, |release| {
+    store.releases().find(&spec.model.name, |release| {
         release.entry == known.entry && release.programs.iter().any(|id| hits.contains(id))
-    })?;
-    match (own, remote) {
-        (None, Some(remote)) => remote.same_entry(plan, &known.entry),
-        (own, _) => Ok(own),
-    }
+    })
 }
 
 /// Returns the shim for a target that an earlier release of the model has, here or in the remote.
