@@ -11,7 +11,7 @@
 //! rest. Artifacts have leases too: programs of several machines may have one in common. A lost lease costs work, never
 //! correctness: the first record of a key stays.
 //!
-//! A remote that fails is not asked again, and costs a build nothing else: the caller reports it.
+//! A remote that fails costs a build nothing else: the caller reports it, and asks it no more after a few failures.
 
 use std::{
     collections::{BTreeSet, HashSet},

@@ -82,12 +82,7 @@ impl Remote {
             }
         }
         for id in ids {
-            let there = match kind {
-                PartKind::Program => store.records().has_program(id)?,
-                PartKind::Artifact => store.records().has_artifact(id)?,
-                PartKind::Object => store.objects().has_sound(id)?,
-            };
-            if there {
+            if store.records().has_part(&ListedPart::of(kind, *id))? {
                 has.push(*id);
             }
         }

@@ -162,7 +162,7 @@ impl BuildRemote<'_> {
         &self.place
     }
 
-    /// Sends a request. An error is told once; the build goes on without the remote.
+    /// Sends a request. An error is told, and the build goes on; after some errors the remote is left alone.
     fn ask(&self, request: &Request, each: &mut dyn FnMut(Event)) {
         if self.is_left() {
             return;

@@ -203,20 +203,25 @@ fn missing(
     captured: &Captured,
 ) -> Result<Vec<MissingArtifact>, StoreError> {
     let store = context.options().store;
+    let mut lacked = BTreeSet::new();
+    for key in candidates.iter().flat_map(|candidate| &candidate.keys) {
+        if !store.records().keep_artifact(key)? {
+            lacked.insert(*key);
+        }
+    }
     if let Some(remote) = context.workers.remote {
-        let mut lacked = BTreeSet::new();
-        for key in candidates.iter().flat_map(|candidate| &candidate.keys) {
-            if !store.records().keep_artifact(key)? {
-                lacked.insert(*key);
+        for key in remote.fetch_artifacts(&Vec::from_iter(lacked.iter().copied())) {
+            if store.records().keep_artifact(&key)? {
+                lacked.remove(&key);
             }
         }
-        remote.fetch_artifacts(&lacked.into_iter().collect::<Vec<Digest>>());
     }
     let mut compiles: Vec<MissingArtifact> = Vec::new();
     // Of equally large artifacts, the last one in the schedule is compiled first.
     for candidate in candidates.iter().rev() {
         for (index, (key, segment)) in candidate.keys.iter().zip(segments).enumerate() {
-            if store.records().keep_artifact(key)? || compiles.iter().any(|one| one.key == *key) {
+            // Each once.
+            if !lacked.remove(key) {
                 continue;
             }
             let step = captured.steps.iter().find(|step| step.segment == index);
